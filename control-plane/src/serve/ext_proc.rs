@@ -1,351 +1,275 @@
-//! The picker for gateways that speak the Endpoint Picker Protocol over Envoy's external processing
-//! service.
-//!
-//! ```text
-//!  gateway ── one gRPC stream a request ──▶ ExtProcStream ──▶ exchange::RequestDriver ──▶ scheduler
-//!                                               │ one step under its lock
-//!                                          ExtProcServer ◀── state stream ◀── pools of the daemon
-//! ```
-//! The driver and the scheduler are those of the wasm filter: no rule of the protocol is written
-//! here. This module translates Envoy's messages into events, and the driver's calls into answers.
+//! The listener and the tasks of the ext_proc server.
 
-mod answers;
 mod authority;
-mod counts;
 mod daemon_link;
-mod ext_proc_stream;
-mod framing;
-mod held_body;
-mod memory;
-mod open_streams;
 mod otlp;
-mod refusal;
-mod serve;
-mod server;
-mod session;
-mod span;
-mod wire;
 
-pub use counts::StreamCounts;
-pub use ext_proc_stream::{ExtProcStream, StreamAction};
-pub use framing::{ENVELOPE_BYTES_MAX, MESSAGE_BYTES_MAX};
-pub use memory::{HELD_BYTES_MAX, MemoryAccount, MemoryExceeded, StreamMemory};
-pub use open_streams::ExpiringStream;
-pub use serve::ExtProcListener;
-pub use server::{ExtProcServer, ServedPool, ServedPoolState, ServiceDirectory};
-pub use session::{BODY_MS_MAX, SILENCE_MS_MAX, SessionAction, StreamSession};
-pub use span::{RequestSpan, SpanCounts, SpanQueue};
-
-use std::convert::Infallible;
-use std::future::{Ready, ready};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::time::Duration;
 
-use exchange::trace::{TRACEPARENT, TraceContext};
-use exchange::{DestinationFormat, ExchangeSettings, Timestamp};
-use futures::stream;
-use http::{HeaderMap, HeaderValue};
-use http_body::Frame;
-use http_body_util::{BodyExt, StreamBody};
-use prost::bytes::Bytes;
-use tokio::sync::{Notify, watch};
-use tonic::Status;
-use tonic::body::Body;
-use tonic::codegen::Service;
-use tonic::metadata::{GRPC_CONTENT_TYPE, MetadataMap};
-use tonic::server::NamedService;
+use exchange::{
+    DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, FairnessHeader,
+    FlowRequestSettings, ObjectiveHeader, RetrySettings, SubsetSettings,
+};
+use ext_proc::{
+    CONNECTION_WINDOW_BYTES, ExtProcServer, ExtProcService, METADATA_BYTES_MAX,
+    STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, SpanQueue,
+};
+use reqwest::Url;
+use tokio::task::JoinSet;
 
-/// The gRPC metadata that names the pool of a stream (`initial_metadata` in Envoy's
-/// `grpc_service`). It is not needed where there is one pool, nor where the stream's authority is
-/// the Service that the pool's InferencePool names.
-pub const POOL: &str = "x-switchpoint-pool";
+use self::authority::PickerServices;
+use self::daemon_link::DaemonLink;
+use crate::cli::args::{self, ExtProcArgs};
+use crate::error::FatalError;
+use crate::serve::health::HealthChecks;
+use crate::serve::listen::{IncomingConnections, ListenerName, ServerTls, TlsFiles, identify};
+use crate::serve::monitoring::{ended, open, server};
+use crate::shutdown::Shutdown;
+use crate::state::shared::DaemonState;
 
-/// The gRPC metadata with the format of the destination: `list` or `single`.
-pub const DESTINATION_FORMAT: &str = "x-switchpoint-destination-format";
-
-/// The most streams at once, of all connections: one for each exchange of all gateways. Each takes
-/// some KiB besides its accounted memory.
-pub const STREAMS_MAX: u64 = 16_384;
-
-/// The most streams of one connection, so that one connection does not take all streams. An Envoy
-/// with more opens another connection.
-pub const STREAMS_PER_CONNECTION_MAX: u32 = 4_096;
-
-/// Read-ahead of one stream, in bytes: some pieces of a body. The server reads a stream as soon as
-/// data arrives, unless the proxy takes no answers.
-pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-
-/// Read-ahead of a connection, in bytes. The library h2 closes a connection whose unread frames
-/// cost more than half of this, where a frame of less than 256 bytes costs the difference. A daemon
-/// that gets no CPU for a moment must not lose a connection for that: there is room for an unread
-/// frame of every stream. Each connection can take this much memory that is not accounted for.
-pub const CONNECTION_WINDOW_BYTES: u32 = 2 * 256 * STREAMS_PER_CONNECTION_MAX;
-
-/// The longest header list of a gRPC request, in bytes; its metadata is two short names. Each open
-/// stream may send this much.
-pub const METADATA_BYTES_MAX: u32 = 16 << 10;
-
-const METHOD: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
-
-/// Serves ext_proc streams.
-#[derive(Clone, Debug)]
-pub struct ExtProcService {
-    server: Arc<ExtProcServer>,
-    single: Arc<ExchangeSettings>,
-    list: Arc<ExchangeSettings>,
-    format: DestinationFormat,
-    stopping: watch::Receiver<bool>,
+#[derive(Debug)]
+pub struct ExtProcListener {
+    ext_proc: IncomingConnections,
+    settings: ExchangeSettings,
+    destination_namespace: Option<String>,
+    collector: Option<Url>,
 }
 
-/// A stream, and the source of its bytes.
-struct StreamTransport {
-    session: Arc<StreamSession>,
-    server: Arc<ExtProcServer>,
-    pool: Arc<ServedPool>,
-    inbound: Body,
-    stopping: watch::Receiver<bool>,
-    ended: bool,
-}
+// === impl ExtProcListener ===
 
-// === impl ExtProcService ===
-
-impl ExtProcService {
-    /// Creates the service; decisions use the state of `server`. `stopping` becomes true, or closes,
-    /// when the daemon stops.
-    #[must_use]
-    pub fn new(
-        server: Arc<ExtProcServer>,
-        settings: &ExchangeSettings,
-        stopping: watch::Receiver<bool>,
-    ) -> Self {
-        let with = |format| {
-            let mut settings = settings.clone();
-            settings.destination.format = format;
-            Arc::new(settings)
+impl ExtProcListener {
+    /// Opens the listener; `None` if none is configured.
+    ///
+    /// # Errors
+    /// [`FatalError::Listen`] says why it cannot be opened.
+    pub async fn open(args: ExtProcArgs, shutdown: &Shutdown) -> Result<Option<Self>, FatalError> {
+        let Some(address) = args.listen_ext_proc.0 else {
+            return Ok(None);
         };
-        let single = with(DestinationFormat::Single);
-        let list = with(DestinationFormat::List);
-        Self {
-            server,
-            single,
-            list,
-            format: settings.destination.format,
-            stopping,
-        }
-    }
-
-    fn pool(&self, metadata: &MetadataMap, authority: &str) -> Result<Arc<ServedPool>, Status> {
-        let name = word(metadata, POOL)?;
-        let why = || match name {
-            Some(name) => format!("there is no pool {name:?} here"),
-            None => format!(
-                "which pool? There are several, and {authority:?} is not the picker of exactly one InferencePool: give each pool its own \
-                 Service or port, or name the pool in the gRPC metadata {POOL}"
-            ),
-        };
-        let pool = self.server.pool(name).or_else(|| {
-            if name.is_none() {
-                self.server.pool_of_service(authority)
-            } else {
-                None
-            }
-        });
-        pool.cloned().ok_or_else(|| Status::invalid_argument(why()))
-    }
-
-    fn settings(&self, metadata: &MetadataMap) -> Result<&Arc<ExchangeSettings>, Status> {
-        let format = match word(metadata, DESTINATION_FORMAT)? {
-            None => self.format,
-            Some("single") => DestinationFormat::Single,
-            Some("list") => DestinationFormat::List,
-            Some(other) => {
-                return Err(Status::invalid_argument(format!(
-                    "the gRPC metadata {DESTINATION_FORMAT} is \"{other}\", not single or list"
-                )));
-            }
-        };
-        Ok(match format {
-            DestinationFormat::Single => &self.single,
-            DestinationFormat::List => &self.list,
-        })
-    }
-}
-
-fn word<'m>(metadata: &'m MetadataMap, name: &str) -> Result<Option<&'m str>, Status> {
-    let value = metadata.get(name).map(|value| value.to_str());
-    value
-        .transpose()
-        .map_err(|_| Status::invalid_argument(format!("the gRPC metadata {name} is no text")))
-}
-
-impl ExtProcService {
-    fn stream(&self, request: http::Request<Body>) -> Result<StreamTransport, Status> {
-        let (parts, inbound) = request.into_parts();
-        if parts.uri.path() != METHOD {
-            return Err(Status::unimplemented("the method is Process"));
-        }
-        if self.server.streams().open() >= STREAMS_MAX {
-            return Err(Status::resource_exhausted(format!(
-                "the picker serves {STREAMS_MAX} streams already"
-            )));
-        }
-        let metadata = MetadataMap::from_headers(parts.headers);
-        let pool = self.pool(
-            &metadata,
-            parts
-                .uri
-                .authority()
-                .map_or("", |authority| authority.as_str()),
-        )?;
-        let session = StreamSession::new(&self.server, &pool, self.settings(&metadata)?);
-        if self.server.spans().is_some() {
-            session.set_parent(
-                metadata
-                    .get(TRACEPARENT)
-                    .and_then(|value| TraceContext::parse(value.as_encoded_bytes())),
-            );
-        }
-        Ok(StreamTransport {
-            session,
-            server: Arc::clone(&self.server),
-            pool,
-            inbound,
-            stopping: self.stopping.clone(),
-            ended: false,
-        })
-    }
-}
-
-impl NamedService for ExtProcService {
-    const NAME: &'static str = "envoy.service.ext_proc.v3.ExternalProcessor";
-}
-
-impl Service<http::Request<Body>> for ExtProcService {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = Ready<Result<Self::Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        ready(Ok(match self.stream(request) {
-            Ok(transport) => {
-                let mut response = http::Response::new(Body::new(StreamBody::new(stream::unfold(
-                    transport,
-                    StreamTransport::next,
-                ))));
-                response
-                    .headers_mut()
-                    .insert(http::header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
-                response
-            }
-            Err(status) => status.into_http(),
+        let settings = settings(&args);
+        let destination_namespace = args.exchanges.ext_proc_destination_namespace.clone();
+        let collector = args.otlp_endpoint.clone();
+        let ext_proc = open(ListenerName::ExtProc, address, tls(args), shutdown).await?;
+        Ok(Some(Self {
+            ext_proc,
+            settings,
+            destination_namespace,
+            collector,
         }))
     }
+
+    /// The address for gateways.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.ext_proc.address()
+    }
+
+    /// Serves until `shutdown`, and reports to `health` whether requests can be decided.
+    pub fn spawn(
+        self,
+        tasks: &mut JoinSet<&'static str>,
+        shared: &Arc<DaemonState>,
+        health: HealthChecks,
+        shutdown: &Shutdown,
+    ) {
+        let Self {
+            ext_proc,
+            settings,
+            destination_namespace,
+            collector,
+        } = self;
+        let ext_proc_server =
+            ExtProcServer::with_namespace(&shared.pool_names, destination_namespace);
+        if let Some(components) = shared.discovery.components.get() {
+            ext_proc_server.find_by(Box::new(PickerServices::new(components)));
+        }
+        let _ = shared
+            .ext_proc
+            .streams
+            .set(Arc::clone(ext_proc_server.streams())); // there is one ext_proc server
+        if let Some(collector) = collector {
+            let (queue, spans) = SpanQueue::new();
+            let _ = shared.ext_proc.spans.set(Arc::clone(queue.counts())); // as above
+            let counts = Arc::clone(queue.counts());
+            let stop = shutdown.clone();
+            ext_proc_server.trace(queue);
+            tasks.spawn(async move {
+                otlp::export(collector, spans, counts, stop).await;
+                "the exporter of spans"
+            });
+        }
+        let service =
+            ExtProcService::new(Arc::clone(&ext_proc_server), &settings, shutdown.receiver());
+        let router = server()
+            .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
+            .http2_max_header_list_size(METADATA_BYTES_MAX)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .layer(identify())
+            .add_service(service)
+            .add_service(health.service());
+        let mut stop = shutdown.clone();
+        tasks.spawn(async move {
+            ended(
+                router
+                    .serve_with_incoming_shutdown(ext_proc, async move { stop.begun().await })
+                    .await,
+                "ext_proc listener",
+            )
+        });
+        let link = DaemonLink::new(ext_proc_server, Arc::clone(shared));
+        let stop = shutdown.clone();
+        tasks.spawn(async move {
+            link.follow_state(stop, health).await;
+            "the ext_proc server"
+        });
+    }
 }
 
-// === impl StreamTransport ===
-
-impl StreamTransport {
-    /// The next frame, and the rest of the stream. The transport has no task or queue, so dropping
-    /// it ends the stream.
-    async fn next(mut self) -> Option<(Result<Frame<Bytes>, Status>, Self)> {
-        if self.ended {
-            return None;
-        }
-        loop {
-            match self.session.next() {
-                SessionAction::Send(bytes) => return Some((Ok(Frame::data(bytes)), self)),
-                SessionAction::Listen => self.read_frame().await,
-                SessionAction::Wait(deadline) => self.wait_for_state(deadline).await,
-                SessionAction::Hold(wakes) => self.wait_for_room(&wakes).await,
-                SessionAction::End(status) => {
-                    self.ended = true;
-                    return Some((Ok(Frame::trailers(trailers(&status))), self));
-                }
-            }
-        }
-    }
-
-    async fn read_frame(&mut self) {
-        tokio::select! {
-            frame = self.inbound.frame() => self.take(frame),
-            () = self.session.wait_for_wake() => {}
-            () = self.session.wait_for_revocation() => { self.session.retry(self.server.now()); }
-            // If the stream ends without an error, the proxy continues without the picker.
-            () = stops(&mut self.stopping), if self.session.is_dispensable() => self.session.close(),
-        }
-    }
-
-    /// Waits until the pool has state, or its client leaves.
-    async fn wait_for_state(&mut self, deadline: Timestamp) {
-        tokio::select! {
-            waited = tokio::time::timeout_at(self.server.instant_of(deadline), self.pool.state()) => {
-                self.session.retry(if waited.is_ok() { self.server.now() } else { self.server.now().max(deadline) });
-            }
-            frame = self.inbound.frame() => self.take(frame),
-        }
-    }
-
-    /// Waits until the request may have room, or its client leaves.
-    async fn wait_for_room(&mut self, wakes: &Notify) {
-        tokio::select! {
-            () = wakes.notified() => { self.session.retry(self.server.now()); }
-            frame = self.inbound.frame() => self.take(frame),
-        }
-    }
-
-    /// Takes a frame of the proxy. Its end, or an error, ends the stream: the proxy has left, and
-    /// what it sent is freed.
-    fn take(&self, frame: Option<Result<Frame<Bytes>, Status>>) {
-        match frame.and_then(Result::ok) {
-            Some(frame) => frame
-                .data_ref()
-                .into_iter()
-                .for_each(|bytes| self.session.receive(bytes)),
-            None => self.session.close(),
-        }
+fn tls(args: ExtProcArgs) -> ServerTls {
+    let ExtProcArgs {
+        ext_proc_tls_cert,
+        ext_proc_tls_key,
+        ext_proc_tls_client_ca,
+        ext_proc_plaintext,
+        ..
+    } = args;
+    match ext_proc_tls_cert.zip(ext_proc_tls_key) {
+        Some((cert, key)) => ServerTls::Files(TlsFiles {
+            cert,
+            key,
+            client_ca: ext_proc_tls_client_ca,
+        }),
+        None if ext_proc_plaintext => ServerTls::Off,
+        None => ServerTls::SelfSigned,
     }
 }
 
-/// Waits until the daemon stops. Cancel-safe.
-async fn stops(stopping: &mut watch::Receiver<bool>) {
-    let _ = stopping.wait_for(|stopping| *stopping).await; // an error means the same
-}
-
-fn trailers(status: &Status) -> HeaderMap {
-    let mut trailers = HeaderMap::new();
-    if status.add_header(&mut trailers).is_err() {
-        trailers.insert("grpc-status", HeaderValue::from_static("13")); // the status message does not fit into a header
+/// The settings of all exchanges, changed by the command line.
+fn settings(args: &ExtProcArgs) -> ExchangeSettings {
+    let given = args.exchanges.clone();
+    let shipped = ExchangeSettings::default();
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    ExchangeSettings {
+        destination: DestinationSettings {
+            header: given
+                .ext_proc_destination_header
+                .unwrap_or(shipped.destination.header),
+            format: match args.ext_proc_destination_format {
+                args::DestinationFormatArg::Single => DestinationFormat::Single,
+                args::DestinationFormatArg::List => DestinationFormat::List,
+            },
+            ..shipped.destination
+        },
+        objective_header: match args.ext_proc_objective_header {
+            args::ObjectiveHeaderArg::Ignore => ObjectiveHeader::Ignore,
+            args::ObjectiveHeaderArg::Trust => ObjectiveHeader::Trust,
+        },
+        explain: args.ext_proc_explain,
+        model_header: given.ext_proc_model_header.unwrap_or(shipped.model_header),
+        subset: SubsetSettings {
+            namespace: given
+                .ext_proc_subset_namespace
+                .unwrap_or(shipped.subset.namespace),
+            key: given.ext_proc_subset_key.unwrap_or(shipped.subset.key),
+        },
+        flow: FlowRequestSettings {
+            namespace: given
+                .ext_proc_fairness_namespace
+                .unwrap_or(shipped.flow.namespace),
+            key: given.ext_proc_fairness_key.unwrap_or(shipped.flow.key),
+            header: match given.ext_proc_fairness_header {
+                Some(args::ObjectiveHeaderArg::Trust) => FairnessHeader::Trust,
+                Some(args::ObjectiveHeaderArg::Ignore) | None => shipped.flow.header,
+            },
+            ttl_header: given.ext_proc_ttl_header.unwrap_or(shipped.flow.ttl_header),
+        },
+        failure_mode: match given.ext_proc_failure_mode {
+            Some(args::FailureModeArg::Open) => FailureMode::Open,
+            Some(args::FailureModeArg::Close) => FailureMode::Close,
+            None => shipped.failure_mode,
+        },
+        cold_start_wait_ms: given
+            .ext_proc_cold_start_wait
+            .map_or(shipped.cold_start_wait_ms, ms),
+        body_limit_bytes: given
+            .ext_proc_body_limit_bytes
+            .and_then(|n| n.try_into().ok())
+            .unwrap_or(shipped.body_limit_bytes),
+        retry: RetrySettings {
+            enabled: !given.ext_proc_no_retry,
+            per_try_timeout_ms: given
+                .ext_proc_per_try_timeout
+                .map_or(shipped.retry.per_try_timeout_ms, ms),
+        },
+        ..shipped
     }
-    trailers
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use clap::Parser;
 
-    #[tokio::test]
-    async fn more_streams_than_are_served_are_refused_at_once() {
-        let server = ExtProcServer::new(&["p".into()]);
-        let mut service = ExtProcService::new(
-            Arc::clone(&server),
-            &ExchangeSettings::default(),
-            watch::channel(false).1,
-        );
-        let mut status = async || {
-            let request = http::Request::post(METHOD).body(Body::empty()).unwrap();
-            Status::from_header_map(service.call(request).await.unwrap().headers())
+    use super::*;
+    use crate::cli::args::{Cli, CliCommand};
+
+    fn read(arguments: &str) -> ExchangeSettings {
+        let CliCommand::Serve(serve) = Cli::try_parse_from(
+            format!("switchpointd serve --endpoint 10.0.0.1:1 {arguments}").split_whitespace(),
+        )
+        .expect("a command line")
+        .command
+        else {
+            panic!("another command")
         };
-        assert!(status().await.is_none());
-        for _ in 0..STREAMS_MAX {
-            server.streams().begin();
-        }
-        assert_eq!(
-            status().await.unwrap().code(),
-            tonic::Code::ResourceExhausted
+        settings(&serve.ext_proc)
+    }
+
+    #[test]
+    fn nothing_said_is_as_shipped_but_for_the_format() {
+        let mut shipped = ExchangeSettings::default();
+        shipped.destination.format = DestinationFormat::Single;
+        assert_eq!(format!("{:?}", read("")), format!("{shipped:?}"));
+    }
+
+    #[test]
+    fn every_setting_is_taken() {
+        let said = read(
+            "--ext-proc-model-header x-m --ext-proc-destination-header x-d --ext-proc-subset-namespace ns --ext-proc-subset-key k \
+             --ext-proc-failure-mode open --ext-proc-cold-start-wait 1ms --ext-proc-body-limit-bytes 2048 --ext-proc-per-try-timeout 3s \
+             --ext-proc-no-retry --ext-proc-explain --ext-proc-objective-header trust --ext-proc-destination-format list \
+             --ext-proc-fairness-namespace jwt --ext-proc-fairness-key payload/sub --ext-proc-fairness-header trust \
+             --ext-proc-ttl-header x-ttl",
         );
+        let expected = ExchangeSettings {
+            destination: DestinationSettings {
+                header: "x-d".into(),
+                ..ExchangeSettings::default().destination
+            },
+            subset: SubsetSettings {
+                namespace: "ns".into(),
+                key: "k".into(),
+            },
+            model_header: "x-m".into(),
+            body_limit_bytes: 2048,
+            failure_mode: FailureMode::Open,
+            cold_start_wait_ms: 1,
+            explain: true,
+            objective_header: ObjectiveHeader::Trust,
+            flow: FlowRequestSettings {
+                namespace: "jwt".into(),
+                key: "payload/sub".into(),
+                header: FairnessHeader::Trust,
+                ttl_header: "x-ttl".into(),
+            },
+            retry: RetrySettings {
+                enabled: false,
+                per_try_timeout_ms: 3_000,
+            },
+            ..ExchangeSettings::default()
+        };
+        assert_eq!(format!("{said:?}"), format!("{expected:?}"));
     }
 }

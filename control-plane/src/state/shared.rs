@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use discovery::backend::AppProtocol;
+use ext_proc::{SpanCounts, StreamCounts};
 use proto::state;
 use scheduler::Version;
 use scheduler::latency::step::StepModel;
@@ -26,7 +27,6 @@ use crate::pool::discovery_source::WatchedComponents;
 use crate::pool::writer::PoolView;
 use crate::scaling::ScalingSignals;
 use crate::scrape::{BusyHint, ScrapeStats};
-use crate::serve::ext_proc::{SpanCounts, StreamCounts};
 use crate::state::counters::{CounterStore, CounterTotals, VmReport};
 use crate::state::decision_log::DecisionLog;
 use crate::state::peer::{Origin, OriginQuotas, ProxyProcess, RemoteAddress, STREAMS_MAX};

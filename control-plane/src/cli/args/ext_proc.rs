@@ -176,7 +176,7 @@ pub struct ExchangeArgs {
 }
 
 /// A body is one ext_proc message; a message has at most 33 MiB
-/// ([`crate::serve::ext_proc::MESSAGE_BYTES_MAX`]).
+/// ([`::ext_proc::MESSAGE_BYTES_MAX`]).
 const BODY_LIMIT_BYTES_MAX: i64 = 32 << 20;
 
 /// What happens to a request before the first state has arrived.

@@ -16,10 +16,10 @@ use std::sync::Arc;
 
 use discovery::BackendStatus;
 use discovery::backend::PickerService;
+use ext_proc::ServiceDirectory;
 use tokio::sync::watch;
 
-use super::ServiceDirectory;
-use crate::pool::watched::WatchedComponents;
+use crate::pool::discovery_source::WatchedComponents;
 
 /// For each pool that is discovered, the requirements of its source, with the picker's Service.
 #[derive(Debug)]

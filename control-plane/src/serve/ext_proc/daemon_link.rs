@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ext_proc::ExtProcServer;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::ExtProcServer;
 use crate::serve::health::HealthChecks;
 use crate::serve::state_stream::StateSession;
 use crate::shutdown::Shutdown;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use ext_proc::{RequestSpan, SpanCounts};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response, Url};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::span::{RequestSpan, SpanCounts};
 use crate::scrape::http_client;
 use crate::shutdown::Shutdown;
 
@@ -187,8 +187,8 @@ mod tests {
     use std::thread::JoinHandle;
 
     use exchange::trace::TraceContext;
+    use ext_proc::SpanQueue;
 
-    use super::super::span::SpanQueue;
     use super::*;
     use crate::shutdown;
 

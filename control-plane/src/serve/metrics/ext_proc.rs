@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::MetricsCollector;
 use super::page::{MetricLabels, MetricsPage, count, float};
-use crate::serve::ext_proc::StreamCounts;
+use ::ext_proc::StreamCounts;
 
 // === impl MetricsCollector ===
 

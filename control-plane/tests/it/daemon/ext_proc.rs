@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use control_plane::serve::ext_proc::{DESTINATION_FORMAT, POOL};
+use ::ext_proc::{DESTINATION_FORMAT, POOL};
 use control_plane::serve::health::{EXT_PROC, INFERENCE_EXTENSION, LIVENESS, READINESS};
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use control_plane::serve::ext_proc::STREAMS_PER_CONNECTION_MAX;
+use ::ext_proc::STREAMS_PER_CONNECTION_MAX;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingRequest;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;

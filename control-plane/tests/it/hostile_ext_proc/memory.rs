@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use control_plane::serve::ext_proc::HELD_BYTES_MAX;
+use ::ext_proc::HELD_BYTES_MAX;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use tonic::Code;
 

@@ -29,18 +29,18 @@ fn with_format(format: DestinationFormat) -> ExchangeSettings {
 }
 
 const POOL: &str = "default";
-pub(in crate::serve::ext_proc) const SERVER: &str = "10.0.0.1:8000";
+pub(crate) const SERVER: &str = "10.0.0.1:8000";
 const OTHER: &str = "10.0.0.2:8000";
 
 /// A server with these endpoints, which serves the model `alias` as `served`.
-pub(in crate::serve::ext_proc) fn server(addresses: &[&str]) -> Arc<ExtProcServer> {
+pub(crate) fn server(addresses: &[&str]) -> Arc<ExtProcServer> {
     let server = ExtProcServer::new(&[POOL.into()]);
     apply_state(&server, 1, addresses);
     server
 }
 
 /// A server whose endpoints take one request each. Further requests are held for `ttl_ms` at most.
-pub(in crate::serve::ext_proc) fn holding(addresses: &[&str], ttl_ms: f64) -> Arc<ExtProcServer> {
+pub(crate) fn holding(addresses: &[&str], ttl_ms: f64) -> Arc<ExtProcServer> {
     let number = |name: &str, number: f64| state::Parameter {
         name: name.into(),
         value: Some(state::parameter::Value::Number(number)),
@@ -157,7 +157,7 @@ fn stream(server: &Arc<ExtProcServer>, settings: ExchangeSettings) -> ExtProcStr
 }
 
 /// Requests in flight at the first endpoint, by the ledger.
-pub(in crate::serve::ext_proc) fn under_way(server: &ExtProcServer) -> u32 {
+pub(crate) fn under_way(server: &ExtProcServer) -> u32 {
     let inner = server.pool(None).unwrap().lock();
     inner
         .pool

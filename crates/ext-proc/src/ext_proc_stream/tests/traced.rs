@@ -1,7 +1,7 @@
 //! The spans of streams.
 
 use super::*;
-use crate::serve::ext_proc::span::{RequestSpan, SpanQueue};
+use crate::span::{RequestSpan, SpanQueue};
 
 const TRACE: &str = "traceparent=00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0";
 const REPLY: [&str; 2] = [

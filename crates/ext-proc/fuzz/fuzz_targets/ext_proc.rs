@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use control_plane::serve::ext_proc::{
+use ext_proc::{
     ExpiringStream as _, ExtProcServer, HELD_BYTES_MAX, SessionAction, StreamSession,
 };
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};

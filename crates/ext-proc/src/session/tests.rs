@@ -18,7 +18,7 @@ use tonic::codegen::Service;
 
 use super::super::ext_proc_stream::tests::{SERVER, holding, server, under_way};
 use super::super::memory::HELD_BYTES_MAX;
-use super::super::{ExtProcService, METHOD};
+use super::super::service::{ExtProcService, METHOD};
 use super::*;
 
 const DUPLEX: i32 = 4;
