@@ -2,3 +2,4 @@
 
 pub mod directory;
 pub mod latency;
+pub mod learned_pools;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  counters of all proxies and of ext_proc ── every 5 s ──▶ traffic of each group ─┐
-//!  counters, metrics and step model now ───────────────────────────────────────────┴─▶ scheduler::scaling ──▶ /metrics, /debug/scaling, KEDA
+//!  counters, metrics and step model now ───────────────────────────────────────────┴─▶ learning::scaling ──▶ /metrics, /debug/scaling, KEDA
 //! ```
 //! Only the traffic is kept. Groups are made from the current view of a pool when they are read, so
 //! a group that is gone leaves no series behind.
@@ -21,13 +21,16 @@ use learning::scaling::{
 };
 use scheduler::latency::step::StepModel;
 use scheduler::{EndpointMetrics, Pipeline, ROLE_LABEL};
-use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use crate::learn::learned_pools::LearnedPools;
+use crate::pool::discovery_source::DiscoverySetup;
 use crate::pool::writer::{PoolMember, PoolView};
 use crate::shutdown::Shutdown;
 use crate::state::counters::{CounterTotals, EndedRequests, EndpointTotals, PoolArrivals};
-use crate::state::shared::DaemonState;
+use crate::state::life::DaemonLife;
+use crate::state::pool_views::PoolTable;
+use crate::state::reports::RequestReports;
 
 /// How often traffic is recorded: often enough to notice a burst within an autoscaler's interval of
 /// 15 s. Proxies report once a second.
@@ -44,8 +47,19 @@ const MODELS_LABEL_BYTES_MAX: usize = 256;
 pub struct ScalingSignals {
     /// The goal of the operator.
     pub goal: ScalingGoal,
+    inputs: ScalingInputs,
     began: Instant,
     pools: Mutex<BTreeMap<Arc<str>, RecordedTraffic>>,
+}
+
+/// The tables that the signals are made of.
+#[derive(Debug)]
+pub struct ScalingInputs {
+    pub life: Arc<DaemonLife>,
+    pub pools: Arc<PoolTable>,
+    pub reports: Arc<RequestReports>,
+    pub learned: Arc<LearnedPools>,
+    pub discovery: Arc<DiscoverySetup>,
 }
 
 /// A role, and the models that its endpoints serve; an empty list means any.
@@ -80,35 +94,6 @@ pub struct EndpointGroup {
     measured: bool,
     step: Arc<StepModel>,
     seats: EngineSeats,
-}
-
-/// Starts to record the traffic of all pools.
-pub fn spawn(
-    tasks: &mut JoinSet<&'static str>,
-    shared: &Arc<DaemonState>,
-    goal: ScalingGoal,
-    shutdown: &Shutdown,
-) -> Arc<ScalingSignals> {
-    let signals = Arc::new(ScalingSignals {
-        goal,
-        began: Instant::now(),
-        pools: Mutex::default(),
-    });
-    let _ = shared.learning.scaling.set(Arc::clone(&signals)); // a daemon is started once
-    let recorded = Arc::clone(&signals);
-    let shared = Arc::clone(shared);
-    let mut shutdown = shutdown.clone();
-    tasks.spawn(async move {
-        let mut tick = tokio::time::interval(SAMPLE_INTERVAL);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                now = tick.tick() => recorded.record(&shared, now),
-                () = shutdown.begun() => return "traffic of groups",
-            }
-        }
-    });
-    signals
 }
 
 /// The role and the models of an endpoint; `None` if it serves no stage with a step model.
@@ -170,14 +155,48 @@ fn float(count: u64) -> f64 {
 // === impl ScalingSignals ===
 
 impl ScalingSignals {
+    #[must_use]
+    pub fn new(goal: ScalingGoal, inputs: ScalingInputs) -> Arc<Self> {
+        Arc::new(Self {
+            goal,
+            inputs,
+            began: Instant::now(),
+            pools: Mutex::default(),
+        })
+    }
+
+    /// Records the traffic of all pools until `shutdown`.
+    pub async fn run(self: Arc<Self>, mut shutdown: Shutdown) {
+        let mut tick = tokio::time::interval(SAMPLE_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                now = tick.tick() => self.record(now),
+                () = shutdown.begun() => return,
+            }
+        }
+    }
+
+    /// Whether the daemon leads: only a leader knows the requests of proxies.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        self.inputs.life.leads()
+    }
+
+    /// The groups of each pool now.
+    pub fn by_pool(&self, now: Instant) -> impl Iterator<Item = (&Arc<str>, Vec<EndpointGroup>)> {
+        let pools = self.inputs.pools.names.iter();
+        pools.map(move |pool| (pool, self.groups(pool, now)))
+    }
+
     /// The groups of a pool now. Empty if the pool has no complete set of endpoints.
     #[must_use]
-    pub fn groups(&self, shared: &DaemonState, pool: &str, now: Instant) -> Vec<EndpointGroup> {
-        let Some(view) = shared.pools.borrow().get(pool).cloned() else {
+    pub fn groups(&self, pool: &str, now: Instant) -> Vec<EndpointGroup> {
+        let Some(view) = self.inputs.pools.view(pool) else {
             return Vec::new();
         };
-        let totals = shared.counters().totals(pool, now);
-        let step = shared.learning.step_model(pool);
+        let totals = self.inputs.reports.totals(pool, now);
+        let step = self.inputs.learned.step_model(pool);
         let mut members: BTreeMap<GroupKey, Vec<(&PoolMember, &EndpointMetrics)>> = BTreeMap::new();
         for (member, metrics) in view.members.iter().zip(view.metrics.iter()) {
             if let Some(key) = key(member) {
@@ -186,7 +205,7 @@ impl ScalingSignals {
         }
         // Discovery does not know role and models of an endpoint that is not ready.
         let starting: Arc<[f64]> = if members.len() == 1 {
-            starting(shared, pool)
+            starting(&self.inputs.discovery, pool)
         } else {
             Vec::new()
         }
@@ -241,16 +260,15 @@ impl ScalingSignals {
         })
     }
 
-    fn record(&self, shared: &DaemonState, now: Instant) {
-        if !shared.life.leads() {
+    fn record(&self, now: Instant) {
+        if !self.leads() {
             // Proxies report to the leader only: a new leader begins with a new window.
             self.lock().clear();
             return;
         }
-        let views: Vec<PoolView> = shared.pools.borrow().iter().cloned().collect();
         let at_s = now.saturating_duration_since(self.began).as_secs_f64();
-        for view in views {
-            let arrivals = shared.counters().take_arrivals(&view.name);
+        for view in self.inputs.pools.all() {
+            let arrivals = self.inputs.reports.counters().take_arrivals(&view.name);
             let mut pools = self.lock();
             let pool = pools.entry(Arc::clone(&view.name)).or_default();
             if arrivals.refused > 0 {
@@ -266,15 +284,8 @@ impl ScalingSignals {
 }
 
 /// Replicas that discovery knows and that are not ready yet: seconds in which each was so.
-fn starting(shared: &DaemonState, pool: &str) -> Vec<f64> {
-    let Some(components) = shared
-        .discovery
-        .components
-        .get()
-        .and_then(|pools| pools.get(pool))
-    else {
-        return Vec::new();
-    };
+fn starting(discovery: &DiscoverySetup, pool: &str) -> Vec<f64> {
+    let components = discovery.components.get(pool).into_iter().flatten();
     let age = |since: SystemTime| {
         since
             .elapsed()
@@ -282,7 +293,7 @@ fn starting(shared: &DaemonState, pool: &str) -> Vec<f64> {
             .filter(|time| *time < STARTING_MAX)
             .map(|time| time.as_secs_f64())
     };
-    let seen = components.iter().flat_map(|(_, followed)| followed.seen());
+    let seen = components.flat_map(|(_, followed)| followed.seen());
     let starts = seen.filter(|seen| {
         matches!(
             seen.state,

@@ -2,8 +2,13 @@
 
 pub mod counters;
 pub mod decision_log;
+pub mod eds_streams;
+pub mod life;
 pub mod peer;
 pub mod peer_relay;
+pub mod pool_views;
+pub mod proxies;
+pub mod reports;
 pub mod shared;
 pub mod snapshot_file;
 pub mod traffic;

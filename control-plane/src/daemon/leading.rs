@@ -85,7 +85,7 @@ impl LeadingDaemon {
         if let Some(file) = &standby.snapshot {
             let first = SavedState::of(
                 &shared,
-                &shared.pools.borrow(),
+                &shared.pools.views.borrow(),
                 &found.map(|found| found.pools).unwrap_or_default(),
             );
             file.store(&first).map_err(FatalError::Snapshot)?;
@@ -97,14 +97,14 @@ impl LeadingDaemon {
         if let Some(scaler) = scaler {
             scaler.spawn(
                 &mut group.tasks,
-                &shared,
+                Arc::clone(&shared.pools),
                 Arc::clone(&standby.scaler.1),
                 &group.shutdown,
             );
         }
         shared.life.set_leads(true);
         health.leads(true).await;
-        tracing::info!(state = %state_address, admin = %standby.admin_address, ext_proc = standby.ext_proc_address.map(tracing::field::display), term, pools = ?shared.pool_names, "serving");
+        tracing::info!(state = %state_address, admin = %standby.admin_address, ext_proc = standby.ext_proc_address.map(tracing::field::display), term, pools = ?shared.pools.names, "serving");
         Ok(Self {
             state_address,
             scaler_address,

@@ -10,28 +10,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use discovery::backend::AppProtocol;
+use ext_proc::ExtProcServer;
+use learning::scaling::ScalingGoal;
 
 use crate::cli::args::{EndpointTlsArgs, OptionalAddress, ScrapeArgs, ServeArgs, StateTls};
 use crate::config::LatencyOptions;
 use crate::error::FatalError;
-use crate::learn::latency::{self, ModelFile};
-use crate::pool::discovery_source::{self, FollowedEndpoints, WatchedComponents};
+use crate::learn::latency::{self, LearningTables, ModelFile};
+use crate::pool::discovery_source::{self, DiscoverySetup, FollowedEndpoints};
 use crate::pool::event_loop::AdoptionSender;
 use crate::pool::objects::PoolName;
 use crate::pool::pools_file::PoolSource;
 use crate::pool::sources;
 use crate::pool::startup::{PoolTask, ScrapeSettings};
-use crate::scaling::{self, ScalingSignals};
+use crate::scaling::{ScalingInputs, ScalingSignals};
 use crate::scrape::{EndpointTls, ScrapeConfig, ScrapeIntervals};
-use crate::serve::admin::AdminServer;
 use crate::serve::explanations::ExplanationDesk;
 use crate::serve::exposure;
 use crate::serve::ext_proc::ExtProcListener;
 use crate::serve::listen::{ServerTls, TlsFiles};
 use crate::serve::monitoring::MonitoringServer;
-use crate::state::shared::{DaemonState, ScraperHandle};
+use crate::serve::shown_state::ShownState;
+use crate::state::shared::DaemonState;
 use crate::state::snapshot_file::{SavedState, SnapshotFile};
-use crate::state::traffic;
+use crate::state::traffic::TrafficRecorder;
 
 use super::LeadingDaemon;
 use super::signals::SignalWatch;
@@ -51,6 +53,9 @@ pub struct StandbyDaemon {
     pub monitoring: MonitoringServer,
     /// The state that the daemon's tasks share.
     pub shared: Arc<DaemonState>,
+    /// Traffic of the last hour.
+    pub traffic: Arc<TrafficRecorder>,
+    ext_proc: Option<Arc<ExtProcServer>>,
     /// Where the leader serves state, and how that is protected.
     pub(super) listen_state: (SocketAddr, ServerTls),
     /// Where the leader serves the scaler, and what it answers.
@@ -99,20 +104,12 @@ impl StandbyDaemon {
         .map_err(FatalError::Usage)?;
         let pools = prepare(sources, saved.as_ref(), &scraping(scrape), &options).await?;
 
-        let scrapers: BTreeMap<Arc<str>, ScraperHandle> =
-            pools.iter().map(PoolTask::scraper).collect();
-        let components: Arc<BTreeMap<Arc<str>, WatchedComponents>> =
-            Arc::new(pools.iter().map(PoolTask::components).collect());
-        let (term, secret) = saved.as_ref().map_or_else(
-            || (0, rand::random()),
-            |saved| (saved.term, saved.hash_secret),
-        );
-        let shared = DaemonState::new(term, secret, scrapers);
-        let _ = shared.discovery.components.set(Arc::clone(&components)); // a daemon is started once
-        let cluster = AppProtocol::from(model_servers_speak);
-        let _ = shared.discovery.cluster_protocol.set(cluster);
-        discovery_source::compare_protocols(&components, cluster);
-
+        let shared = shared_state(saved.as_ref(), &pools);
+        let discovery = Arc::new(DiscoverySetup {
+            cluster_protocol: AppProtocol::from(model_servers_speak),
+            components: pools.iter().map(PoolTask::components).collect(),
+        });
+        discovery_source::compare_protocols(&discovery);
         let listener = ExtProcListener::open(ext_proc, &group.shutdown).await?;
         let ext_proc_address = listener.as_ref().map(ExtProcListener::address);
         let adoptions = pools.iter().map(PoolTask::adoptions).collect();
@@ -122,38 +119,53 @@ impl StandbyDaemon {
         let models = latency
             .latency_model_file
             .map(|path| Arc::new(ModelFile::open(path)));
+        let tables = LearningTables {
+            life: Arc::clone(&shared.life),
+            pools: Arc::clone(&shared.pools),
+            learned: Arc::clone(&shared.learned),
+        };
         latency::spawn(
-            &mut group.tasks,
-            &shared,
-            (latency.latency_prediction, models.clone()),
-            &group.shutdown,
+            &mut group,
+            &tables,
+            latency.latency_prediction,
+            models.as_ref(),
         );
-        traffic::spawn(&mut group.tasks, &shared, group.shutdown.clone());
-        let signals = scaling::spawn(&mut group.tasks, &shared, scaling.goal(), &group.shutdown);
+        let signals = spawn_signals(&mut group, &shared, &discovery, scaling.goal());
+        let traffic = TrafficRecorder::new(Arc::clone(&shared.pools), Arc::clone(&shared.reports));
+        group.spawn(
+            "traffic history",
+            Arc::clone(&traffic).run(group.shutdown.clone()),
+        );
         let health = monitoring.health.clone();
-        if let Some(listener) = listener {
-            listener.spawn(&mut group.tasks, &shared, health, &group.shutdown);
-        } else {
-            group.spawn(
-                "readiness",
-                health.follow(Arc::clone(&shared), group.shutdown.clone()),
-            );
-        }
-        monitoring.shows(AdminServer {
+        let ext_proc = match listener {
+            Some(listener) => Some(listener.spawn(&mut group, &shared, &discovery, health)),
+            None => {
+                let (life, pools) = (Arc::clone(&shared.life), Arc::clone(&shared.pools));
+                let stop = group.shutdown.clone();
+                group.spawn("readiness", health.follow(life, pools, stop));
+                None
+            }
+        };
+        monitoring.shows(ShownState {
             shared: Arc::clone(&shared),
             snapshot: snapshot.clone(),
-            components,
+            discovery,
+            signals: Arc::clone(&signals),
+            traffic: Arc::clone(&traffic),
+            ext_proc: ext_proc.clone(),
             explanations: ExplanationDesk::default(),
         });
         let admin_address = monitoring.admin_address;
         let listen_state = (listen_state, state_files(state_tls).into());
         let scaler = (scaling.listen_scaler, signals);
-        tracing::info!(ext_proc = ext_proc_address.map(tracing::field::display), pools = ?shared.pool_names, "started");
+        tracing::info!(ext_proc = ext_proc_address.map(tracing::field::display), pools = ?shared.pools.names, "started");
         Ok(Self {
             admin_address,
             ext_proc_address,
             monitoring,
             shared,
+            traffic,
+            ext_proc,
             listen_state,
             scaler,
             snapshot,
@@ -205,11 +217,8 @@ impl StandbyDaemon {
             return;
         }
         let open = || {
-            self.shared
-                .ext_proc
-                .streams
-                .get()
-                .map_or(0, |streams| streams.open())
+            let server = self.ext_proc.as_ref();
+            server.map_or(0, |server| server.streams().open())
         };
         tracing::info!(open = open(), wait = ?replies, "waiting for the replies that pass through this daemon");
         let ended = async {
@@ -242,6 +251,35 @@ async fn follow_sources(
         sources.push((pool, source));
     }
     Ok(sources)
+}
+
+/// The tables of a daemon with these pools; those of the file belong to the leader before it.
+fn shared_state(saved: Option<&SavedState>, pools: &[PoolTask]) -> Arc<DaemonState> {
+    let (term, secret) = saved.map_or_else(
+        || (0, rand::random()),
+        |saved| (saved.term, saved.hash_secret),
+    );
+    DaemonState::new(term, secret, pools.iter().map(PoolTask::scraper).collect())
+}
+
+/// Starts to record what the signals to scale by are made of.
+fn spawn_signals(
+    group: &mut TaskGroup,
+    shared: &DaemonState,
+    discovery: &Arc<DiscoverySetup>,
+    goal: ScalingGoal,
+) -> Arc<ScalingSignals> {
+    let inputs = ScalingInputs {
+        life: Arc::clone(&shared.life),
+        pools: Arc::clone(&shared.pools),
+        reports: Arc::clone(&shared.reports),
+        learned: Arc::clone(&shared.learned),
+        discovery: Arc::clone(discovery),
+    };
+    let signals = ScalingSignals::new(goal, inputs);
+    let stop = group.shutdown.clone();
+    group.spawn("traffic of groups", Arc::clone(&signals).run(stop));
+    signals
 }
 
 async fn prepare(

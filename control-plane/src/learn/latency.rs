@@ -13,11 +13,8 @@
 
 use std::sync::Arc;
 
-use tokio::task::JoinSet;
-
+use crate::daemon::tasks::TaskGroup;
 use crate::learn::directory::LearnerDirectory;
-use crate::shutdown::Shutdown;
-use crate::state::shared::DaemonState;
 
 mod calibration;
 mod file;
@@ -27,33 +24,30 @@ mod learning;
 pub use calibration::{PredictedTarget, PredictionComparison, PredictionScore, RATIO_BOUNDS};
 pub use file::{ModelFile, SavedModel};
 pub use intake::ObservationCounts;
-pub use learning::{LearningSettings, LearningTask};
+pub use learning::{LearningSettings, LearningTables, LearningTask};
 
 /// Starts a learner for each pool. `predict` turns on latency prediction; `file`, if any, has the
 /// models of the start before, and keeps those of this daemon while it leads.
 pub fn spawn(
-    tasks: &mut JoinSet<&'static str>,
-    shared: &Arc<DaemonState>,
-    (predict, file): (bool, Option<Arc<ModelFile>>),
-    shutdown: &Shutdown,
+    group: &mut TaskGroup,
+    tables: &LearningTables,
+    predict: bool,
+    file: Option<&Arc<ModelFile>>,
 ) {
-    let (learners, desks) = LearnerDirectory::new(shared.pool_names.iter().map(Arc::clone));
-    let _ = shared.learning.learners.set(learners); // a daemon is started once
+    let (learners, desks) = LearnerDirectory::new(tables.pools.names.iter().map(Arc::clone));
+    let _ = tables.learned.learners.set(learners); // a daemon is started once
     for (pool, desk) in desks {
         let learning = LearningTask::new(
             LearningSettings {
                 pool,
                 predict,
-                file: file.clone(),
+                file: file.cloned(),
             },
-            Arc::clone(shared),
+            tables.clone(),
             desk,
         );
-        let shutdown = shutdown.clone();
-        tasks.spawn(async move {
-            learning.run(shutdown).await;
-            "a learner"
-        });
+        let stop = group.shutdown.clone();
+        group.spawn("a learner", learning.run(stop));
     }
 }
 

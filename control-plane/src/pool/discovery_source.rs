@@ -49,6 +49,15 @@ pub enum DiscoverySource {
     Etcd(EtcdSource),
 }
 
+/// How the operator set up discovery.
+#[derive(Debug, Default)]
+pub struct DiscoverySetup {
+    /// The protocol of Envoy's clusters towards model servers, from the command line.
+    pub cluster_protocol: AppProtocol,
+    /// The discovered components, by pool.
+    pub components: BTreeMap<Arc<str>, WatchedComponents>,
+}
+
 /// The EndpointSlices of Services that select components.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -279,12 +288,12 @@ fn log_failure_mode(inference_pool: String, status: watch::Receiver<BackendStatu
     }));
 }
 
-/// Starts to warn about each InferencePool whose `appProtocol` differs from `cluster`, the protocol
-/// of Envoy's clusters. The clusters belong to the gateway, so only the operator knows their
-/// protocol.
-pub fn compare_protocols(components: &BTreeMap<Arc<str>, WatchedComponents>, cluster: AppProtocol) {
+/// Starts to warn about each InferencePool whose `appProtocol` differs from the protocol of Envoy's
+/// clusters. The clusters belong to the gateway, so only the operator knows their protocol.
+pub fn compare_protocols(setup: &DiscoverySetup) {
+    let cluster = setup.cluster_protocol;
     let protocol = |status: &BackendStatus| Some(status.requirements.as_ref()?.protocol);
-    for (pool, components) in components {
+    for (pool, components) in &setup.components {
         for (name, followed) in components {
             let pool = Arc::clone(pool);
             let inference_pool = name.clone();

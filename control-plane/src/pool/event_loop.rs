@@ -18,7 +18,8 @@ use crate::pool::objects::{ObjectsFile, PoolObjects};
 use crate::pool::writer::{Pool, PoolMember, PoolView, UNCONFIRMED_MAX, WallAndMonotonic};
 use crate::scrape::{MetricsDiscovery, MetricsLocation, ScrapeEvent, ScrapeTarget};
 use crate::shutdown::Shutdown;
-use crate::state::shared::DaemonState;
+use crate::state::pool_views::PoolTable;
+use crate::state::proxies::ProxyTables;
 
 /// How often departures and staleness are checked; both are measured in seconds.
 const AGEING_INTERVAL: Duration = Duration::from_millis(100);
@@ -47,8 +48,10 @@ pub struct Adoption {
 #[derive(Debug)]
 pub struct PoolFeed {
     pub pool: Pool,
-    /// The shared state that views are published to.
-    pub shared: Arc<DaemonState>,
+    /// Where views are published.
+    pub views: Arc<PoolTable>,
+    /// What the proxies acknowledged.
+    pub proxies: Arc<ProxyTables>,
     /// The scraper's targets.
     pub targets: watch::Sender<Arc<[ScrapeTarget]>>,
     /// How the metrics of endpoints are found.
@@ -91,7 +94,7 @@ impl PoolFeed {
         mut scrapes: mpsc::Receiver<ScrapeEvent>,
         mut shutdown: Shutdown,
     ) {
-        let mut proxies = self.shared.proxies.subscribe();
+        let mut proxies = self.proxies.streams.subscribe();
         let mut ageing = tokio::time::interval(AGEING_INTERVAL);
         ageing.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut batch = Vec::new();
@@ -198,10 +201,10 @@ impl PoolFeed {
     }
 
     fn settle(&mut self) {
-        let shared = &self.shared;
+        let proxies = &self.proxies;
         let name = Arc::clone(self.pool.name());
         self.pool.settle(
-            |revision| shared.acknowledged(&name, revision),
+            |revision| proxies.acknowledged(&name, revision),
             WallAndMonotonic::read(),
         );
     }
@@ -216,7 +219,7 @@ impl PoolFeed {
             published.log_unconfirmed(&view);
             self.targets.send_replace(targets(&view, &self.scraping));
         }
-        self.shared.publish(view);
+        self.views.publish(view);
     }
 }
 

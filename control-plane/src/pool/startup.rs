@@ -17,7 +17,8 @@ use crate::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
 use crate::scrape::MetricsDiscovery;
 use crate::scrape::{ScrapeConfig, Scraper};
 use crate::shutdown::Shutdown;
-use crate::state::shared::{DaemonState, ScraperHandle};
+use crate::state::reports::ScraperHandle;
+use crate::state::shared::DaemonState;
 use crate::state::snapshot_file::SavedPool;
 
 /// How long start-up waits for the first objects of a cluster: a reachable API server answers in
@@ -142,7 +143,8 @@ impl PoolTask {
         let (events, scrapes) = mpsc::channel(SCRAPE_EVENTS_MAX);
         let feed = PoolFeed {
             pool: self.pool,
-            shared: Arc::clone(shared),
+            views: Arc::clone(&shared.pools),
+            proxies: Arc::clone(&shared.proxies),
             targets,
             scraping: self.scraping,
             config: self.config,

@@ -17,6 +17,8 @@ mod decisions;
 mod history;
 mod overview;
 
+use std::sync::Arc;
+
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn};
@@ -24,8 +26,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use axum::{Json, Router};
 
+use self::overview::OverviewTables;
 use crate::cli::explain::QUESTION_BYTES_MAX;
-use crate::serve::admin::AdminServer;
+use crate::serve::explanations::QuestionRefusal;
+use crate::serve::shown_state::ShownState;
 
 /// A file of the page.
 struct Asset {
@@ -64,15 +68,37 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
 /// The routes of the console.
-pub(super) fn router(admin: AdminServer) -> Router {
+pub(super) fn router(shown: &ShownState) -> Router {
+    let shared = &shown.shared;
+    let (decided, desk) = (Arc::clone(shared), shown.explanations.clone());
+    let explain = async move |request| match decisions::explain(decided, &desk, request).await {
+        Ok(answer) => Json(answer).into_response(),
+        Err(QuestionRefusal { status, why }) => refused(status, &why),
+    };
+    let overview = OverviewTables {
+        shared: Arc::clone(shared),
+        snapshot: shown.snapshot.clone(),
+    };
     let api = Router::new()
-        .route("/api/v1/overview", get(overview::answer))
-        .route("/api/v1/history", get(history::answer))
-        .route("/api/v1/decisions", get(decisions::list))
-        .route("/api/v1/configs", get(configs::answer))
+        .route(
+            "/api/v1/overview",
+            get(overview::answer).with_state(overview),
+        )
+        .route(
+            "/api/v1/history",
+            get(history::answer).with_state(Arc::clone(&shown.traffic)),
+        )
+        .route(
+            "/api/v1/decisions",
+            get(decisions::list).with_state(Arc::clone(&shared.reports)),
+        )
+        .route(
+            "/api/v1/configs",
+            get(configs::answer).with_state(Arc::clone(&shared.pools)),
+        )
         .route(
             "/api/v1/explain",
-            post(decisions::explain).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)),
+            post(explain).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)),
         )
         .method_not_allowed_fallback(|| async {
             refused(
@@ -81,8 +107,7 @@ pub(super) fn router(admin: AdminServer) -> Router {
             )
         })
         .route("/api/v1/", any(no_route))
-        .route("/api/v1/{*rest}", any(no_route))
-        .with_state(admin);
+        .route("/api/v1/{*rest}", any(no_route));
     let page = ASSETS.iter().fold(Router::new(), |router, asset| {
         router.route(asset.path, get(|headers| send(asset, headers)))
     });

@@ -37,8 +37,10 @@ use crate::pool::writer::PoolView;
 use crate::serve::state_stream::admission::{NAME_BYTES_MAX, REASON_BYTES_MAX};
 use crate::serve::state_stream::refusal;
 use crate::shutdown::Shutdown;
+use crate::state::eds_streams::EdsStream;
 use crate::state::peer::{self, EDS_REQUEST_COST, QuotaPermit, RemoteAddress};
-use crate::state::shared::{DaemonState, EdsStream, PoolViews};
+use crate::state::pool_views::PoolViews;
+use crate::state::shared::DaemonState;
 
 mod subscription;
 pub use subscription::{DueResponse, EdsSubscription, EnvoyAnswer};
@@ -130,6 +132,7 @@ impl EdsServer {
         let remote = RemoteAddress::of(request.extensions());
         let permit = self
             .shared
+            .proxies
             .origins
             .acquire(peer::StreamQuota::EdsStream, &remote.origin, Instant::now())
             .map_err(refusal)?;
@@ -165,12 +168,12 @@ impl EdsServer {
         let first = V::parse_request(first);
         let row = EdsStreamGuard::insert(&self.shared, &first, remote)?;
         let mut subscription = EdsSubscription::default();
-        let mut pools = self.shared.pools.subscribe();
+        let mut pools = self.shared.pools.views.subscribe();
         self.receive(&mut subscription, first, &row)?;
         loop {
             let views = pools.borrow_and_update().clone();
             if let Some(due) = subscription.due(&views, Instant::now()) {
-                let version = self.shared.next_version();
+                let version = self.shared.life.next_version();
                 let version = format!("{}.{}", version.term, version.sequence);
                 if outbound
                     .send(Ok(V::build_response(
@@ -224,7 +227,7 @@ impl EdsServer {
                 && counts
             {
                 tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response; it keeps its old hosts");
-                self.shared.counters().eds_refused += 1;
+                self.shared.reports.counters().eds_refused += 1;
             }
         }
         let names: BTreeSet<String> = match asked.names {
@@ -244,8 +247,13 @@ impl EdsServer {
         }
         // Only names of known pools are kept. Unknown ones are logged once for each stream, because
         // an Envoy may repeat them.
-        let is_served =
-            |name: &String| self.shared.pool_names.iter().any(|known| **known == **name);
+        let is_served = |name: &String| {
+            self.shared
+                .pools
+                .names
+                .iter()
+                .any(|known| **known == **name)
+        };
         let (names, unknown): (BTreeSet<String>, BTreeSet<String>) =
             names.into_iter().partition(is_served);
         if !unknown.is_empty() && subscription.is_first_unknown() {
@@ -253,7 +261,7 @@ impl EdsServer {
                 .iter()
                 .filter_map(|name| name.get(..name.floor_char_boundary(NAME_BYTES_MAX)))
                 .collect();
-            tracing::warn!(?unknown, pools = ?self.shared.pool_names, "an Envoy subscribes to pools that are not configured here");
+            tracing::warn!(?unknown, pools = ?self.shared.pools.names, "an Envoy subscribes to pools that are not configured here");
         }
         subscription.set_names(names);
         row.update(subscription);
@@ -265,7 +273,7 @@ impl EdsServer {
     fn mark_late(&self, subscription: &mut EdsSubscription, row: &EdsStreamGuard) {
         subscription.mark_late();
         row.update(subscription);
-        self.shared.counters().eds_unanswered += 1;
+        self.shared.reports.counters().eds_unanswered += 1;
         let peer = row.remote.to_string();
         tracing::warn!(peer, node = row.node_id, names = ?subscription.names(), "an Envoy has not applied its hosts for {EDS_ACK_WAIT_MAX:?}; its proxy gets new endpoints without waiting for it");
     }
@@ -405,7 +413,7 @@ impl EdsStreamGuard {
                 "a node id is longer than {NAME_BYTES_MAX} bytes"
             )));
         }
-        let stream_id = shared.next_stream_id();
+        let stream_id = shared.life.next_stream_id();
         let pools = std::collections::BTreeMap::new();
         let stream = EdsStream {
             node_id: node_id.clone(),
@@ -413,7 +421,10 @@ impl EdsStreamGuard {
             since: SystemTime::now(),
             pools,
         };
-        shared.eds.send_modify(|eds| eds.open(stream_id, stream));
+        shared
+            .proxies
+            .eds
+            .send_modify(|eds| eds.open(stream_id, stream));
         Ok(Self {
             shared: Arc::clone(shared),
             stream_id,
@@ -423,7 +434,7 @@ impl EdsStreamGuard {
     }
 
     fn update(&self, subscription: &EdsSubscription) {
-        self.shared.eds.send_if_modified(|eds| {
+        self.shared.proxies.eds.send_if_modified(|eds| {
             let Some(stream) = eds.open.get_mut(&self.stream_id) else {
                 return false;
             };
@@ -437,6 +448,7 @@ impl EdsStreamGuard {
 impl Drop for EdsStreamGuard {
     fn drop(&mut self) {
         self.shared
+            .proxies
             .eds
             .send_modify(|eds| eds.close(self.stream_id, Instant::now()));
     }

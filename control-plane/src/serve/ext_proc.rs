@@ -17,12 +17,13 @@ use ext_proc::{
     STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, SpanQueue,
 };
 use reqwest::Url;
-use tokio::task::JoinSet;
 
 use self::authority::PickerServices;
 use self::daemon_link::DaemonLink;
 use crate::cli::args::{self, ExtProcArgs};
+use crate::daemon::tasks::TaskGroup;
 use crate::error::FatalError;
+use crate::pool::discovery_source::DiscoverySetup;
 use crate::serve::health::HealthChecks;
 use crate::serve::listen::{IncomingConnections, ListenerName, ServerTls, TlsFiles, identify};
 use crate::serve::monitoring::{ended, open, server};
@@ -66,14 +67,17 @@ impl ExtProcListener {
         self.ext_proc.address()
     }
 
-    /// Serves until `shutdown`, and reports to `health` whether requests can be decided.
+    /// Serves with the tasks of `group`, and reports to `health` whether requests can be decided.
     pub fn spawn(
         self,
-        tasks: &mut JoinSet<&'static str>,
+        group: &mut TaskGroup,
         shared: &Arc<DaemonState>,
+        discovery: &DiscoverySetup,
         health: HealthChecks,
-        shutdown: &Shutdown,
-    ) {
+    ) -> Arc<ExtProcServer> {
+        let TaskGroup {
+            tasks, shutdown, ..
+        } = group;
         let Self {
             ext_proc,
             settings,
@@ -81,17 +85,10 @@ impl ExtProcListener {
             collector,
         } = self;
         let ext_proc_server =
-            ExtProcServer::with_namespace(&shared.pool_names, destination_namespace);
-        if let Some(components) = shared.discovery.components.get() {
-            ext_proc_server.find_by(Box::new(PickerServices::new(components)));
-        }
-        let _ = shared
-            .ext_proc
-            .streams
-            .set(Arc::clone(ext_proc_server.streams())); // there is one ext_proc server
+            ExtProcServer::with_namespace(&shared.pools.names, destination_namespace);
+        ext_proc_server.find_by(Box::new(PickerServices::new(&discovery.components)));
         if let Some(collector) = collector {
             let (queue, spans) = SpanQueue::new();
-            let _ = shared.ext_proc.spans.set(Arc::clone(queue.counts())); // as above
             let counts = Arc::clone(queue.counts());
             let stop = shutdown.clone();
             ext_proc_server.trace(queue);
@@ -119,12 +116,13 @@ impl ExtProcListener {
                 "ext_proc listener",
             )
         });
-        let link = DaemonLink::new(ext_proc_server, Arc::clone(shared));
+        let link = DaemonLink::new(Arc::clone(&ext_proc_server), Arc::clone(shared));
         let stop = shutdown.clone();
         tasks.spawn(async move {
             link.follow_state(stop, health).await;
             "the ext_proc server"
         });
+        ext_proc_server
     }
 }
 

@@ -8,7 +8,8 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService, health_reporter};
 
 use crate::shutdown::Shutdown;
-use crate::state::shared::DaemonState;
+use crate::state::life::DaemonLife;
+use crate::state::pool_views::PoolTable;
 
 /// The process is alive, as leader or standby. The empty service name has the same answer.
 pub const LIVENESS: &str = "liveness";
@@ -78,17 +79,19 @@ impl HealthChecks {
 
     /// Reports readiness from the state of the pools until `shutdown`. Used when there is no
     /// ext_proc server, which reports readiness itself.
-    pub async fn follow(self, shared: Arc<DaemonState>, mut shutdown: Shutdown) {
-        let mut pools = shared.pools.subscribe();
-        let mut leadership = shared.life.subscribe();
+    pub async fn follow(
+        self,
+        life: Arc<DaemonLife>,
+        table: Arc<PoolTable>,
+        mut shutdown: Shutdown,
+    ) {
+        let mut pools = table.views.subscribe();
+        let mut leadership = life.subscribe();
         loop {
             let leads = leadership.borrow_and_update().leads;
             let ready = leads && {
                 let views = pools.borrow_and_update();
-                shared
-                    .pool_names
-                    .iter()
-                    .all(|name| views.get(name).is_some())
+                table.names.iter().all(|name| views.get(name).is_some())
             };
             self.set(READINESS, ready && !self.stopping.load(Ordering::Relaxed))
                 .await;

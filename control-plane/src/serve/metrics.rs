@@ -11,7 +11,6 @@ mod page;
 mod scaling;
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use discovery::BackendStatus;
@@ -27,16 +26,16 @@ use crate::learn::directory::LearnerReport as Learner;
 use crate::learn::latency::{PredictedTarget, PredictionScore, RATIO_BOUNDS};
 use crate::pool::writer::PoolView;
 use crate::scrape::{DURATION_BUCKETS_MS, ScrapeCounts};
+use crate::serve::shown_state::ShownState;
 use crate::state::counters::{CounterTotals, ModelTotals, TotalsHistogram};
-use crate::state::shared::{ConnectedProxy, DaemonState, ProxyEds};
-use crate::state::snapshot_file::SnapshotFile;
+use crate::state::eds_streams::ProxyEds;
+use crate::state::proxies::ConnectedProxy;
 
 /// All values at one moment.
 #[derive(Debug)]
 struct MetricsCollector {
-    shared: Arc<DaemonState>,
+    shown: ShownState,
     pools: Vec<PoolCounts>,
-    snapshot_written_unix_ms: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -57,29 +56,25 @@ type LatencyGauge = (&'static str, &'static str, fn(&PredictionScore) -> f64);
 ///
 /// # Errors
 /// None in practice, because it writes to memory; the encoder's signature has an error.
-pub fn page(
-    shared: &Arc<DaemonState>,
-    snapshot: Option<&SnapshotFile>,
-) -> Result<String, fmt::Error> {
+pub fn page(shown: &ShownState) -> Result<String, fmt::Error> {
     let now = Instant::now();
-    let views: Vec<PoolView> = shared.pools.borrow().iter().cloned().collect();
-    let counters = shared.counters();
+    let shared = &shown.shared;
+    let views: Vec<PoolView> = shared.pools.all();
+    let counters = shared.reports.counters();
     let pools = views.into_iter().map(|view| PoolCounts {
         totals: counters.totals(&view.name, now),
-        scrapes: shared.scrape_stats(&view.name).map(|stats| stats.counts()),
-        learner: shared
-            .learning
-            .learners
-            .get()
-            .and_then(|learners| learners.report(&view.name)),
+        scrapes: shared
+            .reports
+            .scrape_stats(&view.name)
+            .map(|stats| stats.counts()),
+        learner: shared.learned.report(&view.name),
         view,
     });
     let pools = pools.collect();
     drop(counters);
     let exposition = MetricsCollector {
-        shared: Arc::clone(shared),
+        shown: shown.clone(),
         pools,
-        snapshot_written_unix_ms: snapshot.map(SnapshotFile::written_unix_ms),
     };
     let mut registry = Registry::default();
     registry.register_collector(Box::new(exposition));
@@ -225,13 +220,8 @@ impl MetricsCollector {
     /// The age of the data of discovery. During an outage of its backend the last known set stays
     /// in force, and the age grows.
     fn discovery(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let components = self
-            .shared
-            .discovery
-            .components
-            .get()
-            .into_iter()
-            .flat_map(|pools| pools.iter());
+        let discovery = &self.shown.discovery;
+        let components = discovery.components.iter();
         let all: Vec<(MetricLabels, BackendStatus)> = components
             .flat_map(|(pool, components)| {
                 let labels =
@@ -255,17 +245,10 @@ impl MetricsCollector {
             "Time since the last contact with the backend of a component.",
             ages,
         )?;
-        let cluster = self
-            .shared
-            .discovery
-            .cluster_protocol
-            .get()
-            .copied()
-            .unwrap_or_default();
         let others = all.iter().filter_map(|(labels, status)| {
             Some((
                 labels.clone(),
-                flag(status.requirements.as_ref()?.protocol != cluster),
+                flag(status.requirements.as_ref()?.protocol != discovery.cluster_protocol),
             ))
         });
         page.gauge(
@@ -746,7 +729,7 @@ impl MetricsCollector {
         let relayed: Vec<u64> = self
             .pools
             .iter()
-            .map(|p| self.shared.relay().dropped(&p.view.name))
+            .map(|p| self.shown.shared.proxies.relay().dropped(&p.view.name))
             .collect();
         let untold = |(p, relayed): (&PoolCounts, u64)| {
             (
@@ -765,8 +748,8 @@ impl MetricsCollector {
 
     /// Metrics of the connected proxies and Envoys.
     fn peers(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let proxies = self.shared.proxies.borrow().clone();
-        let eds = self.shared.eds.borrow().clone();
+        let proxies = self.shown.shared.proxies.streams.borrow().clone();
+        let eds = self.shown.shared.proxies.eds.borrow().clone();
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| {
             self.pools
                 .iter()
@@ -844,7 +827,9 @@ impl MetricsCollector {
             per_pool(&withheld),
         )?;
         let refused = self
+            .shown
             .shared
+            .proxies
             .origins
             .refused()
             .map(|(kind, count)| (vec![("kind", kind.name().to_owned())], count));
@@ -856,8 +841,8 @@ impl MetricsCollector {
     }
 
     fn leadership(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let leads = flag(self.shared.life.leads());
-        let term = float(self.shared.life.term());
+        let leads = flag(self.shown.shared.life.leads());
+        let term = float(self.shown.shared.life.term());
         page.gauge(
             "switchpoint_leads",
             "1 while the daemon leads, 0 while it stands by.",
@@ -935,7 +920,7 @@ impl MetricsCollector {
         self.discovery(page)?;
         self.configs(page)?;
         let plain = {
-            let c = self.shared.counters();
+            let c = self.shown.shared.reports.counters();
             [
                 (
                     "switchpoint_pool_updates_refused",
@@ -973,15 +958,20 @@ impl MetricsCollector {
         for (name, help, value) in plain {
             page.counter(name, help, [(MetricLabels::new(), value)])?;
         }
-        let age = self.snapshot_written_unix_ms.map(|written| {
-            let now = SystemTime::now()
-                .duration_since(SystemTime::UNIX_EPOCH)
-                .unwrap_or_default();
-            (
-                MetricLabels::new(),
-                (now.as_secs_f64() - float(written) / 1e3).max(0.0),
-            )
-        });
+        let age = self
+            .shown
+            .snapshot
+            .as_ref()
+            .map(|file| file.written_unix_ms())
+            .map(|written| {
+                let now = SystemTime::now()
+                    .duration_since(SystemTime::UNIX_EPOCH)
+                    .unwrap_or_default();
+                (
+                    MetricLabels::new(),
+                    (now.as_secs_f64() - float(written) / 1e3).max(0.0),
+                )
+            });
         page.gauge(
             "switchpoint_snapshot_age_seconds",
             "Time since the snapshot file was written; it is written on change.",

@@ -20,13 +20,14 @@ use tonic::transport::Server;
 
 use crate::cli::args::{AdminTls, ServeArgs};
 use crate::error::FatalError;
-use crate::serve::admin::{self, AdminServer};
+use crate::serve::admin;
 use crate::serve::admin_token::{self, BearerToken};
 use crate::serve::foreign_pages::{self, AdminHosts};
 use crate::serve::health::HealthChecks;
 use crate::serve::listen::{
     IncomingConnections, ListenerName, ServerTls, TlsFiles, identify, listen,
 };
+use crate::serve::shown_state::ShownState;
 use crate::shutdown::Shutdown;
 
 /// How often an idle connection is pinged. The answer may take [`KEEPALIVE_TIMEOUT`]. A proxy that
@@ -125,7 +126,7 @@ impl MonitoringServer {
     }
 
     /// Switches the listeners to the state of this daemon, which has started.
-    pub fn shows(&self, state: AdminServer) {
+    pub fn shows(&self, state: ShownState) {
         let _starting = self
             .metrics
             .send_replace(admin::metrics_router(state.clone()));

@@ -28,7 +28,7 @@ use crate::scaling::{EndpointGroup, SAMPLE_INTERVAL, ScalingRequest, ScalingSign
 use crate::serve::listen::{IncomingConnections, ListenerName, ServerTls, identify};
 use crate::serve::monitoring::{ended, open, server};
 use crate::shutdown::Shutdown;
-use crate::state::shared::DaemonState;
+use crate::state::pool_views::PoolTable;
 
 /// The name of the metric. KEDA puts the number of the trigger before it.
 pub const METRIC: &str = "desired-replicas";
@@ -46,7 +46,7 @@ pub struct ScalerListener(IncomingConnections);
 
 #[derive(Clone, Debug)]
 pub struct ScalerServer {
-    shared: Arc<DaemonState>,
+    pools: Arc<PoolTable>,
     signals: Arc<ScalingSignals>,
     streams: Arc<Semaphore>,
     shutdown: Shutdown,
@@ -89,13 +89,13 @@ impl ScalerListener {
     pub fn spawn(
         self,
         tasks: &mut JoinSet<&'static str>,
-        shared: &Arc<DaemonState>,
+        pools: Arc<PoolTable>,
         signals: Arc<ScalingSignals>,
         shutdown: &Shutdown,
     ) {
         let streams = Arc::new(Semaphore::new(STREAMS_MAX));
         let scaler = ScalerServer {
-            shared: Arc::clone(shared),
+            pools,
             signals,
             streams,
             shutdown: shutdown.clone(),
@@ -118,19 +118,19 @@ impl ScalerListener {
 
 impl ScalerServer {
     fn read(&self, object: &ScaledObjectRef) -> Result<ScalingRequest, Status> {
-        let pools = self.shared.pool_names.iter().map(|name| &**name);
+        let pools = self.pools.names.iter().map(|name| &**name);
         ScalingRequest::read(&object.scaler_metadata, &self.signals.goal, pools)
             .map_err(Status::invalid_argument)
     }
 
     fn answer(&self, wanted: &ScalingRequest) -> Result<ScalerAnswer, Status> {
-        if self.shared.pools.borrow().get(&wanted.pool).is_none() {
+        if self.pools.view(&wanted.pool).is_none() {
             return Err(Status::unavailable(
                 "the pool has no complete set of endpoints yet; retry",
             ));
         }
         let now = Instant::now();
-        let groups = self.signals.groups(&self.shared, &wanted.pool, now);
+        let groups = self.signals.groups(&wanted.pool, now);
         let refused = self.signals.refuses(&wanted.pool, now);
         let group = wanted.group(&groups).map_err(Status::invalid_argument)?;
         Ok(group.map_or_else(

@@ -1,23 +1,20 @@
 //! `/debug/scaling`: the signals to scale by, and the numbers that they are made of. Those of a
 //! standby lack the requests of proxies.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use learning::scaling::ScalingGoal;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::admin::AdminServer;
-use crate::scaling::EndpointGroup;
+use crate::scaling::{EndpointGroup, ScalingSignals};
 
 /// All groups, by pool.
-pub async fn scaling(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
-    let Some(signals) = shared.learning.scaling.get() else {
-        return Json(json!({ "groups": [] }));
-    };
+pub async fn scaling(State(signals): State<Arc<ScalingSignals>>) -> Json<Value> {
     let now = Instant::now();
-    let rows = shared.pool_names.iter().flat_map(|pool| {
-        let groups = signals.groups(&shared, pool, now);
+    let rows = signals.by_pool(now).flat_map(|(pool, groups)| {
         groups
             .iter()
             .map(|group| group_row(pool, group, &signals.goal))
@@ -31,7 +28,7 @@ pub async fn scaling(State(AdminServer { shared, .. }): State<AdminServer>) -> J
         replicas: (least, most),
     } = signals.goal;
     let goal = json!({ "ttft_s": ttft_s, "drain_s": drain_s, "startup_s": startup_s, "spare": spare, "replicas_min": least, "replicas_max": most });
-    Json(json!({ "leads": shared.life.leads(), "goal": goal, "groups": rows.collect::<Vec<_>>() }))
+    Json(json!({ "leads": signals.leads(), "goal": goal, "groups": rows.collect::<Vec<_>>() }))
 }
 
 fn group_row(pool: &str, group: &EndpointGroup, goal: &ScalingGoal) -> Value {

@@ -59,6 +59,7 @@ impl StateServer {
     /// Acquires a permit for a stream, before any message is read.
     fn acquire(&self, remote: &RemoteAddress) -> Result<QuotaPermit, Status> {
         self.shared
+            .proxies
             .origins
             .acquire(StreamQuota::StateStream, &remote.origin, Instant::now())
             .map_err(refusal)
@@ -96,10 +97,10 @@ impl StateServer {
         outbound: &DaemonMessages,
         permit: &QuotaPermit,
     ) -> Result<(), Status> {
-        let mut pools = self.shared.pools.subscribe();
-        let mut eds = self.shared.eds.subscribe();
-        let mut proxies = self.shared.proxies.subscribe();
-        let mut relayed = self.shared.peers.relayed.subscribe();
+        let mut pools = self.shared.pools.views.subscribe();
+        let mut eds = self.shared.proxies.eds.subscribe();
+        let mut proxies = self.shared.proxies.streams.subscribe();
+        let mut relayed = self.shared.proxies.relayed.subscribe();
         let mut shutdown = self.shutdown.clone();
         // Requests above the origin's rate stay unread, so that flow control slows the sender down.
         let mut read_at = Instant::now();

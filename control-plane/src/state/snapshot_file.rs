@@ -21,7 +21,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::shutdown::Shutdown;
-use crate::state::shared::{DaemonState, PoolViews};
+use crate::state::pool_views::PoolViews;
+use crate::state::shared::DaemonState;
 
 /// The version of the format. A file of another version counts as unreadable.
 const SCHEMA: u32 = 1;
@@ -104,7 +105,7 @@ impl SavedState {
         before: &BTreeMap<String, SavedPool>,
     ) -> Self {
         let mut saved = before.clone();
-        saved.retain(|name, _| shared.pool_names.iter().any(|n| **n == **name));
+        saved.retain(|name, _| shared.pools.names.iter().any(|n| **n == **name));
         for view in pools.iter().filter(|view| view.sources.complete) {
             let endpoints = view
                 .members
@@ -335,7 +336,7 @@ impl SnapshotFile {
         mut last: SavedState,
         mut shutdown: Shutdown,
     ) {
-        let mut pools = shared.pools.subscribe();
+        let mut pools = shared.pools.views.subscribe();
         let mut written = Vec::new();
         loop {
             let stopping = tokio::select! {
@@ -362,7 +363,7 @@ impl SnapshotFile {
                 {
                     Ok(()) => (last, written) = (now, pool_updates),
                     Err(error) => {
-                        shared.counters().snapshot_write_errors += 1;
+                        shared.reports.counters().snapshot_write_errors += 1;
                         tracing::error!(file = %self.path.display(), %error, "snapshot file not written; trying again at the next change");
                     }
                 }

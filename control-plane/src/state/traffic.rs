@@ -4,22 +4,30 @@
 //! out, because it counts what happened before this daemon ran.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use proto::HISTOGRAM_BOUNDS;
-use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::shutdown::Shutdown;
 use crate::state::counters::{CounterTotals, ModelTotals, TotalsHistogram};
-use crate::state::shared::DaemonState;
+use crate::state::pool_views::PoolTable;
+use crate::state::reports::RequestReports;
 
 /// The time between samples. Proxies report once a second, so each sample has several reports.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The most samples kept of one pool: an hour. They take about 80 KB.
 pub const SAMPLES_MAX: usize = 360;
+
+/// Samples the counters of all pools.
+#[derive(Debug)]
+pub struct TrafficRecorder {
+    pools: Arc<PoolTable>,
+    reports: Arc<RequestReports>,
+    history: Mutex<TrafficHistory>,
+}
 
 /// The samples of all pools.
 #[derive(Debug, Default)]
@@ -86,19 +94,45 @@ pub struct LatencyQuantiles {
     pub p99: f64,
 }
 
-/// Takes a sample of every pool each [`SAMPLE_INTERVAL`] until `shutdown`.
-pub fn spawn(tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, mut shutdown: Shutdown) {
-    let shared = Arc::clone(shared);
-    tasks.spawn(async move {
+// === impl TrafficRecorder ===
+
+impl TrafficRecorder {
+    #[must_use]
+    pub fn new(pools: Arc<PoolTable>, reports: Arc<RequestReports>) -> Arc<Self> {
+        Arc::new(Self {
+            pools,
+            reports,
+            history: Mutex::default(),
+        })
+    }
+
+    /// Takes a sample of every pool each [`SAMPLE_INTERVAL`] until `shutdown`.
+    pub async fn run(self: Arc<Self>, mut shutdown: Shutdown) {
         let mut tick = tokio::time::interval(SAMPLE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                now = tick.tick() => shared.sample_traffic(now),
-                () = shutdown.begun() => return "traffic history",
+                now = tick.tick() => self.sample(now),
+                () = shutdown.begun() => return,
             }
         }
-    });
+    }
+
+    /// Adds a sample of every pool.
+    pub fn sample(&self, now: Instant) {
+        for pool in &self.pools.names {
+            let (totals, earlier) = {
+                let counters = self.reports.counters();
+                (counters.totals(pool, now), counters.first_reports(pool))
+            };
+            self.history().record(pool, &totals, &earlier, now);
+        }
+    }
+
+    /// Locks the samples.
+    pub fn history(&self) -> MutexGuard<'_, TrafficHistory> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 // === impl TrafficHistory ===

@@ -34,13 +34,13 @@ const CONFIG_BYTES_MAX: usize = 1 << 20;
 /// A sentence for the caller: no such pool, no state yet, or an invalid question.
 pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, String> {
     question.check()?;
-    let pools = shared.pools.borrow().clone();
-    let name = match (&question.pool, shared.pool_names.as_slice()) {
+    let pools = shared.pools.views.borrow().clone();
+    let name = match (&question.pool, shared.pools.names.as_slice()) {
         (Some(name), _) => name.as_str(),
         (None, [only]) => only,
         (None, names) => return Err(format!("which pool? There are {}", names.join(", "))),
     };
-    let known = shared.pool_names.iter().any(|known| **known == *name);
+    let known = shared.pools.names.iter().any(|known| **known == *name);
     let view = pools.get(name).ok_or_else(|| {
         if known {
             format!("pool {name} has no endpoints yet")
@@ -49,7 +49,7 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
         }
     })?;
     let learned = shared
-        .learning
+        .learned
         .models
         .borrow()
         .get(name)
@@ -61,7 +61,7 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
         Ok(record) => replay(&record, &live(true)?, question)?,
         Err(_) => {
             all_there(view, &question.without)?;
-            let totals = shared.counters().totals(name, Instant::now());
+            let totals = shared.reports.totals(name, Instant::now());
             let mut fresh = FreshRequest::decide(live(true)?, learned.clone(), &totals, question)?;
             if let Some(held) = fresh.held {
                 // A held request has no pick yet. The one that it would get shows why it waits.

@@ -19,8 +19,10 @@ use super::intake::ObservationIntake;
 use crate::learn::directory::{
     LearnedEndpoint, LearnerInbox, LearnerMessage, LearnerReport, ObservationReport,
 };
+use crate::learn::learned_pools::LearnedPools;
 use crate::shutdown::Shutdown;
-use crate::state::shared::DaemonState;
+use crate::state::life::DaemonLife;
+use crate::state::pool_views::PoolTable;
 
 /// How often new models are published. A proxy applies a model in well under a millisecond, and a
 /// drift should reach proxies within seconds.
@@ -48,12 +50,20 @@ pub struct LearningSettings {
     pub file: Option<Arc<ModelFile>>,
 }
 
+/// The tables that learning reads, and where it publishes models.
+#[derive(Clone, Debug)]
+pub struct LearningTables {
+    pub life: Arc<DaemonLife>,
+    pub pools: Arc<PoolTable>,
+    pub learned: Arc<LearnedPools>,
+}
+
 /// The learner of one pool. It has many fields because one task owns all state of learning, so that
 /// the state can move as a whole to the thread that trains.
 #[derive(Debug)]
 pub struct LearningTask {
     settings: LearningSettings,
-    shared: Arc<DaemonState>,
+    tables: LearningTables,
     desk: LearnerInbox,
     intake: ObservationIntake,
     calibration: PredictionScores,
@@ -120,7 +130,7 @@ impl LearningSettings {
 impl LearningTask {
     /// Begins with the models in the file, if any.
     #[must_use]
-    pub fn new(settings: LearningSettings, shared: Arc<DaemonState>, desk: LearnerInbox) -> Self {
+    pub fn new(settings: LearningSettings, tables: LearningTables, desk: LearnerInbox) -> Self {
         let model = settings.saved_model().unwrap_or_default();
         let now = Instant::now();
         Self {
@@ -135,7 +145,7 @@ impl LearningTask {
             },
             model,
             settings,
-            shared,
+            tables,
             desk,
             intake: ObservationIntake::default(),
             calibration: PredictionScores::default(),
@@ -152,7 +162,7 @@ impl LearningTask {
         self.write_page();
         let mut tick = tokio::time::interval(PUBLISH_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut leadership = self.shared.life.subscribe();
+        let mut leadership = self.tables.life.subscribe();
         leadership.mark_changed(); // the daemon may lead already
         let mut led = false;
         let mut batch = Vec::new();
@@ -283,7 +293,7 @@ impl LearningTask {
 
     fn take(&mut self, told: &ObservationReport) {
         let rows = self.intake.take(told.process_id, &told.message);
-        let pools = self.shared.pools.borrow().clone();
+        let pools = self.tables.pools.views.borrow().clone();
         let Some(view) = pools.get(&self.settings.pool) else {
             return;
         };
@@ -362,7 +372,7 @@ impl LearningTask {
         self.calibration
             .retain(|endpoint| present.contains(&endpoint));
         self.cached.retain(|endpoint, _| present.contains(endpoint));
-        if self.shared.life.leads() && self.kept.at.elapsed() >= KEEP_INTERVAL {
+        if self.tables.life.leads() && self.kept.at.elapsed() >= KEEP_INTERVAL {
             self.save();
         }
         self.write_page();
@@ -373,7 +383,7 @@ impl LearningTask {
         self.want_models();
         let SavedModel { step, latency } = self.model.clone();
         let pool = self.settings.pool.to_string();
-        let version = self.shared.next_version();
+        let version = self.tables.life.next_version();
         let provisional = self.origin.provisional;
         let learned = LearnedModels {
             pool,
@@ -392,7 +402,7 @@ impl LearningTask {
         };
         self.counts.bytes = prost::Message::encoded_len(&message);
         self.counts.published += 1;
-        self.shared.learning.models.send_modify(|learned| {
+        self.tables.learned.models.send_modify(|learned| {
             learned.insert(Arc::clone(&self.settings.pool), Arc::new(message));
         });
     }
@@ -416,7 +426,7 @@ impl LearningTask {
     }
 
     fn members(&self) -> Vec<(EndpointRef, String)> {
-        let pools = self.shared.pools.borrow().clone();
+        let pools = self.tables.pools.views.borrow().clone();
         let members = pools
             .get(&self.settings.pool)
             .map(|view| Arc::clone(&view.members))
@@ -574,8 +584,12 @@ mod tests {
                 predict: true,
                 file: file.cloned(),
             };
-            let shared = DaemonState::new(7, 1, BTreeMap::new());
-            let mut task = LearningTask::new(settings, shared, desks.remove("p").unwrap());
+            let tables = LearningTables {
+                life: Arc::new(DaemonLife::new(7, 1)),
+                pools: Arc::new(PoolTable::new(Vec::new())),
+                learned: Arc::default(),
+            };
+            let mut task = LearningTask::new(settings, tables, desks.remove("p").unwrap());
             task.publish();
             Self { task, proxies }
         }
@@ -606,7 +620,7 @@ mod tests {
 
         /// The models that proxies get, and whether they are provisional.
         fn published(&self) -> (SavedModel, bool) {
-            let message = (**self.task.shared.learning.models.borrow().get("p").unwrap()).clone();
+            let message = (**self.task.tables.learned.models.borrow().get("p").unwrap()).clone();
             let LearnedModels {
                 step,
                 latency,

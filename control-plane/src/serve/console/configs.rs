@@ -1,11 +1,13 @@
 //! The text of each pool's configuration, which a reader of the page edits to ask what if.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use serde_json::{Value, json};
 
 use crate::pool::writer::PoolView;
-use crate::serve::admin::AdminServer;
+use crate::state::pool_views::PoolTable;
 
 /// The configuration of a pool without a file, as the text of one.
 const DEFAULT_TEXT: &str = "# This pool has no configuration file. This is the default.
@@ -22,8 +24,8 @@ schedulingProfiles:
   - pluginRef: max-score-picker
 ";
 
-pub(super) async fn answer(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
-    let pools = shared.pools.borrow().clone();
+pub(super) async fn answer(State(pools): State<Arc<PoolTable>>) -> Json<Value> {
+    let pools = pools.all();
     Json(json!({ "pools": pools.iter().map(row).collect::<Vec<_>>() }))
 }
 

@@ -1,17 +1,17 @@
 //! Recent sampled decisions, and the explanation of one of them or of a pasted request.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::refused;
 use crate::cli::explain::{self, ExplainRequest};
-use crate::serve::admin::AdminServer;
-use crate::serve::explanations::QuestionRefusal;
+use crate::serve::explanations::{ExplanationDesk, QuestionRefusal};
 use crate::state::decision_log::{SAMPLES_PER_POOL_MAX, SampledDecision};
+use crate::state::reports::RequestReports;
 use crate::state::shared::DaemonState;
 
 /// A question: a sampled decision by its id, or a request; and variations.
@@ -29,8 +29,8 @@ pub(super) struct ConsoleQuestion {
 }
 
 /// Lists the sampled decisions, newest first.
-pub(super) async fn list(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
-    let sampled = shared
+pub(super) async fn list(State(reports): State<Arc<RequestReports>>) -> Json<Value> {
+    let sampled = reports
         .decisions()
         .newest_first()
         .map(row)
@@ -63,29 +63,23 @@ fn row(sampled: &SampledDecision) -> Value {
 
 /// Explains a decision with the exchange and scheduler of the proxies. It changes nothing.
 pub(super) async fn explain(
-    State(AdminServer {
-        shared,
-        explanations,
-        ..
-    }): State<AdminServer>,
+    shared: Arc<DaemonState>,
+    explanations: &ExplanationDesk,
     request: Request,
-) -> Response {
+) -> Result<Value, QuestionRefusal> {
     let explain = move |question: ConsoleQuestion| {
-        let question = question.into_request(&shared)?;
+        let question = question.into_request(&shared.reports)?;
         explain::answer(&shared, &question)
             .map_err(|why| QuestionRefusal::new(StatusCode::BAD_REQUEST, why))
     };
-    match explanations.answer(request, explain).await {
-        Ok(answer) => Json(answer).into_response(),
-        Err(QuestionRefusal { status, why }) => refused(status, &why),
-    }
+    explanations.answer(request, explain).await
 }
 
 // === impl ConsoleQuestion ===
 
 impl ConsoleQuestion {
     /// The question with the record of the sampled decision that it names.
-    fn into_request(self, shared: &DaemonState) -> Result<ExplainRequest, QuestionRefusal> {
+    fn into_request(self, reports: &RequestReports) -> Result<ExplainRequest, QuestionRefusal> {
         let Self {
             pool,
             decision,
@@ -96,7 +90,7 @@ impl ConsoleQuestion {
         } = self;
         let (pool, request) = match (decision, request) {
             (Some(id), None) => {
-                let sampled = shared
+                let sampled = reports
                     .decisions()
                     .get(id)
                     .map(|sampled| (sampled.pool.to_string(), sampled.record.to_string()));

@@ -1,15 +1,18 @@
 //! Traffic and latency of the last hour.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use serde_json::{Value, json};
 
 use super::overview::unix_ms;
-use crate::serve::admin::AdminServer;
-use crate::state::traffic::{LatencyQuantiles, SAMPLE_INTERVAL, SAMPLES_MAX, TrafficSample};
+use crate::state::traffic::{
+    LatencyQuantiles, SAMPLE_INTERVAL, SAMPLES_MAX, TrafficRecorder, TrafficSample,
+};
 
-pub(super) async fn answer(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
-    let traffic = shared.traffic();
+pub(super) async fn answer(State(traffic): State<Arc<TrafficRecorder>>) -> Json<Value> {
+    let traffic = traffic.history();
     let pools = traffic.pools().map(|(pool, samples)| json!({ "name": &**pool, "samples": samples.map(sample).collect::<Vec<_>>() }));
     let pools = pools.collect::<Vec<_>>();
     Json(

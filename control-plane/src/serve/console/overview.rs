@@ -1,6 +1,7 @@
 //! The current state: pools, endpoints, models, proxies, refusals.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use axum::Json;
@@ -15,26 +16,33 @@ use tokio::time::Instant;
 use crate::cli::build::COMMIT;
 use crate::learn::directory::{LearnedEndpoint, LearnerReport};
 use crate::pool::writer::{Absentee, PoolMember, PoolView};
-use crate::serve::admin::{AdminServer, absence, member_name, member_reason};
+use crate::serve::endpoint_rows::{absence, member_name, member_reason};
 use crate::state::counters::{BandTotals, CounterTotals, EndpointTotals, ModelTotals, TotalsLabel};
-use crate::state::shared::{ConnectedProxy, DaemonState, ProxyPool};
+use crate::state::proxies::{ConnectedProxy, ProxyPool};
+use crate::state::shared::DaemonState;
+use crate::state::snapshot_file::SnapshotFile;
 use crate::state::traffic::LatencyQuantiles;
 
 /// The most models of a pool in an answer, the busiest first: clients choose the names, and a page
 /// of hundreds helps no reader.
 const MODELS_SHOWN_MAX: usize = 100;
 
+/// The tables that the page shows.
+#[derive(Clone)]
+pub(super) struct OverviewTables {
+    pub(super) shared: Arc<DaemonState>,
+    pub(super) snapshot: Option<Arc<SnapshotFile>>,
+}
+
 pub(super) async fn answer(
-    State(AdminServer {
-        shared, snapshot, ..
-    }): State<AdminServer>,
+    State(OverviewTables { shared, snapshot }): State<OverviewTables>,
 ) -> Json<Value> {
-    let views: Vec<PoolView> = shared.pools.borrow().iter().cloned().collect();
-    let proxies = shared.proxies.borrow().clone();
+    let views: Vec<PoolView> = shared.pools.all();
+    let proxies = shared.proxies.streams.borrow().clone();
     let now = Instant::now();
     let heard_at: Vec<Option<Instant>> = proxies
         .values()
-        .map(|proxy| shared.counters().reported_at(&proxy.peer))
+        .map(|proxy| shared.reports.counters().reported_at(&proxy.peer))
         .collect();
     let age = |at: Option<Instant>| at.map(|at| whole_ms(now.saturating_duration_since(at)));
     let proxies = proxies
@@ -42,13 +50,8 @@ pub(super) async fn answer(
         .zip(heard_at)
         .map(|(proxy, heard_at)| proxy_row(proxy, heard_at, &views, age));
     let pools = views.iter().map(|view| {
-        let totals = shared.counters().totals(&view.name, now);
-        let learned = shared
-            .learning
-            .learners
-            .get()
-            .and_then(|learners| learners.report(&view.name))
-            .unwrap_or_default();
+        let totals = shared.reports.totals(&view.name, now);
+        let learned = shared.learned.report(&view.name).unwrap_or_default();
         pool_row(view, &totals, &learned)
     });
     Json(json!({
@@ -257,7 +260,7 @@ fn proxy_row(
 
 /// Counts of what was refused since the daemon started.
 fn refusals(shared: &DaemonState) -> BTreeMap<&'static str, u64> {
-    let counters = shared.counters();
+    let counters = shared.reports.counters();
     BTreeMap::from([
         ("pool_updates", counters.pool_updates_refused),
         ("eds_responses", counters.eds_refused),
@@ -266,7 +269,12 @@ fn refusals(shared: &DaemonState) -> BTreeMap<&'static str, u64> {
         ("reports_invalid", counters.reports_invalid),
         (
             "streams",
-            shared.origins.refused().map(|(_, count)| count).sum(),
+            shared
+                .proxies
+                .origins
+                .refused()
+                .map(|(_, count)| count)
+                .sum(),
         ),
     ])
 }

@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
 use super::EDS_ACK_WAIT_MAX;
-use crate::state::shared::{EdsAck, PoolViews};
+use crate::state::eds_streams::EdsAck;
+use crate::state::pool_views::PoolViews;
 
 /// The subscriptions of a stream.
 #[derive(Debug, Default)]

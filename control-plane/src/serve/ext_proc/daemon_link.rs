@@ -57,8 +57,8 @@ impl DaemonLink {
             server.pools().map(|(name, _)| name.to_string()),
             Instant::now(),
         );
-        let mut pools = shared.pools.subscribe();
-        let mut relayed = shared.peers.relayed.subscribe();
+        let mut pools = shared.pools.views.subscribe();
+        let mut relayed = shared.proxies.relayed.subscribe();
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut reported = Instant::now();
@@ -74,7 +74,7 @@ impl DaemonLink {
                 if let Some(ack) = server.apply(message) {
                     session.ack(ack, Instant::now());
                 }
-                shared.set_ext_proc_pools(session.status());
+                shared.proxies.set_own(session.status());
             }
             if server.is_ready() != ready {
                 ready = !ready;
@@ -107,12 +107,11 @@ impl DaemonLink {
             let mut pool = pool.lock();
             let joins = pool.tick(self.server.now());
             if let Some(observations) = pool.take_observations(name) {
-                self.shared.observed(self.process_id, observations);
+                self.shared.learned.observed(self.process_id, observations);
             }
             if joins {
                 let own = (self.process_id, &Origin::default());
-                self.shared.relay().join(name, own, Instant::now());
-                self.shared.peers.relayed.send_replace(());
+                self.shared.proxies.join(name, own, Instant::now());
             }
         }
     }
@@ -129,9 +128,8 @@ impl DaemonLink {
             };
             if let Some(report) = report {
                 self.shared
-                    .relay()
-                    .receive(self.process_id, report, Instant::now());
-                self.shared.peers.relayed.send_replace(());
+                    .proxies
+                    .share(self.process_id, report, Instant::now());
             }
         }
         has_peers
@@ -148,8 +146,10 @@ impl DaemonLink {
                 (totals, state.pool.take_sample())
             };
             let now = Instant::now();
-            self.shared.record_ext_proc_counters(name, totals, now);
-            self.shared.keep_decision(name, "ext_proc", &decision, now);
+            self.shared.reports.record_own(name, totals, now);
+            self.shared
+                .reports
+                .keep_decision(name, "ext_proc", &decision, now);
         }
     }
 }

@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering;
 
 use super::MetricsCollector;
 use super::page::{MetricLabels, MetricsPage, count, float};
-use ::ext_proc::StreamCounts;
+use ::ext_proc::{SpanQueue, StreamCounts};
 
 // === impl MetricsCollector ===
 
 impl MetricsCollector {
     pub(super) fn ext_proc(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let streams = self.shared.ext_proc.streams.get();
+        let server = self.shown.ext_proc.as_ref();
+        let streams = server.map(|server| server.streams());
         let now = |of: fn(&StreamCounts) -> f64| streams.map(|s| (MetricLabels::new(), of(s)));
         page.gauge(
             "llm_d_epp_extproc_streams_inflight",
@@ -28,11 +29,9 @@ impl MetricsCollector {
             "ext_proc streams since start.",
             streams.map(|s| (MetricLabels::new(), s.begun())),
         )?;
-        let spans = self
-            .shared
-            .ext_proc
-            .spans
-            .get()
+        let spans = server
+            .and_then(|server| server.spans())
+            .map(SpanQueue::counts)
             .into_iter()
             .flat_map(|counts| {
                 [

@@ -37,27 +37,17 @@ const GAUGES: [SignalGauge; 3] = [
 
 impl MetricsCollector {
     pub(super) fn scaling(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let signals = self
-            .shared
-            .learning
-            .scaling
-            .get()
-            .filter(|_| self.shared.life.leads());
+        let signals = Some(&self.shown.signals).filter(|signals| signals.leads());
         let now = Instant::now();
-        let of_pool = |pool: &str| {
-            signals
-                .map(|signals| signals.groups(&self.shared, pool, now))
-                .unwrap_or_default()
-        };
         let mut rows: Vec<(MetricLabels, ScalingSignal)> = Vec::new();
-        for pool in &self.pools {
-            for group in of_pool(&pool.view.name) {
+        for (pool, signals) in self.pools.iter().flat_map(|pool| Some((pool, signals?))) {
+            for group in signals.groups(&pool.view.name, now) {
                 let mut labels = pool_label(pool);
                 labels.extend([
                     ("role", group.key.0.name().to_owned()),
                     ("model_name", group.models()),
                 ]);
-                rows.extend(signals.map(|signals| (labels, group.signal(&signals.goal))));
+                rows.push((labels, group.signal(&signals.goal)));
             }
         }
         for (name, help, of) in GAUGES {

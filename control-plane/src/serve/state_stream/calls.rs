@@ -99,6 +99,7 @@ async fn receive_call(
     let _permit = calls
         .server
         .shared
+        .proxies
         .origins
         .acquire(StreamQuota::Upload, &remote.origin, Instant::now())
         .map_err(refusal)?;

@@ -17,9 +17,12 @@ use scheduler::{Endpoint, EndpointMetrics, Version};
 use tokio::time::Instant;
 
 use crate::pool::writer::{PoolMember, PoolView};
+use crate::state::eds_streams::{EdsStreams, ProxyEds};
 use crate::state::peer::ProxyProcess;
 use crate::state::peer_relay::RelayCursor;
-use crate::state::shared::{DaemonState, EdsStreams, PoolViews, ProxyEds, ProxyPool};
+use crate::state::pool_views::PoolViews;
+use crate::state::proxies::ProxyPool;
+use crate::state::shared::DaemonState;
 
 /// How long after a Hello an EDS stream of the same proxy may take to open. After that the daemon
 /// assumes that the proxy's Envoy gets its hosts from elsewhere (Istio, static clusters). For such
@@ -126,8 +129,8 @@ impl StateSession {
     /// load of other proxies.
     pub fn next(&mut self, shared: &DaemonState, now: Instant) -> Option<state::DaemonMessage> {
         use state::daemon_message::Message::{LearnedModels, Metrics, PeerLoad, PoolUpdate};
-        let views = shared.pools.borrow().clone();
-        let eds = shared.eds.borrow();
+        let views = shared.pools.views.borrow().clone();
+        let eds = shared.proxies.eds.borrow();
         let peer = &self.peer;
         let begun = self.begun;
         let wrap = |message| {
@@ -169,7 +172,11 @@ impl StateSession {
             let Some(view) = views.get(name) else {
                 continue;
             };
-            if let Some(peers) = shared.relay().next(view, peer.id, &mut pool.relayed, now) {
+            if let Some(peers) = shared
+                .proxies
+                .relay()
+                .next(view, peer.id, &mut pool.relayed, now)
+            {
                 return wrap(PeerLoad(peers));
             }
         }
@@ -312,7 +319,7 @@ impl PoolSession {
         if !due || (rows.is_empty() && withheld > 0) {
             return None;
         }
-        let version = self.of_term(shared.next_version());
+        let version = self.of_term(shared.life.next_version());
         let endpoints: Vec<Endpoint> = rows
             .iter()
             .filter_map(|&i| view.members.get(i))
@@ -377,13 +384,13 @@ impl PoolSession {
         Some(proto::encode_metrics(
             &view.name,
             pool_update.version,
-            shared.next_version().sequence,
+            shared.life.next_version().sequence,
             &metrics,
         ))
     }
 
     fn next_models(&mut self, name: &str, shared: &DaemonState) -> Option<state::LearnedModels> {
-        let newest = shared.learning.models.borrow().get(name).map(Arc::clone)?;
+        let newest = shared.learned.models.borrow().get(name).map(Arc::clone)?;
         let sequence = newest.version?.sequence;
         let is_new = self.learned.replace(sequence) != Some(sequence);
         is_new.then(|| {

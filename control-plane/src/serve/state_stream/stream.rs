@@ -11,7 +11,9 @@ use tonic::Status;
 use super::StateSession;
 use super::admission::{self, Admission, AdmittedMessage, ProxyScope};
 use crate::state::peer::{ProxyProcess, RemoteAddress};
-use crate::state::shared::{ConnectedProxy, DaemonState, PoolViews};
+use crate::state::pool_views::PoolViews;
+use crate::state::proxies::ConnectedProxy;
+use crate::state::shared::DaemonState;
 
 /// A proxy's stream, from its Hello until it is dropped.
 #[derive(Debug)]
@@ -41,29 +43,30 @@ impl StateStream {
         remote: RemoteAddress,
         now: Instant,
     ) -> Result<(Self, state::DaemonMessage), Status> {
-        let (hello, unknown_pools) = admission::hello(hello, &shared.pool_names)?;
-        let peer = shared.origins.peer(&hello, remote);
+        let (hello, unknown_pools) = admission::hello(hello, &shared.pools.names)?;
+        let peer = shared.proxies.origins.peer(&hello, remote);
         if !unknown_pools.is_empty() {
-            tracing::warn!(node = peer.node_id, unknown = ?unknown_pools, known = ?shared.pool_names, "a proxy requests pools that are not configured here");
+            tracing::warn!(node = peer.node_id, unknown = ?unknown_pools, known = ?shared.pools.names, "a proxy requests pools that are not configured here");
         }
         let session = StateSession::new(peer.clone(), hello.pools.iter().cloned(), now);
-        let stream_id = shared.next_stream_id();
+        let stream_id = shared.life.next_stream_id();
         let proxy = ConnectedProxy {
             peer: peer.clone(),
             release: hello.release,
             since: SystemTime::now(),
             pools: session.status(),
         };
-        shared.proxies.send_modify(|proxies| {
+        shared.proxies.streams.send_modify(|proxies| {
             proxies.retain(|_, other| other.peer.id != peer.id);
             proxies.insert(stream_id, proxy);
         });
         for pool in &hello.pools {
             shared
+                .proxies
                 .relay()
                 .join(pool, (peer.id, &peer.remote.origin), now);
         }
-        shared.peers.relayed.send_replace(());
+        shared.proxies.relayed.send_replace(());
         let welcome = state::Welcome {
             schema: hello.schema,
             release: env!("CARGO_PKG_VERSION").to_owned(),
@@ -114,7 +117,7 @@ impl StateStream {
             refused,
         } = self.scope.admit(message)?;
         if refused > 0 {
-            let mut counters = self.shared.counters();
+            let mut counters = self.shared.reports.counters();
             let count = if matches!(said, Some(AdmittedMessage::Report(_))) {
                 &mut counters.reports_invalid
             } else {
@@ -124,15 +127,16 @@ impl StateStream {
         }
         match said {
             Some(AdmittedMessage::Ack(ack)) => self.ack(ack, now),
-            Some(AdmittedMessage::Report(report)) => self.shared.report(&self.peer, report, now),
+            Some(AdmittedMessage::Report(report)) => {
+                self.shared.reports.report(&self.peer, report, now)
+            }
             Some(AdmittedMessage::Share(share)) => {
-                self.shared.relay().receive(self.peer.id, share, now);
-                self.shared.peers.relayed.send_replace(());
+                self.shared.proxies.share(self.peer.id, share, now);
             }
             Some(AdmittedMessage::Observations(observations)) => {
-                self.shared.observed(self.peer.id, observations);
+                self.shared.learned.observed(self.peer.id, observations);
             }
-            Some(AdmittedMessage::Models(models)) => self.shared.claimed(models),
+            Some(AdmittedMessage::Models(models)) => self.shared.learned.claimed(models),
             None => {}
         }
         Ok(())
@@ -163,7 +167,7 @@ impl StateStream {
     fn ack(&mut self, ack: state::Ack, now: Instant) {
         if !ack.refused.is_empty() {
             self.refusals += 1;
-            self.shared.counters().pool_updates_refused += 1;
+            self.shared.reports.counters().pool_updates_refused += 1;
             // Log the first refusal of a stream, then ever fewer: a peer can refuse as fast as it
             // can send.
             if self.refusals.is_power_of_two() {
@@ -182,7 +186,7 @@ impl StateStream {
     }
 
     fn update(&self) {
-        self.shared.proxies.send_if_modified(|proxies| {
+        self.shared.proxies.streams.send_if_modified(|proxies| {
             let Some(proxy) = proxies.get_mut(&self.stream_id) else {
                 return false;
             };
@@ -197,16 +201,16 @@ impl StateStream {
 impl Drop for StateStream {
     fn drop(&mut self) {
         let mut gone = None;
-        self.shared.proxies.send_if_modified(|proxies| {
+        self.shared.proxies.streams.send_if_modified(|proxies| {
             gone = proxies.remove(&self.stream_id);
             gone.is_some()
         });
         // If a newer stream has replaced this one, the row is gone and the process stays.
         if let Some(proxy) = gone {
             for pool in proxy.pools.keys() {
-                self.shared.relay().leave(pool, proxy.peer.id);
+                self.shared.proxies.relay().leave(pool, proxy.peer.id);
             }
-            self.shared.peers.relayed.send_replace(());
+            self.shared.proxies.relayed.send_replace(());
         }
     }
 }

@@ -154,7 +154,7 @@ async fn a_hello_gets_the_same_messages_as_on_a_stream() {
         200
     );
     until("the acknowledgement counts", || async {
-        rig.shared.acknowledged("default", 1)
+        rig.shared.proxies.acknowledged("default", 1)
     })
     .await;
     let metrics = caller
@@ -297,7 +297,7 @@ async fn what_breaks_the_protocol_is_refused_with_the_reason() {
             .status(),
         405
     );
-    assert_eq!(rig.shared.proxies.borrow().len(), 0);
+    assert_eq!(rig.shared.proxies.streams.borrow().len(), 0);
 
     let other_schema = CallClient::new(rig.address, 6);
     assert_eq!(
@@ -331,7 +331,7 @@ async fn a_newer_connection_of_a_process_takes_over() {
     let (mut new, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     assert_eq!(old.end().await.0, 410);
     new.pool_update().await;
-    assert_eq!(rig.shared.proxies.borrow().len(), 1);
+    assert_eq!(rig.shared.proxies.streams.borrow().len(), 1);
 }
 
 #[tokio::test]
@@ -343,9 +343,9 @@ async fn a_proxy_that_calls_no_more_is_gone() {
     while tokio::time::Instant::now() < end {
         caller.hear().await.unwrap();
     }
-    assert_eq!(rig.shared.proxies.borrow().len(), 1);
+    assert_eq!(rig.shared.proxies.streams.borrow().len(), 1);
     until("the row of a silent proxy is gone", || async {
-        rig.shared.proxies.borrow().is_empty()
+        rig.shared.proxies.streams.borrow().is_empty()
     })
     .await;
     assert_eq!(caller.end().await.0, 410);

@@ -170,13 +170,13 @@ async fn every_answer_is_as_the_schema_says() {
         !get_json(daemon.admin_address, "/api/v1/overview").await["pools"][0]["models"][0].is_null()
     };
     until("the first report is counted", counted).await;
-    daemon.shared.sample_traffic(Instant::now());
+    daemon.standby.traffic.sample(Instant::now());
     filter.say(report(1_000_007, record(&endpoint))).await;
     until("the decision is kept", || async {
         !get_json(daemon.admin_address, "/api/v1/decisions").await["decisions"][0].is_null()
     })
     .await;
-    daemon.shared.sample_traffic(Instant::now());
+    daemon.standby.traffic.sample(Instant::now());
 
     let schema = schema();
     let overview = get_json(daemon.admin_address, "/api/v1/overview").await;

@@ -63,7 +63,7 @@ fn register(
 
 /// The members of pool `p` as text: name, address and role.
 fn members(daemon: &Daemon) -> String {
-    let pools = daemon.shared.pools.borrow().clone();
+    let pools = daemon.shared.pools.views.borrow().clone();
     let role = |labels: &[(String, String)]| {
         labels
             .iter()

@@ -14,7 +14,8 @@ use control_plane::pool::writer::{Pool, PoolSettings};
 use control_plane::scrape::{ScrapeConfig, ScrapeEvent, Scraper};
 use control_plane::serve::listen::{ListenerName, listen};
 use control_plane::shutdown::{self, ShutdownTrigger};
-use control_plane::state::shared::{DaemonState, ScraperHandle};
+use control_plane::state::reports::ScraperHandle;
+use control_plane::state::shared::DaemonState;
 use discovery::{Instance, SetChange, SetChanges};
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
@@ -42,7 +43,7 @@ pub(crate) struct Daemon {
     pub(crate) health_address: Option<SocketAddr>,
     pub(crate) scaler_address: Option<SocketAddr>,
     pub(crate) shared: Arc<DaemonState>,
-    standby: StandbyDaemon,
+    pub(crate) standby: StandbyDaemon,
     leading: LeadingDaemon,
 }
 
@@ -209,7 +210,8 @@ impl DaemonHarness {
         let (targets, _) = watch::channel(Arc::from([]));
         let feed = PoolFeed {
             pool: Pool::new(settings),
-            shared: Arc::clone(&shared),
+            views: Arc::clone(&shared.pools),
+            proxies: Arc::clone(&shared.proxies),
             targets,
             scraping,
             config: None,

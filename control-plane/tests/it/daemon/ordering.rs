@@ -118,6 +118,7 @@ async fn a_slot_is_lent_again_only_after_every_filter_acknowledged() {
     let freed = || async {
         rig.shared
             .pools
+            .views
             .borrow()
             .get("default")
             .unwrap()
@@ -127,7 +128,7 @@ async fn a_slot_is_lent_again_only_after_every_filter_acknowledged() {
     until("a departs", freed).await;
     rig.reset(vec![instance("b", 2), instance("c", 3)]).await;
     let slot_of_c = || async {
-        let pools = rig.shared.pools.borrow().clone();
+        let pools = rig.shared.pools.views.borrow().clone();
         let c = pools
             .get("default")
             .unwrap()
@@ -188,13 +189,14 @@ async fn a_refused_set_keeps_the_endpoint_away_until_a_good_one() {
     assert!(partial.is_none_or(|r| names(&r) == ["a"]));
     let why = rig
         .shared
+        .proxies
         .eds
         .borrow()
         .open
         .values()
         .find_map(|s| s.pools["default"].refused.clone());
     assert_eq!(why.as_deref(), Some("no such thing"));
-    assert_eq!(rig.shared.counters().eds_refused, 1);
+    assert_eq!(rig.shared.reports.counters().eds_refused, 1);
 
     rig.reset(vec![instance("a", 1), instance("b", 2), instance("c", 3)])
         .await;

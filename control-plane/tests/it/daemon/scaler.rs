@@ -140,6 +140,7 @@ async fn work_that_a_proxy_reports_is_a_backlog_and_needs_replicas() {
     let endpoints = daemon
         .shared
         .pools
+        .views
         .borrow()
         .get("default")
         .unwrap()
@@ -217,7 +218,7 @@ async fn each_role_has_the_work_of_all_proxies_and_what_they_hold() {
         })
     };
     let ids = || -> Vec<(u32, u32)> {
-        let pools = daemon.shared.pools.borrow();
+        let pools = daemon.shared.pools.views.borrow();
         let members = pools
             .get("default")
             .map(|view| view.members.clone())

@@ -234,7 +234,7 @@ async fn a_newer_stream_of_a_process_takes_over() {
         after.version.unwrap().sequence > before.version.unwrap().sequence,
         "a process never sees versions go back"
     );
-    assert_eq!(rig.shared.proxies.borrow().len(), 1);
+    assert_eq!(rig.shared.proxies.streams.borrow().len(), 1);
 }
 
 #[tokio::test]
@@ -246,19 +246,20 @@ async fn a_refused_pool_update_is_remembered_with_its_reason_and_acknowledges_no
     let refused = || async {
         rig.shared
             .proxies
+            .streams
             .borrow()
             .values()
             .any(|p| p.pools["default"].refused.as_deref() == Some("slot 7 twice"))
     };
     until("the refusal is seen", refused).await;
-    assert_eq!(rig.shared.counters().pool_updates_refused, 1);
-    assert!(!rig.shared.acknowledged("default", 1));
+    assert_eq!(rig.shared.reports.counters().pool_updates_refused, 1);
+    assert!(!rig.shared.proxies.acknowledged("default", 1));
     // An acknowledgement of a version that was not sent changes nothing.
     let mut forged = pool_update.clone();
     forged.version.as_mut().unwrap().sequence += 1000;
     filter.ack(&forged, "").await;
     filter.metrics().await;
-    assert!(!rig.shared.acknowledged("default", 1));
+    assert!(!rig.shared.proxies.acknowledged("default", 1));
 }
 
 #[tokio::test]
@@ -296,7 +297,7 @@ async fn a_slow_reader_is_sent_the_newest_and_not_what_it_missed() {
     for revision in 1..=CHANGES {
         rig.reset(large(revision)).await;
         let published = || async {
-            let pools = rig.shared.pools.borrow().clone();
+            let pools = rig.shared.pools.views.borrow().clone();
             let pool = pools.get("default").unwrap();
             pool.members[0].instance.labels[0].1 == revision.to_string()
         };
@@ -374,12 +375,12 @@ async fn many_proxies_all_get_every_change() {
         while names(&filter.pool_update().await) != ["b"] {}
     }
     assert_eq!(
-        rig.shared.proxies.borrow().len(),
+        rig.shared.proxies.streams.borrow().len(),
         usize::try_from(PROXIES).unwrap()
     );
     drop(filters);
     until("rows of closed streams are gone", || async {
-        rig.shared.proxies.borrow().is_empty()
+        rig.shared.proxies.streams.borrow().is_empty()
     })
     .await;
 }
@@ -417,7 +418,7 @@ async fn reports_add_up_over_vms_and_survive_nonsense() {
     let total = || async {
         let totals = rig
             .shared
-            .counters()
+            .reports
             .totals("default", tokio::time::Instant::now());
         totals
             .endpoints
@@ -425,9 +426,9 @@ async fn reports_add_up_over_vms_and_survive_nonsense() {
             .is_some_and(|e| (e.picked, e.requests) == (17, 5))
     };
     until("cumulative counts replace, VMs add", total).await;
-    assert_eq!(rig.shared.counters().reports_invalid, 1);
+    assert_eq!(rig.shared.reports.counters().reports_invalid, 1);
     let later = tokio::time::Instant::now() + Duration::from_secs(60);
-    let totals = rig.shared.counters().totals("default", later);
+    let totals = rig.shared.reports.totals("default", later);
     let row = totals.endpoints[&(id.generation, id.slot)];
     assert_eq!(
         (row.picked, row.requests, totals.vms),

@@ -33,10 +33,10 @@ async fn only_pools_that_are_served_are_counted() {
     .await;
     bad.say(report(vec![vm("default", 1)])).await;
     until("the last counts", || async {
-        rig.shared.counters().totals("default", Instant::now()).vms == 1
+        rig.shared.reports.totals("default", Instant::now()).vms == 1
     })
     .await;
-    let counters = rig.shared.counters();
+    let counters = rig.shared.reports.counters();
     let counted = (0..1_000)
         .filter(|pool| {
             counters
@@ -55,7 +55,7 @@ async fn one_host_pushes_out_no_others_counts() {
     good.say(report(vec![vm("default", 1)])).await;
     until("it counts", || async {
         rig.shared
-            .counters()
+            .reports
             .totals("default", Instant::now())
             .prefix_evictions
             == 1
@@ -72,7 +72,7 @@ async fn one_host_pushes_out_no_others_counts() {
     }
     until("all of it is counted", || async {
         rig.shared
-            .counters()
+            .reports
             .totals("default", Instant::now())
             .prefix_evictions
             >= 6_001
@@ -83,7 +83,7 @@ async fn one_host_pushes_out_no_others_counts() {
     good.say(report(vec![vm("default", 1)])).await;
     bad.say(report(vec![vm("default", 5_999)])).await;
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-    let totals = rig.shared.counters().totals("default", Instant::now());
+    let totals = rig.shared.reports.totals("default", Instant::now());
     assert_eq!(totals.prefix_evictions, 6_001);
     assert!(
         totals.vms <= 600,

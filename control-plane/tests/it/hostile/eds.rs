@@ -85,7 +85,7 @@ async fn a_pool_update_waits_for_a_silent_eds_stream_so_long_and_no_longer_and_t
         ["a"]
     );
     assert!(begun.elapsed() > EDS_ACK_WAIT_MAX / 2, "it did not wait");
-    assert!(rig.shared.counters().eds_unanswered > 0);
+    assert!(rig.shared.reports.counters().eds_unanswered > 0);
     // The late Envoy answers in the end and counts again.
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
     pool_update_of(&mut good, &["a", "b"]).await;
@@ -109,7 +109,7 @@ async fn a_stream_that_came_and_went_without_an_acknowledgement_leaves_nothing()
     silent.next().await.unwrap();
     drop(silent);
     until("the stream is gone", || async {
-        rig.shared.eds.borrow().open.is_empty()
+        rig.shared.proxies.eds.borrow().open.is_empty()
     })
     .await;
     let mut good = filter(&home, 1).await;

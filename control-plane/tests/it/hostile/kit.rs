@@ -43,7 +43,7 @@ pub(super) async fn filter(channel: &Channel, process_id: u64) -> FilterStream {
 
 /// The endpoints of the pool.
 pub(super) fn endpoints(rig: &DaemonHarness) -> Vec<EndpointRef> {
-    let pools = rig.shared.pools.borrow().clone();
+    let pools = rig.shared.pools.views.borrow().clone();
     pools
         .get("default")
         .unwrap()

@@ -10,9 +10,11 @@ use control_plane::config::{CompiledConfig, LatencyOptions};
 use control_plane::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
 use control_plane::scrape::{ScrapeConfig, Scraper};
 use control_plane::serve::state_stream::{FIRST_POOL_UPDATE_WAIT, StateStream};
+use control_plane::state::eds_streams::{EdsAck, EdsStream};
 use control_plane::state::peer::{Origin, RemoteAddress};
 use control_plane::state::peer_relay::ACTIVE_PER_ORIGIN_MAX;
-use control_plane::state::shared::{DaemonState, EdsAck, EdsStream, ScraperHandle};
+use control_plane::state::reports::ScraperHandle;
+use control_plane::state::shared::DaemonState;
 use discovery::Instance;
 use pool_state::{LoadReportSum, PeerLoadReport};
 use prost::Message as _;
@@ -107,7 +109,7 @@ impl SequenceDaemon {
 
     fn publish(&mut self) {
         if let Some(view) = self.pool.take_view() {
-            self.shared.publish(view);
+            self.shared.pools.publish(view);
         }
     }
 
@@ -144,7 +146,7 @@ impl SequenceDaemon {
                     since: SystemTime::UNIX_EPOCH,
                     pools,
                 };
-                self.shared.eds.send_modify(|all| {
+                self.shared.proxies.eds.send_modify(|all| {
                     if acked.is_multiple_of(7) {
                         all.close(stream, self.now);
                     } else {
@@ -164,7 +166,7 @@ impl SequenceDaemon {
         }
         let shared = Arc::clone(&self.shared);
         self.pool.settle(
-            |revision| shared.acknowledged("p", revision),
+            |revision| shared.proxies.acknowledged("p", revision),
             WallAndMonotonic {
                 instant: self.now,
                 wall: SystemTime::UNIX_EPOCH,
@@ -194,17 +196,18 @@ impl SequenceDaemon {
         }
         let open = self.bad.iter().flatten().count() + 1;
         assert!(
-            self.shared.proxies.borrow().len() <= open,
+            self.shared.proxies.streams.borrow().len() <= open,
             "rows of ended streams are left"
         );
         assert!(
             self.shared
                 .proxies
+                .streams
                 .borrow()
                 .contains_key(&self.good.stream_id()),
             "the good one was replaced"
         );
-        let counters = self.shared.counters();
+        let counters = self.shared.reports.counters();
         assert_eq!(
             counters.totals("q", self.now).vms,
             0,

@@ -44,7 +44,7 @@ async fn a_daemon_whose_term_is_behind_numbers_its_pool_updates_above_what_the_p
         "metrics are of that pool update"
     );
     crate::daemon::harness::until("it is acknowledged", || async {
-        rig.shared.acknowledged("default", 1)
+        rig.shared.proxies.acknowledged("default", 1)
     })
     .await;
 }

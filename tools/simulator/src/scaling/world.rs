@@ -7,7 +7,6 @@
 
 use learning::scaling::TrafficTotals;
 use pool_state::{LedgerHold, ManagedPool};
-use scheduler::scaling::TrafficTotals;
 use scheduler::{EndpointMetrics, EndpointRef, Pipeline, PipelineSpec, Request, Snapshot, Version};
 
 use super::limits::{TPOT_SLO_S, TTFT_SLO_S};

@@ -1,0 +1,54 @@
+//! The learned models of each pool, as state streams and pages read them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+use proto::state;
+use scheduler::latency::step::StepModel;
+use tokio::sync::watch;
+
+use crate::learn::directory::{LearnerDirectory, LearnerReport};
+
+/// The learned models, and their learners.
+#[derive(Debug, Default)]
+pub struct LearnedPools {
+    /// The models of each pool; the learning task of the pool writes them.
+    pub models: watch::Sender<BTreeMap<Arc<str>, Arc<state::LearnedModels>>>,
+    /// The learners; unset until they are started.
+    pub learners: OnceLock<LearnerDirectory>,
+}
+
+// === impl LearnedPools ===
+
+impl LearnedPools {
+    /// The step model of a pool; the default one until it is learned.
+    #[must_use]
+    pub fn step_model(&self, pool: &str) -> Arc<StepModel> {
+        let words = self
+            .models
+            .borrow()
+            .get(pool)
+            .map(|models| StepModel::from_words(&models.step));
+        Arc::new(words.and_then(Result::ok).unwrap_or_default())
+    }
+
+    /// How well a pool is learned; `None` before its learner has started.
+    #[must_use]
+    pub fn report(&self, pool: &str) -> Option<LearnerReport> {
+        self.learners.get()?.report(pool)
+    }
+
+    /// Queues the observations of a process. Never waits.
+    pub fn observed(&self, process_id: u64, observations: state::Observations) {
+        if let Some(learners) = self.learners.get() {
+            learners.enqueue(process_id, observations);
+        }
+    }
+
+    /// Queues the learned models that a proxy has, if the daemon lacks them. Never waits.
+    pub fn claimed(&self, models: state::LearnedModels) {
+        if let Some(learners) = self.learners.get() {
+            learners.enqueue_models(models);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! One run of the daemon: whether it leads, and the numbers that it gives out.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use scheduler::Version;
+use tokio::sync::watch;
+
+/// One run of the daemon, from start to stop: whether it leads, and the numbers it gives out. Only
+/// [`crate::daemon`] begins and ends terms.
+#[derive(Debug)]
+pub struct DaemonLife {
+    leadership: watch::Sender<Leadership>,
+    sequence: AtomicU64,
+    stream_id: AtomicU64,
+}
+
+/// Whether the daemon leads, and what a leader decides for all proxies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leadership {
+    /// Whether the daemon leads now.
+    pub leads: bool,
+    /// The newest term that the daemon knows: its own while it leads. It never shrinks.
+    pub term: u64,
+    /// Keys the hashes of prompt blocks; the same for all pools and proxies.
+    pub hash_secret: u128,
+}
+
+// === impl DaemonLife ===
+
+impl DaemonLife {
+    /// The life of a daemon that stands by after `term`.
+    #[must_use]
+    pub fn new(term: u64, hash_secret: u128) -> Self {
+        Self {
+            leadership: watch::Sender::new(Leadership {
+                leads: false,
+                term,
+                hash_secret,
+            }),
+            sequence: AtomicU64::new(0),
+            stream_id: AtomicU64::new(0),
+        }
+    }
+
+    /// A version newer than all earlier ones of this daemon.
+    pub fn next_version(&self) -> Version {
+        Version {
+            term: self.term(),
+            sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
+        }
+    }
+
+    pub fn next_stream_id(&self) -> u64 {
+        self.stream_id.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Whether the daemon leads now.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        self.leadership.borrow().leads
+    }
+
+    /// The newest term that the daemon knows.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.leadership.borrow().term
+    }
+
+    /// The key of the hashes of prompt blocks.
+    #[must_use]
+    pub fn hash_secret(&self) -> u128 {
+        self.leadership.borrow().hash_secret
+    }
+
+    /// Wakes its holder when the daemon begins or ends to lead.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Leadership> {
+        self.leadership.subscribe()
+    }
+
+    /// Begins a term, which must be newer than all that the daemon knows.
+    pub fn begin_term(&self, term: u64, hash_secret: u128) {
+        self.leadership.send_modify(|now| {
+            *now = Leadership {
+                term,
+                hash_secret,
+                ..*now
+            }
+        });
+    }
+
+    /// Records whether the daemon leads.
+    pub fn set_leads(&self, leads: bool) {
+        self.leadership.send_modify(|now| now.leads = leads);
+    }
+}

@@ -1,0 +1,70 @@
+//! The newest view of each pool. The task of a pool writes its row; all others read.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::pool::writer::PoolView;
+
+/// The configured pools, and their views.
+#[derive(Debug)]
+pub struct PoolTable {
+    /// The names of all configured pools, with or without a complete set of endpoints.
+    pub names: Vec<Arc<str>>,
+    pub views: watch::Sender<PoolViews>,
+}
+
+/// The newest view of each pool, by name.
+#[derive(Clone, Debug, Default)]
+pub struct PoolViews(BTreeMap<Arc<str>, Arc<PoolView>>);
+
+// === impl PoolTable ===
+
+impl PoolTable {
+    /// A table of these pools, without views.
+    #[must_use]
+    pub fn new(names: Vec<Arc<str>>) -> Self {
+        Self {
+            names,
+            views: watch::Sender::default(),
+        }
+    }
+
+    /// Publishes a new view of a pool to the readers.
+    pub fn publish(&self, view: PoolView) {
+        self.views.send_modify(|pools| {
+            pools.0.insert(Arc::clone(&view.name), Arc::new(view));
+        });
+    }
+
+    /// The view of a pool, if it has a complete set of endpoints.
+    #[must_use]
+    pub fn view(&self, name: &str) -> Option<PoolView> {
+        self.views.borrow().get(name).cloned()
+    }
+
+    /// All views, complete or not.
+    #[must_use]
+    pub fn all(&self) -> Vec<PoolView> {
+        self.views.borrow().iter().cloned().collect()
+    }
+}
+
+// === impl PoolViews ===
+
+impl PoolViews {
+    /// The pool of this name, if it has a complete set of endpoints.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&PoolView> {
+        self.0
+            .get(name)
+            .map(AsRef::as_ref)
+            .filter(|view| view.sources.complete)
+    }
+
+    /// All views, complete or not.
+    pub fn iter(&self) -> impl Iterator<Item = &PoolView> {
+        self.0.values().map(AsRef::as_ref)
+    }
+}

@@ -1,0 +1,107 @@
+//! The tables that the streams of proxies and Envoys write: their status, what each origin uses,
+//! and what proxies send to each other.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use proto::state;
+use scheduler::Version;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::state::eds_streams::EdsStreams;
+use crate::state::peer::{Origin, OriginQuotas, ProxyProcess};
+use crate::state::peer_relay::PeerRelay;
+
+/// The connected state streams, by stream id.
+pub type Proxies = BTreeMap<u64, ConnectedProxy>;
+
+/// The streams of proxies and Envoys.
+#[derive(Debug, Default)]
+pub struct ProxyTables {
+    /// The state streams of proxies.
+    pub streams: watch::Sender<Proxies>,
+    /// The EDS streams of Envoys.
+    pub eds: watch::Sender<EdsStreams>,
+    /// The resources used by each origin.
+    pub origins: Arc<OriginQuotas>,
+    /// The state that the daemon's own ext_proc server has of each pool, as a proxy has it; empty
+    /// where it does not run.
+    own: Mutex<BTreeMap<String, ProxyPool>>,
+    relay: Mutex<PeerRelay>,
+    /// Wakes the state streams when the relay has new load or placements.
+    pub relayed: watch::Sender<()>,
+}
+
+/// The status of a proxy's state stream.
+#[derive(Clone, Debug)]
+pub struct ConnectedProxy {
+    pub peer: ProxyProcess,
+    /// The release of the filter; empty if the filter is too old to send it.
+    pub release: String,
+    /// When the stream was opened.
+    pub since: SystemTime,
+    /// The state that the proxy has, by requested pool.
+    pub pools: BTreeMap<String, ProxyPool>,
+}
+
+/// The state of a pool that a proxy has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProxyPool {
+    /// The pool update sent last, and the pool revision that it was made from.
+    pub sent: Option<(Version, u64)>,
+    /// The newest pool update that the proxy acknowledged, and the pool revision that it was made
+    /// from.
+    pub acked: Option<(Version, u64)>,
+    /// When it acknowledged that.
+    pub acked_at: Option<Instant>,
+    /// Endpoints withheld until the proxy's Envoy has them.
+    pub withheld: usize,
+    /// Why the proxy refused the last pool update; `None` if it did not.
+    pub refused: Option<String>,
+}
+
+// === impl ProxyTables ===
+
+impl ProxyTables {
+    /// Locks the relay between proxies.
+    pub fn relay(&self) -> MutexGuard<'_, PeerRelay> {
+        self.relay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a process to those that share the load of a pool.
+    pub fn join(&self, pool: &str, process: (u64, &Origin), now: Instant) {
+        self.relay().join(pool, process, now);
+        self.relayed.send_replace(());
+    }
+
+    /// Passes the load of a process to the others.
+    pub fn share(&self, process_id: u64, report: state::LoadReport, now: Instant) {
+        self.relay().receive(process_id, report, now);
+        self.relayed.send_replace(());
+    }
+
+    /// Replaces the state that this process's own ext_proc server has of each pool.
+    pub fn set_own(&self, pools: BTreeMap<String, ProxyPool>) {
+        *self.own() = pools;
+    }
+
+    /// Whether every proxy that requested `pool`, and this process's own ext_proc server, has
+    /// acknowledged a pool update of `revision` or newer.
+    #[must_use]
+    pub fn acknowledged(&self, pool: &str, revision: u64) -> bool {
+        let proxies = self.streams.borrow();
+        let own = self.own();
+        let mut rows = proxies
+            .values()
+            .map(|proxy| &proxy.pools)
+            .chain([&*own])
+            .filter_map(|pools| pools.get(pool));
+        rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= revision))
+    }
+
+    fn own(&self) -> MutexGuard<'_, BTreeMap<String, ProxyPool>> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,104 @@
+//! What proxies, and the daemon's own ext_proc server, report of their requests.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use proto::state;
+use tokio::time::Instant;
+
+use crate::scrape::{BusyHint, ScrapeStats};
+use crate::state::counters::{CounterStore, CounterTotals, VmReport};
+use crate::state::decision_log::DecisionLog;
+use crate::state::peer::ProxyProcess;
+
+/// Counters and sampled decisions, and the scrapers that hurry after a pick.
+#[derive(Debug)]
+pub struct RequestReports {
+    counters: Mutex<CounterStore>,
+    decisions: Mutex<DecisionLog>,
+    /// The scrapers of all pools.
+    scrapers: BTreeMap<Arc<str>, ScraperHandle>,
+}
+
+/// The parts of a pool's scraper that other tasks use.
+#[derive(Clone, Debug)]
+pub struct ScraperHandle {
+    /// Reports picked endpoints to the scraper.
+    pub busy: BusyHint,
+    /// The counters of the scraper.
+    pub stats: Arc<ScrapeStats>,
+}
+
+// === impl RequestReports ===
+
+impl RequestReports {
+    #[must_use]
+    pub fn new(scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Self {
+        Self {
+            counters: Mutex::default(),
+            decisions: Mutex::default(),
+            scrapers,
+        }
+    }
+
+    /// Locks the counters.
+    pub fn counters(&self) -> MutexGuard<'_, CounterStore> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The sums of a pool's counters.
+    #[must_use]
+    pub fn totals(&self, pool: &str, now: Instant) -> CounterTotals {
+        self.counters().totals(pool, now)
+    }
+
+    /// Locks the sampled decisions.
+    pub fn decisions(&self) -> MutexGuard<'_, DecisionLog> {
+        self.decisions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records the report of a process, and scrapes the picked endpoints more often.
+    pub fn report(&self, peer: &ProxyProcess, mut report: Vec<state::VmCounters>, now: Instant) {
+        for vm in &mut report {
+            self.keep_decision(
+                &vm.pool,
+                &peer.node_id,
+                &std::mem::take(&mut vm.decision),
+                now,
+            );
+        }
+        // Parse before the lock is taken, so that other tasks do not wait.
+        let totals: Vec<_> = report.into_iter().map(VmReport::from_vm).collect();
+        let picked = self.counters().report(peer, totals, now);
+        for (pool, id) in picked {
+            if let Some(scraper) = self.scrapers.get(&*pool) {
+                scraper.busy.hint(id);
+            }
+        }
+    }
+
+    /// Keeps a sampled decision of a pool that is served; an empty record is none.
+    pub fn keep_decision(&self, pool: &str, source: &str, record: &str, now: Instant) {
+        if let Some((pool, _)) = self.scrapers.get_key_value(pool)
+            && !record.is_empty()
+        {
+            self.decisions().keep(pool, source, record, now);
+        }
+    }
+
+    /// Records the counters of a pool that this process's own ext_proc server counted.
+    pub fn record_own(&self, pool: &str, totals: CounterTotals, now: Instant) {
+        let picked = self.counters().report_local(pool, totals, now);
+        if let Some(scraper) = self.scrapers.get(pool) {
+            picked.into_iter().for_each(|id| scraper.busy.hint(id));
+        }
+    }
+
+    /// The counters of a pool's scraper.
+    #[must_use]
+    pub fn scrape_stats(&self, pool: &str) -> Option<&ScrapeStats> {
+        self.scrapers.get(pool).map(|scraper| &*scraper.stats)
+    }
+}
