@@ -10,6 +10,12 @@ use crate::state::counters::TotalsHistogram;
 
 pub(super) type MetricLabels = Vec<(&'static str, String)>;
 
+/// What several families have in common: labels, and what their values are read from.
+pub(super) type Rows<T> = Vec<(MetricLabels, T)>;
+
+/// Name, help text, and how the value is read from a row.
+pub(super) type Family<T, V> = (&'static str, &'static str, fn(T) -> V);
+
 /// A histogram as it is written: bounds with their counts (not cumulative), and the sum.
 pub(super) struct HistogramBuckets {
     pub(super) counts: Vec<(f64, u64)>,
@@ -23,13 +29,15 @@ pub(super) struct MetricsPage<'e>(pub(super) DescriptorEncoder<'e>);
 
 impl HistogramBuckets {
     pub(super) fn scaled(histogram: &TotalsHistogram, scale: f64) -> Self {
-        let bounds = HISTOGRAM_BOUNDS
-            .iter()
-            .map(|bound| bound * scale)
-            .chain([f64::INFINITY]);
+        let bounds = HISTOGRAM_BOUNDS.iter().map(|bound| bound * scale);
+        Self::new(bounds, &histogram.counts, histogram.sum * scale)
+    }
+
+    pub(super) fn new(bounds: impl Iterator<Item = f64>, counts: &[u64], sum: f64) -> Self {
+        let bounds = bounds.chain([f64::INFINITY]);
         Self {
-            counts: bounds.zip(histogram.counts).collect(),
-            sum: histogram.sum * scale,
+            counts: bounds.zip(counts.iter().copied()).collect(),
+            sum,
         }
     }
 
@@ -91,6 +99,39 @@ impl MetricsPage<'_> {
         Ok(())
     }
 
+    /// Writes a counter for each of `families`.
+    pub(super) fn counters<T: Copy, const N: usize>(
+        &mut self,
+        rows: &Rows<T>,
+        families: [Family<T, u64>; N],
+    ) -> fmt::Result {
+        families
+            .into_iter()
+            .try_for_each(|(name, help, of)| self.counter(name, help, read(rows, of)))
+    }
+
+    /// Writes a gauge for each of `families`.
+    pub(super) fn gauges<T: Copy, const N: usize>(
+        &mut self,
+        rows: &Rows<T>,
+        families: [Family<T, f64>; N],
+    ) -> fmt::Result {
+        families
+            .into_iter()
+            .try_for_each(|(name, help, of)| self.gauge(name, help, read(rows, of)))
+    }
+
+    /// Writes a histogram for each of `families`.
+    pub(super) fn histograms<T: Copy, const N: usize>(
+        &mut self,
+        rows: &Rows<T>,
+        families: [Family<T, HistogramBuckets>; N],
+    ) -> fmt::Result {
+        families
+            .into_iter()
+            .try_for_each(|(name, help, of)| self.histogram(name, help, read(rows, of)))
+    }
+
     pub(super) fn histogram(
         &mut self,
         name: &str,
@@ -118,6 +159,26 @@ fn labelled(
     } else {
         write(&mut family.encode_family(labels)?)
     }
+}
+
+fn read<T: Copy, V>(rows: &Rows<T>, of: fn(T) -> V) -> impl Iterator<Item = (MetricLabels, V)> {
+    rows.iter()
+        .map(move |(labels, row)| (labels.clone(), of(*row)))
+}
+
+/// Several rows for each of `rows`, which differ in one more label.
+pub(super) fn by<T: Copy, V, K: AsRef<str>, I: IntoIterator<Item = (K, V)>>(
+    rows: &Rows<T>,
+    label: &'static str,
+    of: impl Fn(T) -> I,
+) -> Rows<V> {
+    rows.iter()
+        .flat_map(|(labels, row)| {
+            of(*row)
+                .into_iter()
+                .map(move |(name, value)| (with(labels, label, name.as_ref()), value))
+        })
+        .collect()
 }
 
 pub(super) fn with(labels: &MetricLabels, key: &'static str, value: &str) -> MetricLabels {
