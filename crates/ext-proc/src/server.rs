@@ -1,8 +1,8 @@
 //! The state of the ext_proc server: one [`ManagedPool`] for each pool, as each worker of a proxy
 //! has one.
 //!
-//! The server applies the messages that proxies receive. It refuses and acknowledges them as a proxy
-//! does, so that the daemon reuses no slot that is still in use here.
+//! The server applies the messages that proxies receive. It refuses and acknowledges them as a
+//! proxy does, so that the daemon reuses no slot that is still in use here.
 //!
 //! A pool is behind a lock that is held for one step of one exchange, some tens of µs, and never
 //! across a wait.

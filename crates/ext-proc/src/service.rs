@@ -77,8 +77,8 @@ struct StreamTransport {
 // === impl ExtProcService ===
 
 impl ExtProcService {
-    /// Creates the service; decisions use the state of `server`. `stopping` becomes true, or closes,
-    /// when the daemon stops.
+    /// Creates the service; decisions use the state of `server`. `stopping` becomes true, or
+    /// closes, when the daemon stops.
     #[must_use]
     pub fn new(
         server: Arc<ExtProcServer>,

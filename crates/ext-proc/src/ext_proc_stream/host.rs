@@ -1,23 +1,23 @@
 //! The host of an ext_proc stream's driver: its calls become answers to the proxy.
 
+mod bodies;
+mod response_head;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use envoy_types::pb::envoy::service::ext_proc::v3::{
-    HttpHeaders, ProcessingRequest, ProcessingResponse,
-};
-use exchange::rewrite::BodyEdit;
+use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
 use exchange::trace::TraceContext;
 use exchange::{
     BodyProgress, ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse,
-    RequestChanges, RequestCount, RequestHost, ResponseHead, ResponseOrigin, ResponseStep,
-    RewriteError, Timestamp, headers, ready_reply,
+    RequestChanges, RequestCount, RequestHost, ResponseStep, RewriteError, Timestamp, headers,
+    ready_reply,
 };
 use scheduler::flow::FlowControl;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-use super::super::answers::{self, AnswerQueue};
-use super::super::held_body::{BodyPieces, HeldBody};
+use super::super::answers::AnswerQueue;
+use super::super::held_body::HeldBody;
 use super::super::server::{ExtProcServer, ServedPool};
 use super::super::span::RequestSpan;
 use super::super::wire::{self, BodyDirection, BodyMode, BodyModes, HeaderChanges};
@@ -32,9 +32,6 @@ const HOLD_MS_MAX: u64 = 3_600_000;
 /// How much longer than a request may be held a proxy is asked to wait, in ms: as long as it waits
 /// for any answer (`message_timeout` of the shipped file).
 const ANSWER_MS: u64 = 5_000;
-
-/// The metadata key of the served endpoint, in the destination's namespace.
-const SERVED: &str = "x-gateway-destination-endpoint-served";
 
 /// The next thing that a stream needs.
 #[derive(Clone, Debug)]
@@ -488,129 +485,9 @@ impl ExtProcHost {
         self.modes.unwrap_or(BodyModes::of(None))
     }
 
-    /// The answer to a body that came as one piece, and the length of the body in it.
-    fn buffered_answer(
-        &mut self,
-        edit: Option<BodyEdit>,
-        changes: HeaderChanges,
-    ) -> (ProcessingResponse, usize) {
-        // Trailers came instead of a body. Their answer cannot change headers, so the destination
-        // goes as metadata only.
-        let Some(piece) = self.held.take(edit) else {
-            return (wire::trailers_answer(BodyDirection::Request), 0);
-        };
-        let replacement = piece.changed.then_some(piece.bytes);
-        let body_bytes = replacement.as_ref().map_or(0, Vec::len);
-        (
-            wire::body_answer(BodyDirection::Request, replacement, changes),
-            body_bytes,
-        )
-    }
-
-    fn send_pieces(&mut self, edit: Option<BodyEdit>) {
-        let duplex = self.modes().request == BodyMode::FullDuplex;
-        // A piece that gets its own answer keeps its length.
-        let pieces = self
-            .held
-            .take_pieces(edit, if duplex { PIECE_BYTES_MAX } else { usize::MAX });
-        self.out.push_body(answers::AnswerBody {
-            pieces,
-            direction: BodyDirection::Request,
-            duplex,
-            ends: self.end == RequestEndedBy::Body,
-        });
-        if self.end == RequestEndedBy::Trailers {
-            self.answer(wire::trailers_answer(BodyDirection::Request));
-        }
-    }
-
-    /// Forwards a piece of a body unread.
-    pub(super) fn forward_body(
-        &mut self,
-        direction: BodyDirection,
-        body: Vec<u8>,
-        end_of_stream: bool,
-    ) {
-        let modes = self.modes();
-        let mode = if direction == BodyDirection::Request {
-            modes.request
-        } else {
-            modes.response
-        };
-        if mode == BodyMode::FullDuplex {
-            self.send_duplex(direction, body, end_of_stream);
-        } else {
-            self.answer(wire::body_answer(direction, None, HeaderChanges::default()));
-        }
-    }
-
-    fn send_duplex(&mut self, direction: BodyDirection, body: Vec<u8>, ends: bool) {
-        if body.len() > PIECE_BYTES_MAX {
-            let pieces = BodyPieces::of(body, PIECE_BYTES_MAX);
-            self.out.push_body(answers::AnswerBody {
-                pieces,
-                direction,
-                duplex: true,
-                ends,
-            });
-        } else {
-            let body_bytes = body.len();
-            self.out
-                .push(wire::streamed_body(direction, body, ends), body_bytes);
-        }
-    }
-
     /// Sends a message without a body.
     pub(super) fn answer(&mut self, message: ProcessingResponse) {
         self.out.push(message, 0);
-    }
-
-    /// Reads response headers, with the served endpoint from the attributes that the proxy sends,
-    /// else from the metadata of the protocol.
-    pub(super) fn response_head<'m>(
-        &self,
-        message: &'m ProcessingRequest,
-        given: &'m HttpHeaders,
-    ) -> ResponseHead<'m> {
-        let mut head = ResponseHead::read(wire::pairs(given.headers.as_ref()));
-        let served = wire::metadata(
-            message.metadata_context.as_ref(),
-            self.server.destination_namespace(),
-            SERVED,
-        )
-        .and_then(wire::text);
-        match wire::text_attribute(message, "response.code_details") {
-            Some(details) => {
-                head.origin = ResponseOrigin::of_details(details.as_bytes());
-                head.upstream_address = wire::text_attribute(message, "upstream.address")
-                    .or(served)
-                    .map(str::as_bytes);
-                head.attempts =
-                    wire::count_attribute(message, "upstream.request_attempt_count").unwrap_or(0);
-            }
-            None => {
-                // The proxy's own errors look like those of a server here, so nothing is learned
-                // from them.
-                head.origin = if matches!(head.status, 502..=504) {
-                    ResponseOrigin::Ours
-                } else {
-                    ResponseOrigin::Upstream
-                };
-                head.upstream_address = served.map(str::as_bytes);
-            }
-        }
-        head.end_of_stream = given.end_of_stream;
-        match self.modes().response {
-            // The headers wait for the body only in this mode, so that they can have the new
-            // length.
-            BodyMode::Buffered => {}
-            // A body that Envoy does not send is like one in an unknown encoding.
-            BodyMode::None => head.encoded = true,
-            BodyMode::Streamed { .. } | BodyMode::BufferedPartial | BodyMode::FullDuplex => {
-                head.content_length = head.content_length.map(|_| usize::MAX);
-            }
-        }
-        head
     }
 }
 
