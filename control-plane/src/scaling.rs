@@ -373,12 +373,10 @@ impl RecordedTraffic {
 
 /// The requests that arrived at a group. Picks name the endpoint that decodes, so those of prefill
 /// endpoints are the picks of endpoints with the same models, or else of all.
-fn arrived(picked: &BTreeMap<GroupKey, u64>, (role, models): &GroupKey) -> u64 {
+fn arrived(picked: &BTreeMap<GroupKey, u64>, key: &GroupKey) -> u64 {
+    let (role, models) = key;
     if *role != ScalingRole::Prefill {
-        return picked
-            .get(&(*role, Arc::clone(models)))
-            .copied()
-            .unwrap_or(0);
+        return picked.get(key).copied().unwrap_or(0);
     }
     let decodes = || {
         picked

@@ -43,33 +43,9 @@ impl LeadingDaemon {
     /// Begins a term, and serves before it returns. The files are read now, because another daemon
     /// may have written them since this one started.
     pub(super) async fn begin(standby: &StandbyDaemon) -> Result<Self, FatalError> {
+        let found = begin_term(standby).await;
         let shared = Arc::clone(&standby.shared);
         let health = standby.monitoring.health.clone();
-        let found = standby.snapshot.as_ref().and_then(|file| file.load());
-        let term = next_term(
-            shared.life.term(),
-            found.as_ref().map(|found| found.term),
-            unix_ms(),
-        );
-        shared.life.begin_term(
-            term,
-            found
-                .as_ref()
-                .map_or(shared.life.hash_secret(), |found| found.hash_secret),
-        );
-        let other = |saved: &&SavedState| {
-            standby
-                .snapshot
-                .as_ref()
-                .is_some_and(|file| !file.knows(saved))
-        };
-        if let Some(saved) = found.as_ref().filter(other) {
-            standby.adopt(saved).await;
-        }
-        if let Some(models) = &standby.models {
-            models.read_again();
-        }
-
         let mut group = TaskGroup::new();
         let state = open(
             ListenerName::State,
@@ -104,7 +80,7 @@ impl LeadingDaemon {
         }
         shared.life.set_leads(true);
         health.leads(true).await;
-        tracing::info!(state = %state_address, admin = %standby.admin_address, ext_proc = standby.ext_proc_address.map(tracing::field::display), term, pools = ?shared.pools.names, "serving");
+        tracing::info!(state = %state_address, admin = %standby.admin_address, ext_proc = standby.ext_proc_address.map(tracing::field::display), term = shared.life.term(), pools = ?shared.pools.names, "serving");
         Ok(Self {
             state_address,
             scaler_address,
@@ -135,6 +111,36 @@ impl LeadingDaemon {
         }
         self.end().await;
     }
+}
+
+/// Begins a term with the files of the leader before this one. Returns its snapshot.
+async fn begin_term(standby: &StandbyDaemon) -> Option<SavedState> {
+    let life = &standby.shared.life;
+    let found = standby.snapshot.as_ref().and_then(|file| file.load());
+    let term = next_term(
+        life.term(),
+        found.as_ref().map(|found| found.term),
+        unix_ms(),
+    );
+    life.begin_term(
+        term,
+        found
+            .as_ref()
+            .map_or(life.hash_secret(), |found| found.hash_secret),
+    );
+    let other = |saved: &&SavedState| {
+        standby
+            .snapshot
+            .as_ref()
+            .is_some_and(|file| !file.knows(saved))
+    };
+    if let Some(saved) = found.as_ref().filter(other) {
+        standby.adopt(saved).await;
+    }
+    if let Some(models) = &standby.models {
+        models.read_again();
+    }
+    found
 }
 
 /// The term after `known`, the last one that this daemon knows, and `saved`, that of the snapshot

@@ -13,7 +13,9 @@ use discovery::backend::AppProtocol;
 use ext_proc::ExtProcServer;
 use learning::scaling::ScalingGoal;
 
-use crate::cli::args::{EndpointTlsArgs, OptionalAddress, ScrapeArgs, ServeArgs, StateTls};
+use crate::cli::args::{
+    EndpointTlsArgs, LatencyArgs, OptionalAddress, ScrapeArgs, ServeArgs, StateTls,
+};
 use crate::config::LatencyOptions;
 use crate::error::FatalError;
 use crate::learn::latency::{self, LearningTables, ModelFile};
@@ -28,6 +30,7 @@ use crate::scrape::{EndpointTls, ScrapeConfig, ScrapeIntervals};
 use crate::serve::explanations::ExplanationDesk;
 use crate::serve::exposure;
 use crate::serve::ext_proc::ExtProcListener;
+use crate::serve::health::HealthChecks;
 use crate::serve::listen::{ServerTls, TlsFiles};
 use crate::serve::monitoring::MonitoringServer;
 use crate::serve::shown_state::ShownState;
@@ -99,7 +102,7 @@ impl StandbyDaemon {
             .and_then(|file| file.load().inspect(|saved| file.remember(saved)));
         let options = LatencyOptions::new(
             latency.latency_prediction,
-            latency.headroom_selection_strategy,
+            latency.headroom_selection_strategy.clone(),
         )
         .map_err(FatalError::Usage)?;
         let pools = prepare(sources, saved.as_ref(), &scraping(scrape), &options).await?;
@@ -116,36 +119,11 @@ impl StandbyDaemon {
         for pool in pools {
             pool.spawn(&mut group.tasks, &shared, &group.shutdown);
         }
-        let models = latency
-            .latency_model_file
-            .map(|path| Arc::new(ModelFile::open(path)));
-        let tables = LearningTables {
-            life: Arc::clone(&shared.life),
-            pools: Arc::clone(&shared.pools),
-            learned: Arc::clone(&shared.learned),
-        };
-        latency::spawn(
-            &mut group,
-            &tables,
-            latency.latency_prediction,
-            models.as_ref(),
-        );
+        let models = spawn_learning(&mut group, &shared, latency);
         let signals = spawn_signals(&mut group, &shared, &discovery, scaling.goal());
-        let traffic = TrafficRecorder::new(Arc::clone(&shared.pools), Arc::clone(&shared.reports));
-        group.spawn(
-            "traffic history",
-            Arc::clone(&traffic).run(group.shutdown.clone()),
-        );
+        let traffic = spawn_traffic(&mut group, &shared);
         let health = monitoring.health.clone();
-        let ext_proc = match listener {
-            Some(listener) => Some(listener.spawn(&mut group, &shared, &discovery, health)),
-            None => {
-                let (life, pools) = (Arc::clone(&shared.life), Arc::clone(&shared.pools));
-                let stop = group.shutdown.clone();
-                group.spawn("readiness", health.follow(life, pools, stop));
-                None
-            }
-        };
+        let ext_proc = spawn_ext_proc(listener, &mut group, &shared, &discovery, health);
         monitoring.shows(ShownState {
             shared: Arc::clone(&shared),
             snapshot: snapshot.clone(),
@@ -260,6 +238,48 @@ fn shared_state(saved: Option<&SavedState>, pools: &[PoolTask]) -> Arc<DaemonSta
         |saved| (saved.term, saved.hash_secret),
     );
     DaemonState::new(term, secret, pools.iter().map(PoolTask::scraper).collect())
+}
+
+/// Starts the learners. Returns the file of their models, if there is one.
+fn spawn_learning(
+    group: &mut TaskGroup,
+    shared: &DaemonState,
+    latency: LatencyArgs,
+) -> Option<Arc<ModelFile>> {
+    let file = latency.latency_model_file;
+    let models = file.map(|path| Arc::new(ModelFile::open(path)));
+    let tables = LearningTables {
+        life: Arc::clone(&shared.life),
+        pools: Arc::clone(&shared.pools),
+        learned: Arc::clone(&shared.learned),
+    };
+    latency::spawn(group, &tables, latency.latency_prediction, models.as_ref());
+    models
+}
+
+fn spawn_traffic(group: &mut TaskGroup, shared: &DaemonState) -> Arc<TrafficRecorder> {
+    let traffic = TrafficRecorder::new(Arc::clone(&shared.pools), Arc::clone(&shared.reports));
+    let stop = group.shutdown.clone();
+    group.spawn("traffic history", Arc::clone(&traffic).run(stop));
+    traffic
+}
+
+/// Starts the ext_proc server, or else what reports readiness in its place.
+fn spawn_ext_proc(
+    listener: Option<ExtProcListener>,
+    group: &mut TaskGroup,
+    shared: &Arc<DaemonState>,
+    discovery: &DiscoverySetup,
+    health: HealthChecks,
+) -> Option<Arc<ExtProcServer>> {
+    let Some(listener) = listener else {
+        let life = Arc::clone(&shared.life);
+        let pools = Arc::clone(&shared.pools);
+        let stop = group.shutdown.clone();
+        group.spawn("readiness", health.follow(life, pools, stop));
+        return None;
+    };
+    Some(listener.spawn(group, shared, discovery, health))
 }
 
 /// Starts to record what the signals to scale by are made of.

@@ -50,7 +50,7 @@ pub struct PoolFeed {
     pub pool: Pool,
     /// Where views are published.
     pub views: Arc<PoolTable>,
-    /// What the proxies acknowledged.
+    /// The updates that proxies acknowledged.
     pub proxies: Arc<ProxyTables>,
     /// The scraper's targets.
     pub targets: watch::Sender<Arc<[ScrapeTarget]>>,

@@ -70,8 +70,9 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
 /// The routes of the console.
 pub(super) fn router(shown: &ShownState) -> Router {
     let shared = &shown.shared;
-    let (decided, desk) = (Arc::clone(shared), shown.explanations.clone());
-    let explain = async move |request| match decisions::explain(decided, &desk, request).await {
+    let tables = Arc::clone(shared);
+    let desk = shown.explanations.clone();
+    let explain = async move |request| match decisions::explain(tables, &desk, request).await {
         Ok(answer) => Json(answer).into_response(),
         Err(QuestionRefusal { status, why }) => refused(status, &why),
     };

@@ -16,9 +16,11 @@ use tokio::time::Instant;
 use crate::state::peer::{Origin, ProxyProcess};
 
 mod arrivals;
+mod local_totals;
 pub use arrivals::{EndedRequests, PoolArrivals};
 
 mod totals;
+mod vm_totals;
 pub use totals::{
     BandTotals, CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram,
     TotalsLabel,
@@ -218,9 +220,9 @@ impl CounterStore {
             },
         );
         if of.vms > VMS_PER_ORIGIN_MAX || of.bytes > BYTES_PER_ORIGIN_MAX {
-            self.retire(Some(origin), (VMS_PER_ORIGIN_MAX, BYTES_PER_ORIGIN_MAX));
+            self.retire(Some(origin), VMS_PER_ORIGIN_MAX, BYTES_PER_ORIGIN_MAX);
         } else if all.vms > VMS_MAX || all.bytes > BYTES_MAX {
-            self.retire(None, (VMS_MAX, BYTES_MAX));
+            self.retire(None, VMS_MAX, BYTES_MAX);
         }
         picked
     }
@@ -287,7 +289,7 @@ impl CounterStore {
 
     /// Retires the VMs that were silent longest, of one origin or of all, until [`LEFT_EIGHTHS`] of
     /// these limits are used.
-    fn retire(&mut self, origin: Option<&Origin>, (vms_max, bytes_max): (usize, usize)) {
+    fn retire(&mut self, origin: Option<&Origin>, vms_max: usize, bytes_max: usize) {
         let of_origin = self
             .vms
             .iter()

@@ -135,7 +135,7 @@ impl Default for PeerRelay {
 
 impl PeerRelay {
     /// Adds a proxy that requested `pool`.
-    pub fn join(&mut self, pool: &str, (process_id, origin): (u64, &Origin), now: Instant) {
+    pub fn join(&mut self, pool: &str, process_id: u64, origin: &Origin, now: Instant) {
         self.pools
             .entry(pool.to_owned())
             .or_default()
@@ -539,7 +539,7 @@ mod tests {
             began: now,
             pools: BTreeMap::from([("p".to_owned(), pool)]),
         };
-        relay.join("p", (4, &of(4)), now);
+        relay.join("p", 4, &of(4), now);
         let mut cursor = RelayCursor {
             sent_at: Some(now),
             ..RelayCursor::default()
@@ -678,7 +678,8 @@ mod tests {
         for process_id in 1..=100 {
             relay.join(
                 "p",
-                (process_id, &of(if process_id <= 3 { 1 } else { 2 })),
+                process_id,
+                &of(if process_id <= 3 { 1 } else { 2 }),
                 now,
             );
             relay.receive(process_id, row(), now);

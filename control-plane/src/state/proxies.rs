@@ -71,8 +71,8 @@ impl ProxyTables {
     }
 
     /// Adds a process to those that share the load of a pool.
-    pub fn join(&self, pool: &str, process: (u64, &Origin), now: Instant) {
-        self.relay().join(pool, process, now);
+    pub fn join(&self, pool: &str, process_id: u64, origin: &Origin, now: Instant) {
+        self.relay().join(pool, process_id, origin, now);
         self.relayed.send_replace(());
     }
 

@@ -105,7 +105,7 @@ fn pool_row(view: &PoolView, totals: &CounterTotals, learned: &LearnerReport) ->
         "flow_control": view.pipeline.plugins.iter().any(|plugin| plugin.plugin_type == FLOW_CONTROL),
         "bands": totals.bands.iter().rev().map(|(priority, band)| band_row(view, *priority, band)).collect::<Vec<_>>(),
         "endpoints": endpoints.collect::<Vec<_>>(),
-        "models": models.into_iter().take(MODELS_SHOWN_MAX).map(model_row).collect::<Vec<_>>(),
+        "models": models.into_iter().take(MODELS_SHOWN_MAX).map(|(label, model)| model_row(label, model)).collect::<Vec<_>>(),
     })
 }
 
@@ -121,7 +121,7 @@ fn member_row(
         "ready"
     };
     let counts = counts(totals, Some((member.id.generation, member.id.slot)));
-    let mut row = endpoint_row(&member.instance, (state, &member_reason(member)), counts);
+    let mut row = endpoint_row(&member.instance, state, &member_reason(member), counts);
     let known = learned.learned.get(&member.id).copied().unwrap_or_default();
     let LearnedEndpoint {
         prefill_time,
@@ -143,7 +143,7 @@ fn member_row(
 fn absentee_row(absentee: &Absentee, totals: &CounterTotals) -> Value {
     let (state, reason, id) = absence(absentee);
     let counts = counts(totals, id.map(|id| (id.generation, id.slot)));
-    let mut row = endpoint_row(&absentee.instance, (state, reason), counts);
+    let mut row = endpoint_row(&absentee.instance, state, reason, counts);
     row["since_ms"] = json!(unix_ms(absentee.since));
     for unknown in [
         "queue_depth",
@@ -167,7 +167,8 @@ fn counts(totals: &CounterTotals, id: Option<(Generation, Slot)>) -> EndpointTot
 
 fn endpoint_row(
     Instance { name, address, .. }: &Instance,
-    (state, reason): (&str, &str),
+    state: &str,
+    reason: &str,
     counts: EndpointTotals,
 ) -> Value {
     let EndpointTotals {
@@ -195,7 +196,7 @@ fn endpoint_row(
     })
 }
 
-fn model_row((label, model): (&TotalsLabel, &ModelTotals)) -> Value {
+fn model_row(label: &TotalsLabel, model: &ModelTotals) -> Value {
     let [met, missed, shed] = model.slo;
     json!({
         "model": label.model,

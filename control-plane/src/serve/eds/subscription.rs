@@ -7,12 +7,17 @@
 //! [`EDS_ACK_WAIT_MAX`] is late until it applies one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::EDS_ACK_WAIT_MAX;
 use crate::state::eds_streams::EdsAck;
 use crate::state::pool_views::PoolViews;
+
+/// How long pool updates wait for an Envoy to apply an EDS response. Envoys need milliseconds, a
+/// busy one up to a second. A client that takes longer is broken or not an Envoy, and must not
+/// withhold endpoints from its proxy forever.
+pub const EDS_ACK_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The subscriptions of a stream.
 #[derive(Debug, Default)]

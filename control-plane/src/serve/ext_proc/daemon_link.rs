@@ -110,8 +110,9 @@ impl DaemonLink {
                 self.shared.learned.observed(self.process_id, observations);
             }
             if joins {
-                let own = (self.process_id, &Origin::default());
-                self.shared.proxies.join(name, own, Instant::now());
+                self.shared
+                    .proxies
+                    .join(name, self.process_id, &Origin::default(), Instant::now());
             }
         }
     }

@@ -61,12 +61,8 @@ impl StateStream {
             proxies.insert(stream_id, proxy);
         });
         for pool in &hello.pools {
-            shared
-                .proxies
-                .relay()
-                .join(pool, (peer.id, &peer.remote.origin), now);
+            shared.proxies.join(pool, peer.id, &peer.remote.origin, now);
         }
-        shared.proxies.relayed.send_replace(());
         let welcome = state::Welcome {
             schema: hello.schema,
             release: env!("CARGO_PKG_VERSION").to_owned(),
@@ -128,7 +124,7 @@ impl StateStream {
         match said {
             Some(AdmittedMessage::Ack(ack)) => self.ack(ack, now),
             Some(AdmittedMessage::Report(report)) => {
-                self.shared.reports.report(&self.peer, report, now)
+                self.shared.reports.report(&self.peer, report, now);
             }
             Some(AdmittedMessage::Share(share)) => {
                 self.shared.proxies.share(self.peer.id, share, now);

@@ -5,28 +5,21 @@ use std::collections::BTreeMap;
 
 use pool_state::MISS_CAUSES;
 use pool_state::queues::FLOW_OUTCOMES;
-use proto::{HISTOGRAM_BOUNDS, state};
+use proto::HISTOGRAM_BOUNDS;
 use scheduler::{ENDPOINTS_MAX, Generation, Slot};
 
 /// The most models counted separately in a pool; the rest counts as [`OTHER`]. Clients choose these
 /// names; llm-d has the same limit.
 pub const MODELS_MAX: usize = 1000;
 
-/// The most models kept of one VM.
-const MODELS_PER_VM_MAX: usize = pool_state::MODELS_MAX + 1;
-
 /// The label of all models beyond the limit.
 pub const OTHER: &str = "other";
 
-/// The longest model name or reason kept, in bytes; longer ones are truncated.
-const NAME_BYTES_MAX: usize = 256;
-
-/// The longest list of a VM's running requests that is kept, in bytes: several times what a filter
-/// writes.
-const RUNNING_BYTES_MAX: usize = 64 << 10;
-
 /// The most drop reasons or HTTP statuses counted separately in one place.
 const KEYS_MAX: usize = 64;
+
+/// The most bands of a VM that count: as many as a VM has.
+pub(super) const BANDS_MAX: usize = 64;
 
 /// Counts of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -74,9 +67,6 @@ pub struct BandTotals {
     /// Time in the queue of requests that were sent, in ms.
     pub queue_ms: TotalsHistogram,
 }
-
-/// The most bands of a VM that count: as many as a VM has.
-const BANDS_MAX: usize = 64;
 
 /// The label of a count of requests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -150,129 +140,6 @@ pub struct TotalsHistogram {
 // === impl CounterTotals ===
 
 impl CounterTotals {
-    pub(super) fn from_vm(counters: state::VmCounters) -> Self {
-        let state::VmCounters {
-            endpoints,
-            models,
-            dropped,
-            pick_us,
-            prefix_entries,
-            prefix_evictions,
-            placements_dropped,
-            running,
-            bands,
-            ..
-        } = counters;
-        let pick_us = TotalsHistogram::of(pick_us);
-        let mut totals = Self {
-            vms: 1,
-            pick_us,
-            prefix_entries,
-            prefix_evictions,
-            placements_dropped,
-            ..Self::default()
-        };
-        if (1..=RUNNING_BYTES_MAX).contains(&running.len()) {
-            totals.running.push(running.into());
-        }
-        for e in endpoints.into_iter().take(ENDPOINTS_MAX) {
-            let Ok(slot) = u16::try_from(e.slot) else {
-                continue;
-            };
-            let state::EndpointCounters {
-                generation,
-                picked,
-                served,
-                failed,
-                requests,
-                prefill_tokens,
-                decode_tokens,
-                prompts,
-                tracked,
-                ..
-            } = e;
-            let row = EndpointTotals {
-                picked,
-                served,
-                failed,
-                requests,
-                prefill_tokens,
-                decode_tokens,
-                prompts,
-                tracked,
-            };
-            totals
-                .endpoints
-                .insert((Generation(generation), Slot(slot)), row);
-        }
-        totals.bands.extend(
-            bands
-                .into_iter()
-                .take(BANDS_MAX)
-                .map(|band| (band.priority, BandTotals::of(band))),
-        );
-        for m in models {
-            let label = TotalsLabel {
-                model: shorten(&m.model),
-                target: shorten(&m.target_model),
-                priority: m.priority,
-            };
-            totals
-                .model_mut(label, MODELS_PER_VM_MAX)
-                .add(&ModelTotals::of(m), true);
-        }
-        add_counts(
-            &mut totals.dropped,
-            dropped.into_iter().map(|c| (shorten(&c.key), c.count)),
-        );
-        totals
-    }
-
-    /// The counts of this process's own ext_proc server; they need no checks.
-    #[must_use]
-    pub fn from_pool(pool: &exchange::ManagedPool, pick_us: &pool_state::CountHistogram) -> Self {
-        let counters = pool.counters();
-        let prefixes = pool.prefixes().stats();
-        let endpoint = |c: &pool_state::EndpointCounters| {
-            let load = pool.in_flight().own(c.endpoint);
-            let row = EndpointTotals {
-                picked: c.picked,
-                served: c.served,
-                failed: c.failed,
-                requests: u64::from(load.requests),
-                prefill_tokens: load.prefill_tokens,
-                decode_tokens: load.decode_tokens,
-                prompts: u64::from(load.prefills.prompts),
-                tracked: pool.in_flight().running(c.endpoint).len() as u64,
-            };
-            ((c.endpoint.generation, c.endpoint.slot), row)
-        };
-        Self {
-            vms: 1,
-            endpoints: counters.endpoints().iter().map(endpoint).collect(),
-            models: counters
-                .models()
-                .iter()
-                .map(|m| (TotalsLabel::of_local(&m.label), ModelTotals::of_local(m)))
-                .collect(),
-            dropped: counters
-                .dropped()
-                .iter()
-                .map(|(reason, count)| ((*reason).to_owned(), *count))
-                .collect(),
-            pick_us: TotalsHistogram::of_local(pick_us),
-            prefix_entries: prefixes.entries as u64,
-            prefix_evictions: prefixes.evictions,
-            placements_dropped: pool.placements_dropped(),
-            running: vec![exchange::record::running(pool).into()],
-            bands: pool
-                .queues()
-                .counters()
-                .map(|band| (band.priority, BandTotals::of_local(band)))
-                .collect(),
-        }
-    }
-
     /// The approximate memory of the totals, in bytes.
     pub(super) fn bytes(&self) -> usize {
         // Memory of a tree for each entry, beside the entry.
@@ -339,7 +206,7 @@ impl CounterTotals {
         add_to(&mut self.placements_dropped, other.placements_dropped);
     }
 
-    fn model_mut(&mut self, label: TotalsLabel, models_max: usize) -> &mut ModelTotals {
+    pub(super) fn model_mut(&mut self, label: TotalsLabel, models_max: usize) -> &mut ModelTotals {
         let room = self.models.len() < models_max || self.models.contains_key(&label);
         let other = || TotalsLabel {
             model: OTHER.to_owned(),
@@ -355,38 +222,6 @@ impl CounterTotals {
 // === impl BandTotals ===
 
 impl BandTotals {
-    fn of(band: state::BandCounters) -> Self {
-        let mut totals = Self {
-            held: band.held,
-            bytes: band.bytes,
-            oldest_ms: band.oldest_ms,
-            full_at: band.full_slot.map(|slot| (slot, band.full_generation)),
-            given_up: band.given_up,
-            given_up_for: band.given_up_for,
-            queue_ms: TotalsHistogram::of(band.queue_ms),
-            ..Self::default()
-        };
-        band.outcomes
-            .iter()
-            .zip(&mut totals.outcomes)
-            .for_each(|(count, total)| *total = *count);
-        totals
-    }
-
-    fn of_local(band: &pool_state::queues::BandCounters) -> Self {
-        let full_at = band.oldest.and_then(|oldest| oldest.full_at);
-        Self {
-            held: band.held,
-            bytes: band.bytes,
-            oldest_ms: band.oldest.map_or(0, |oldest| oldest.ms),
-            full_at: full_at.map(|endpoint| (endpoint.slot.0.into(), endpoint.generation.0)),
-            outcomes: band.outcomes,
-            given_up: band.given_up,
-            given_up_for: band.given_up_for,
-            queue_ms: TotalsHistogram::of_local(&band.queue_ms),
-        }
-    }
-
     fn add(&mut self, other: &Self, fresh: bool) {
         if fresh {
             add_to(&mut self.held, other.held);
@@ -404,18 +239,6 @@ impl BandTotals {
         add_to(&mut self.given_up, other.given_up);
         add_to(&mut self.given_up_for, other.given_up_for);
         self.queue_ms.add(&other.queue_ms);
-    }
-}
-
-// === impl TotalsLabel ===
-
-impl TotalsLabel {
-    fn of_local(label: &pool_state::ModelLabel) -> Self {
-        Self {
-            model: label.model.to_string(),
-            target: label.target_model.to_string(),
-            priority: label.priority,
-        }
     }
 }
 
@@ -449,51 +272,6 @@ impl EndpointTotals {
 // === impl ModelTotals ===
 
 impl ModelTotals {
-    fn of(m: state::ModelCounters) -> Self {
-        let mut errors = BTreeMap::new();
-        add_counts(
-            &mut errors,
-            m.errors.into_iter().map(|c| (shorten(&c.key), c.count)),
-        );
-        Self {
-            requests: m.requests,
-            errors,
-            duration_ms: TotalsHistogram::of(m.duration_ms),
-            ttft_ms: TotalsHistogram::of(m.ttft_ms),
-            tpot_ms: TotalsHistogram::of(m.tpot_ms),
-            prompt_tokens: m.prompt_tokens,
-            completion_tokens: m.completion_tokens,
-            cached_tokens: m.cached_tokens,
-            request_bytes: m.request_bytes,
-            response_bytes: m.response_bytes,
-            running: m.running,
-            slo: std::array::from_fn(|at| m.slo.get(at).copied().unwrap_or(0)),
-            missed_tokens: std::array::from_fn(|at| m.missed_tokens.get(at).copied().unwrap_or(0)),
-        }
-    }
-
-    fn of_local(m: &pool_state::ModelCounters) -> Self {
-        Self {
-            requests: m.requests,
-            errors: m
-                .errors
-                .iter()
-                .map(|(status, count)| (status.to_string(), *count))
-                .collect(),
-            duration_ms: TotalsHistogram::of_local(&m.duration_ms),
-            ttft_ms: TotalsHistogram::of_local(&m.ttft_ms),
-            tpot_ms: TotalsHistogram::of_local(&m.tpot_ms),
-            prompt_tokens: m.tokens.prompt,
-            completion_tokens: m.tokens.completion,
-            cached_tokens: m.tokens.cached,
-            request_bytes: m.request_bytes,
-            response_bytes: m.response_bytes,
-            running: m.running,
-            slo: m.slo,
-            missed_tokens: m.tokens.missed,
-        }
-    }
-
     /// Adds the counts of `other`. Its outstanding requests count only if `fresh`.
     pub(crate) fn add(&mut self, other: &Self, fresh: bool) {
         add_to(&mut self.requests, other.requests);
@@ -548,30 +326,6 @@ impl TotalsHistogram {
         self.sum += value;
     }
 
-    fn of(message: Option<state::Histogram>) -> Self {
-        let mut histogram = Self::default();
-        if let Some(state::Histogram { counts, sum }) = message {
-            histogram
-                .counts
-                .iter_mut()
-                .zip(counts)
-                .for_each(|(bucket, count)| *bucket = count);
-            histogram.sum = if sum.is_finite() && sum >= 0.0 {
-                sum
-            } else {
-                0.0
-            };
-        }
-        histogram
-    }
-
-    fn of_local(histogram: &pool_state::CountHistogram) -> Self {
-        Self {
-            counts: histogram.counts,
-            sum: histogram.sum,
-        }
-    }
-
     fn add(&mut self, other: &Self) {
         self.counts
             .iter_mut()
@@ -585,7 +339,10 @@ fn add_to(total: &mut u64, count: u64) {
     *total = total.saturating_add(count);
 }
 
-fn add_counts(totals: &mut BTreeMap<String, u64>, counts: impl IntoIterator<Item = (String, u64)>) {
+pub(super) fn add_counts(
+    totals: &mut BTreeMap<String, u64>,
+    counts: impl IntoIterator<Item = (String, u64)>,
+) {
     for (key, count) in counts {
         let room = totals.len() < KEYS_MAX || totals.contains_key(&key);
         add_to(
@@ -595,10 +352,4 @@ fn add_counts(totals: &mut BTreeMap<String, u64>, counts: impl IntoIterator<Item
             count,
         );
     }
-}
-
-fn shorten(name: &str) -> String {
-    name.get(..name.floor_char_boundary(NAME_BYTES_MAX))
-        .unwrap_or_default()
-        .to_owned()
 }

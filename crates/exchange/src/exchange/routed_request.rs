@@ -4,7 +4,6 @@
 use std::borrow::Cow;
 
 use scheduler::EndpointRef;
-use scheduler::latency::RequestEnd;
 
 use super::response_head::{ResponseHead, ResponseOrigin};
 use crate::api::RequestApi;

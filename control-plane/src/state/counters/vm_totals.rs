@@ -1,0 +1,184 @@
+//! The counts that a proxy's VM reports, as totals. What it sends is checked and cut to limits.
+
+use std::collections::BTreeMap;
+
+use proto::state;
+use scheduler::{ENDPOINTS_MAX, Generation, Slot};
+
+use super::totals::{
+    BANDS_MAX, BandTotals, CounterTotals, EndpointTotals, ModelTotals, TotalsHistogram,
+    TotalsLabel, add_counts,
+};
+
+/// The most models kept of one VM.
+const MODELS_PER_VM_MAX: usize = pool_state::MODELS_MAX + 1;
+
+/// The longest model name or reason kept, in bytes; longer ones are truncated.
+const NAME_BYTES_MAX: usize = 256;
+
+/// The longest list of a VM's running requests that is kept, in bytes: several times what a filter
+/// writes.
+const RUNNING_BYTES_MAX: usize = 64 << 10;
+
+// === impl CounterTotals ===
+
+impl CounterTotals {
+    pub(super) fn from_vm(counters: state::VmCounters) -> Self {
+        let state::VmCounters {
+            endpoints,
+            models,
+            dropped,
+            pick_us,
+            prefix_entries,
+            prefix_evictions,
+            placements_dropped,
+            running,
+            bands,
+            ..
+        } = counters;
+        let pick_us = TotalsHistogram::of(pick_us);
+        let mut totals = Self {
+            vms: 1,
+            pick_us,
+            prefix_entries,
+            prefix_evictions,
+            placements_dropped,
+            ..Self::default()
+        };
+        if (1..=RUNNING_BYTES_MAX).contains(&running.len()) {
+            totals.running.push(running.into());
+        }
+        for e in endpoints.into_iter().take(ENDPOINTS_MAX) {
+            let Ok(slot) = u16::try_from(e.slot) else {
+                continue;
+            };
+            let key = (Generation(e.generation), Slot(slot));
+            totals.endpoints.insert(key, EndpointTotals::of(e));
+        }
+        totals.bands.extend(
+            bands
+                .into_iter()
+                .take(BANDS_MAX)
+                .map(|band| (band.priority, BandTotals::of(band))),
+        );
+        for m in models {
+            let label = TotalsLabel {
+                model: shorten(&m.model),
+                target: shorten(&m.target_model),
+                priority: m.priority,
+            };
+            totals
+                .model_mut(label, MODELS_PER_VM_MAX)
+                .add(&ModelTotals::of(m), true);
+        }
+        add_counts(
+            &mut totals.dropped,
+            dropped.into_iter().map(|c| (shorten(&c.key), c.count)),
+        );
+        totals
+    }
+}
+
+// === impl EndpointTotals ===
+
+impl EndpointTotals {
+    fn of(e: state::EndpointCounters) -> Self {
+        let state::EndpointCounters {
+            picked,
+            served,
+            failed,
+            requests,
+            prefill_tokens,
+            decode_tokens,
+            prompts,
+            tracked,
+            ..
+        } = e;
+        EndpointTotals {
+            picked,
+            served,
+            failed,
+            requests,
+            prefill_tokens,
+            decode_tokens,
+            prompts,
+            tracked,
+        }
+    }
+}
+
+// === impl BandTotals ===
+
+impl BandTotals {
+    fn of(band: state::BandCounters) -> Self {
+        let mut totals = Self {
+            held: band.held,
+            bytes: band.bytes,
+            oldest_ms: band.oldest_ms,
+            full_at: band.full_slot.map(|slot| (slot, band.full_generation)),
+            given_up: band.given_up,
+            given_up_for: band.given_up_for,
+            queue_ms: TotalsHistogram::of(band.queue_ms),
+            ..Self::default()
+        };
+        band.outcomes
+            .iter()
+            .zip(&mut totals.outcomes)
+            .for_each(|(count, total)| *total = *count);
+        totals
+    }
+}
+
+// === impl ModelTotals ===
+
+impl ModelTotals {
+    fn of(m: state::ModelCounters) -> Self {
+        let mut errors = BTreeMap::new();
+        add_counts(
+            &mut errors,
+            m.errors.into_iter().map(|c| (shorten(&c.key), c.count)),
+        );
+        Self {
+            requests: m.requests,
+            errors,
+            duration_ms: TotalsHistogram::of(m.duration_ms),
+            ttft_ms: TotalsHistogram::of(m.ttft_ms),
+            tpot_ms: TotalsHistogram::of(m.tpot_ms),
+            prompt_tokens: m.prompt_tokens,
+            completion_tokens: m.completion_tokens,
+            cached_tokens: m.cached_tokens,
+            request_bytes: m.request_bytes,
+            response_bytes: m.response_bytes,
+            running: m.running,
+            slo: std::array::from_fn(|at| m.slo.get(at).copied().unwrap_or(0)),
+            missed_tokens: std::array::from_fn(|at| m.missed_tokens.get(at).copied().unwrap_or(0)),
+        }
+    }
+}
+
+// === impl TotalsHistogram ===
+
+impl TotalsHistogram {
+    fn of(message: Option<state::Histogram>) -> Self {
+        let mut histogram = Self::default();
+        if let Some(state::Histogram { counts, sum }) = message {
+            histogram
+                .counts
+                .iter_mut()
+                .zip(counts)
+                .for_each(|(bucket, count)| *bucket = count);
+            histogram.sum = if sum.is_finite() && sum >= 0.0 {
+                sum
+            } else {
+                0.0
+            };
+        }
+        histogram
+    }
+}
+
+fn shorten(name: &str) -> String {
+    name.get(..name.floor_char_boundary(NAME_BYTES_MAX))
+        .unwrap_or_default()
+        .to_owned()
+}
