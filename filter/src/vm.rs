@@ -368,7 +368,9 @@ impl<H: Host> VmState<H> {
             let ask = room_ask::read(&message)
                 .and_then(|(pool, ask, left)| Some((self.replica(pool)?, (ask, left))));
             match ask {
-                Some((replica, ask)) => self.on_ask(&mut replica.borrow_mut(), ask, now),
+                Some((replica, (ask, left))) => {
+                    self.on_ask(&mut replica.borrow_mut(), ask, left, now)
+                }
                 None if message == HELD_WAKE => {}
                 None => self.refresh(),
             }

@@ -100,11 +100,7 @@ impl StandbyDaemon {
         let saved = snapshot
             .as_ref()
             .and_then(|file| file.load().inspect(|saved| file.remember(saved)));
-        let options = LatencyOptions::new(
-            latency.latency_prediction,
-            latency.headroom_selection_strategy.clone(),
-        )
-        .map_err(FatalError::Usage)?;
+        let options = latency_options(&latency)?;
         let pools = prepare(sources, saved.as_ref(), &scraping(scrape), &options).await?;
 
         let shared = shared_state(saved.as_ref(), &pools);
@@ -133,12 +129,11 @@ impl StandbyDaemon {
             ext_proc: ext_proc.clone(),
             explanations: ExplanationDesk::default(),
         });
-        let admin_address = monitoring.admin_address;
         let listen_state = (listen_state, state_files(state_tls).into());
         let scaler = (scaling.listen_scaler, signals);
         tracing::info!(ext_proc = ext_proc_address.map(tracing::field::display), pools = ?shared.pools.names, "started");
         Ok(Self {
-            admin_address,
+            admin_address: monitoring.admin_address,
             ext_proc_address,
             monitoring,
             shared,
@@ -315,6 +310,11 @@ async fn prepare(
         pools.push(PoolTask::prepare(source, endpoints, saved, scrape, latency, &served).await?);
     }
     Ok(pools)
+}
+
+fn latency_options(args: &LatencyArgs) -> Result<LatencyOptions, FatalError> {
+    let strategy = args.headroom_selection_strategy.clone();
+    LatencyOptions::new(args.latency_prediction, strategy).map_err(FatalError::Usage)
 }
 
 fn state_files(args: StateTls) -> Option<TlsFiles> {

@@ -173,15 +173,7 @@ impl Refusal {
                 INVALID,
                 format!("the header {name} must be {must_be}"),
             ),
-            Self::SloMissing => {
-                let [ttft, tpot] = [headers::SLO_TTFT, headers::SLO_TPOT].map(|[_, seed]| seed);
-                row(
-                    400,
-                    "missing_slo",
-                    INVALID,
-                    format!("every request here must say its SLO in ms: by {ttft}, {tpot} or both"),
-                )
-            }
+            Self::SloMissing => slo_missing_row(),
             Self::Unavailable(why) => unavailable_row(*why),
             Self::Shed(why) => shed_row(*why),
             Self::Held(HeldRefusal { outcome, .. }) => held_row(*outcome),
@@ -212,6 +204,12 @@ impl Refusal {
             ),
         }
     }
+}
+
+fn slo_missing_row() -> RefusalRow {
+    let [ttft, tpot] = [headers::SLO_TTFT, headers::SLO_TPOT].map(|[_, seed]| seed);
+    let message = format!("every request here must say its SLO in ms: by {ttft}, {tpot} or both");
+    row(400, "missing_slo", INVALID, message)
 }
 
 fn row(

@@ -187,7 +187,8 @@ impl<H: Host> VmState<H> {
     pub(super) fn on_ask(
         &self,
         replica: &mut PoolReplica,
-        (ask, left): (RoomAsk, u32),
+        ask: RoomAsk,
+        left: u32,
         now: Timestamp,
     ) {
         // So this VM knows that the other one holds requests, and wakes it.

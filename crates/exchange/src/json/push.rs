@@ -1,11 +1,8 @@
 //! Reads JSON that comes in pieces, with the same rules and errors as [`JsonReader`].
 //!
-//! The text is pushed in, and a [`JsonVisitor`] gets the values that it wants. Nothing is kept of
-//! the text but a token that a piece cuts in two, and of most strings not even that: their bytes
-//! are passed on. So the memory is the longest key, number or string that is wanted whole, never
-//! the text.
-
-use std::mem;
+//! The text is pushed in, and a [`JsonVisitor`] gets the values that it wants. Only a token that a
+//! piece cuts in two is kept, of most strings not even that. So the memory is the longest key,
+//! number or string that is wanted whole, never the text.
 
 use super::scan::{ScannedString, StringStop};
 use super::utf8::Utf8Check;
@@ -108,7 +105,7 @@ impl JsonPush {
             self.rest
                 .extend_from_slice(bytes.get(read..).unwrap_or_default());
         } else {
-            let mut joined = mem::take(&mut self.rest);
+            let mut joined = std::mem::take(&mut self.rest);
             joined.extend_from_slice(bytes);
             let read = self.read_piece(visitor, &joined, last)?;
             self.rest = joined.get(read..).unwrap_or_default().to_vec();
@@ -333,7 +330,7 @@ impl JsonPush {
             None => visitor.close(),
             Some(outside) if outside == self.depth => {
                 self.unseen = None;
-                if mem::take(&mut self.is_raw) {
+                if std::mem::take(&mut self.is_raw) {
                     visitor.raw(
                         piece
                             .bytes

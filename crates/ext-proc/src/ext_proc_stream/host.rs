@@ -406,7 +406,7 @@ impl ExtProcHost {
         let settings = &self.settings;
         self.stripped = pairs
             .filter(|(name, _)| settings.removes(name))
-            .map(|(name, _)| lossy(name))
+            .map(|(name, _)| String::from_utf8_lossy(name).into_owned())
             .collect();
         let hint = wire::metadata(
             message.metadata_context.as_ref(),
@@ -495,8 +495,4 @@ impl AsRef<[u8]> for ResponsePiece {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
-}
-
-fn lossy(name: &[u8]) -> String {
-    String::from_utf8_lossy(name).into_owned()
 }

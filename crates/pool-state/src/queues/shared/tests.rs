@@ -331,8 +331,8 @@ impl Process {
 
     /// A callback of the VM: it hears the asks of others first.
     fn steps(&mut self, at: usize) {
-        while let Some(ask) = self.vms[at].asks.pop_front() {
-            self.hears(at, ask);
+        while let Some((ask, left, waits)) = self.vms[at].asks.pop_front() {
+            self.hears(at, ask, left, waits);
         }
         if std::mem::take(&mut self.vms[at].woken) {
             self.read(at);
@@ -342,16 +342,16 @@ impl Process {
     }
 
     /// The VM hears an ask: it gives a request up, or asks the next VM.
-    fn hears(&mut self, at: usize, (ask, left, waits): (RoomAsk, usize, usize)) {
+    fn hears(&mut self, at: usize, ask: RoomAsk, left: usize, waits: usize) {
         self.read(at);
         match self.vms[at].pool.queues_mut().give_room(ask, self.now) {
             true => self.records_marks(at, waits),
-            false => self.passes_ask(at, (ask, left, waits)),
+            false => self.passes_ask(at, ask, left, waits),
         }
         self.vms[at].woken = true;
     }
 
-    fn passes_ask(&mut self, at: usize, (ask, left, waits): (RoomAsk, usize, usize)) {
+    fn passes_ask(&mut self, at: usize, ask: RoomAsk, left: usize, waits: usize) {
         let next = (at + 1) % self.vms.len();
         left.checked_sub(1)
             .into_iter()
@@ -367,7 +367,7 @@ impl Process {
             .queues_mut()
             .take_asks()
             .into_iter()
-            .for_each(|ask| self.passes_ask(at, (ask, others, job)));
+            .for_each(|ask| self.passes_ask(at, ask, others, job));
         self.records_marks(at, job);
     }
 
