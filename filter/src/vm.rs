@@ -369,7 +369,7 @@ impl<H: Host> VmState<H> {
                 .and_then(|(pool, ask, left)| Some((self.replica(pool)?, (ask, left))));
             match ask {
                 Some((replica, (ask, left))) => {
-                    self.on_ask(&mut replica.borrow_mut(), ask, left, now)
+                    self.on_ask(&mut replica.borrow_mut(), ask, left, now);
                 }
                 None if message == HELD_WAKE => {}
                 None => self.refresh(),
