@@ -89,6 +89,7 @@ LIMITS = {
     "phrases": 0,
     "functions over 70 lines": 0,
     "test functions over 210 lines": 0,
+    "vague names": 0,
     "assignments of tuples": 0,
     "tuples as parameters": 0,
     "comment lines over 100 columns": 0,
@@ -430,6 +431,28 @@ def functions(tree: Tree, of_tests: bool) -> list[tuple[int, str]]:
     return out
 
 
+# Words that say too little in a name, and what to write instead.
+VAGUE_WORDS = {"told": "received, reported", "untold": "unannounced", "unheard": "unknown", "goes": "send, continue", "happens": "handle", "gone": "removed"}
+# Longer names are those of tests, which are sentences.
+VAGUE_NAME_WORDS_MAX = 3
+DECLARED = re.compile(r"\b(?:fn|let(?: mut)?|const|static|struct|enum|mod|type) (\w+)|\b(\w+): ")
+
+
+def vague_names(tree: Tree) -> list[str]:
+    """Names with a vague word, and conversions that are called `of`, which does not say from what."""
+    out = []
+    for name in tree.rust():
+        code = split(tree.text(name))[0]
+        for match in DECLARED.finditer(code):
+            words_of_name = (match[1] or match[2]).lower().split("_")
+            if len(words_of_name) <= VAGUE_NAME_WORDS_MAX and not VAGUE_WORDS.keys().isdisjoint(words_of_name):
+                out.append(f"{name}:{code.count(chr(10), 0, match.start()) + 1} {match[1] or match[2]}")
+        for match in re.finditer(r"\bfn of(?:<[^(]*>)?\((?!\s*(?:&(?:'\w+ )?)?(?:mut )?self\b)", before_tests(code)):
+            if not is_test(name):
+                out.append(f"{name}:{code.count(chr(10), 0, match.start()) + 1} of")
+    return out
+
+
 TUPLE_ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:let )?\((?:mut )?[a-z_][\w.]*(?:,\s*(?:mut )?[a-z_][\w.]*)+,?\)\s*=\s*\(")
 TUPLE_PARAMETER = re.compile(r"\bfn \w+(?:<[^(]*>)?\((?:[^()]|\([^()]*\))*?(?<=[(,\s])\((?:mut )?\w+(?:,\s*(?:mut )?\w+)+,?\)\s*:")
 
@@ -578,6 +601,7 @@ def count(tree: Tree) -> tuple[dict, dict[str, list[str]]]:
         "phrases": phrase_places,
         "functions over 70 lines": [f"{place}: {lines} lines" for lines, place in lengths if lines > FUNCTION_LINES_MAX],
         "test functions over 210 lines": [f"{place}: {lines} lines" for lines, place in of_tests if lines > TEST_LINES_MAX],
+        "vague names": vague_names(tree),
         "assignments of tuples": tuples(tree, TUPLE_ASSIGNMENT),
         "tuples as parameters": tuples(tree, TUPLE_PARAMETER),
         "comment lines over 100 columns": wide_comments(tree),

@@ -54,6 +54,10 @@ class Counts(unittest.TestCase):
     def test_functions_are_measured(self):
         self.assertEqual(house.functions(FakeTree(a="fn f() {\n}\ntrait T { fn g(); }"), of_tests=False)[0], (2, "a.rs:1 f"))
 
+    def test_vague_names_are_found(self):
+        text = "fn of(x: u8) -> Self {}\nfn of(&self, x: u8) {}\nlet told = 1;\nlet mut is_gone = 1;\nfn the_one_that_is_gone() {}\n"
+        self.assertEqual([place.split()[1] for place in house.vague_names(FakeTree(a=text))], ["told", "is_gone", "of"])
+
     def test_wide_structs_need_a_reason(self):
         fields = "\n".join(f"    f{at}: u8," for at in range(13))
         self.assertEqual(len(house.wide_structs(FakeTree(a="struct S {\n" + fields + "\n}"))), 1)

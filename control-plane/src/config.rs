@@ -375,12 +375,12 @@ mod tests {
                 .contains("profiles.decode: unknown profile \"decoed\"; did you mean \"decode\"?"),
             "{profile}"
         );
-        let gone = complaints(
+        let complained = complaints(
             "plugins: [{type: disagg-profile-handler}]\nschedulingProfiles: [{name: all}]\n",
         );
         assert!(
-            gone.contains("`decode`"),
-            "its default profile must be declared: {gone}"
+            complained.contains("`decode`"),
+            "its default profile must be declared: {complained}"
         );
     }
 

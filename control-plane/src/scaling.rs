@@ -104,7 +104,10 @@ fn key(member: &PoolMember) -> Option<GroupKey> {
         .iter()
         .find(|(label, _)| label == ROLE_LABEL)
         .map(|(_, role)| role.as_str());
-    Some((ScalingRole::of(role)?, Arc::clone(&member.metadata.models)))
+    Some((
+        ScalingRole::from_label(role)?,
+        Arc::clone(&member.metadata.models),
+    ))
 }
 
 /// The work outstanding at an endpoint.
@@ -227,8 +230,8 @@ impl ScalingSignals {
                 .map(|window| window.mix(f64::from(step.output_tokens())))
                 .unwrap_or_default();
             let measured = window.is_some_and(TrafficWindow::is_measured);
-            let seats =
-                EngineSeats::of(&members.iter().map(|(_, metrics)| *metrics)).at_most(requests_max);
+            let seats = EngineSeats::from_metrics(&members.iter().map(|(_, metrics)| *metrics))
+                .at_most(requests_max);
             let mix = with_prompts(mix, &endpoints);
             let starting = Arc::clone(&starting);
             let step = Arc::clone(&step);
@@ -471,7 +474,11 @@ mod tests {
             starting: Arc::new([]),
             held: 0.0,
             measured: true,
-            step: Arc::new(StepModel::of([10.0, 0.05, 1e-6], [10.0, 0.02, 1e-4], 100.0)),
+            step: Arc::new(StepModel::from_parts(
+                [10.0, 0.05, 1e-6],
+                [10.0, 0.02, 1e-4],
+                100.0,
+            )),
             seats: EngineSeats::default(),
         }
     }

@@ -226,7 +226,7 @@ impl StateLink {
         let Some(calls) = open.wire.calls_with(call) else {
             return Ok(());
         };
-        let (messages, goes_on) = match calls.take_response(call, answer) {
+        let (messages, continues) = match calls.take_response(call, answer) {
             Ok(answered) => answered,
             Err(why) => {
                 self.on_closed(leader, &why);
@@ -242,7 +242,7 @@ impl StateLink {
             self.on_message(leader, message)?;
             rest = after;
         }
-        if goes_on {
+        if continues {
             self.renew_calls(leader);
         }
         Ok(())

@@ -710,7 +710,8 @@ mod tests {
 
     /// Models with this time of a decode step, ms; provisional ones have only the prior.
     fn models_message(version: Version, decode_ms: Option<f32>) -> Vec<u8> {
-        let step = decode_ms.map(|ms| StepModel::of([9.0, 0.1, 0.0], [ms, 0.1, 0.0], 100.0));
+        let step =
+            decode_ms.map(|ms| StepModel::from_parts([9.0, 0.1, 0.0], [ms, 0.1, 0.0], 100.0));
         let provisional = decode_ms.is_none();
         let learned = proto::LearnedModels {
             pool: "default".into(),
@@ -1503,7 +1504,7 @@ mod tests {
             Rc::new(FakeParkedRequest(std::cell::Cell::new(0))),
             Rc::new(FakeParkedRequest(std::cell::Cell::new(0))),
         ];
-        let gone: Weak<dyn ParkedRequest> = Weak::<FakeParkedRequest>::new();
+        let dropped: Weak<dyn ParkedRequest> = Weak::<FakeParkedRequest>::new();
         let park = |vm: &mut VmState<FakeHost>, ms, waiter| {
             vm.park(
                 host.now().plus_ms(ms),
@@ -1512,7 +1513,7 @@ mod tests {
             )
         };
         assert!(park(&mut leader, 500, &waiters[0]) && park(&mut leader, 2_000, &waiters[1]));
-        assert!(leader.park(host.now().plus_ms(2_000), Rc::clone(&replica), gone));
+        assert!(leader.park(host.now().plus_ms(2_000), Rc::clone(&replica), dropped));
         host.pass_ms(100);
         assert_eq!(
             leader.tick(1).len(),

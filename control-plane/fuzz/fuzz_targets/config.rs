@@ -18,7 +18,7 @@ fuzz_target!(|text: &str| {
             scheduler::Pipeline::build(&config.pipeline)
                 .expect("a pipeline the filter would refuse");
             assert_eq!(
-                ResolvedConfig::of(&config.pipeline).profiles.len(),
+                ResolvedConfig::from_spec(&config.pipeline).profiles.len(),
                 config.pipeline.profiles.len()
             );
         }

@@ -12,7 +12,7 @@ fuzz_target!(|text: &str| {
     let (report, objects) = read(text);
     let files = FileSet(vec![("f".into(), text.to_owned())]);
     for object in &objects {
-        match of_pool(&files, &ObjectSelection::of(&object.pool)) {
+        match of_pool(&files, &ObjectSelection::for_pool(&object.pool)) {
             Ok(found) => {
                 assert!(report.errors.is_empty());
                 let compiled =

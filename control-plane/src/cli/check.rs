@@ -168,7 +168,7 @@ async fn check_file(path: &Path, format: OutputFormat) -> (String, CheckVerdict)
     } else {
         config::read(&text)
     };
-    let pipeline = config.map(|config| ResolvedConfig::of(&config.pipeline));
+    let pipeline = config.map(|config| ResolvedConfig::from_spec(&config.pipeline));
     let verdict = match (report.errors.is_empty(), report.refuses()) {
         (false, _) => CheckVerdict::Invalid,
         (true, true) => CheckVerdict::Refused,

@@ -256,7 +256,8 @@ impl ConfigReader {
             return unknown("plugin name", name, names);
         }
         // A near plugin type: the plugin is not declared, or the name is misspelt.
-        let types = plugin_types().filter(|plugin_type| fits(PluginRole::of(plugin_type)));
+        let types =
+            plugin_types().filter(|plugin_type| fits(PluginRole::from_plugin_type(plugin_type)));
         match closest(name, types) {
             Some(near) if near == name => format!(
                 "{name:?} is a plugin type, but no plugin of that name is declared under plugins"

@@ -368,7 +368,7 @@ pub fn kind_name(kind: PluginKind) -> &'static str {
 impl PluginRole {
     /// The role of a plugin type; `None` if there is no such type.
     #[must_use]
-    pub fn of(plugin_type: &str) -> Option<Self> {
+    pub fn from_plugin_type(plugin_type: &str) -> Option<Self> {
         match registry::lookup(plugin_type) {
             Some(row) => Some(Self::Scheduling(row.kind)),
             None => foreign(plugin_type).map(|row| row.role),
@@ -386,7 +386,7 @@ impl PluginRole {
                 | PluginKind::Fairness
                 | PluginKind::Ordering
                 | PluginKind::UsageLimit,
-            ) => Self::of(plugin_type) == Some(self),
+            ) => Self::from_plugin_type(plugin_type) == Some(self),
             Self::Scheduling(PluginKind::Detector) => {
                 matches!(plugin_type, "utilization-detector" | "backlog-detector")
             }

@@ -88,7 +88,7 @@ const PRODUCERS: [(&str, RequiredState); 4] = [
 impl ResolvedConfig {
     /// Completes the pipeline `spec`.
     #[must_use]
-    pub fn of(spec: &PipelineSpec) -> Self {
+    pub fn from_spec(spec: &PipelineSpec) -> Self {
         let mut plugins: Vec<ResolvedPlugin> = spec
             .plugins
             .iter()

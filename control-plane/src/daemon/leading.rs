@@ -59,7 +59,7 @@ impl LeadingDaemon {
         let scaler_address = scaler.as_ref().map(ScalerListener::address);
         let mut snapshot = None;
         if let Some(file) = &standby.snapshot {
-            let first = SavedState::of(
+            let first = SavedState::capture(
                 &shared,
                 &shared.pools.views.borrow(),
                 &found.map(|found| found.pools).unwrap_or_default(),

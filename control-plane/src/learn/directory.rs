@@ -106,7 +106,7 @@ impl LearnerDirectory {
         let mut learners = BTreeMap::new();
         let mut desks = BTreeMap::new();
         for name in pools {
-            let (told, inbox) = mpsc::channel(MESSAGES_MAX);
+            let (sender, inbox) = mpsc::channel(MESSAGES_MAX);
             let overrun = Arc::<AtomicU64>::default();
             let page = Arc::<Mutex<LearnerReport>>::default();
             let wants_models = Arc::<AtomicBool>::default();
@@ -120,7 +120,7 @@ impl LearnerDirectory {
             learners.insert(
                 name,
                 LearnerHandle {
-                    sender: told,
+                    sender,
                     overrun,
                     wants_models,
                     page,

@@ -281,7 +281,7 @@ impl ObjectsFile {
                 &follow.changed().await.map_err(|e| e.to_string())?,
                 &self.selection,
             ),
-            ObjectOrigin::Cluster(_, told) => match told.next().await {
+            ObjectOrigin::Cluster(_, changes) => match changes.next().await {
                 Some(Ok(all)) => of_cluster(&all, &self.pool, &self.selection),
                 Some(Err(why)) => Err(why),
                 None => std::future::pending().await,
@@ -459,7 +459,7 @@ impl PoolName {
 impl ObjectSelection {
     /// The selection for the only pool of the daemon.
     #[must_use]
-    pub fn of(pool: &str) -> Self {
+    pub fn for_pool(pool: &str) -> Self {
         let pool = PoolName::anywhere(pool);
         Self {
             served: Arc::from([pool.clone()]),

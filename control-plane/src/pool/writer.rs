@@ -130,7 +130,7 @@ impl Pool {
                 errors: 0,
             },
         };
-        let hosts = HostSelection::of(&view.pipeline);
+        let hosts = HostSelection::from_pipeline(&view.pipeline);
         Self {
             view,
             members: Vec::new(),

@@ -254,8 +254,8 @@ async fn running(State(ShownState { shared, .. }): State<ShownState>) -> Json<Va
     let pools = shared.pools.views.borrow().clone();
     let now = Instant::now();
     let queues = pools.iter().flat_map(|view| {
-        let told = shared.reports.totals(&view.name, now).running;
-        let rows = told
+        let running = shared.reports.totals(&view.name, now).running;
+        let rows = running
             .iter()
             .filter_map(|text| serde_json::from_str::<Vec<Value>>(text).ok())
             .flatten();
@@ -299,8 +299,8 @@ async fn queues(
 }
 
 /// The held requests of this id, as the VMs reported them.
-fn held_rows(view: &PoolView, told: &[Box<str>], id: &str) -> Vec<Value> {
-    let rows = told
+fn held_rows(view: &PoolView, running: &[Box<str>], id: &str) -> Vec<Value> {
+    let rows = running
         .iter()
         .filter_map(|text| serde_json::from_str::<Vec<Value>>(text).ok())
         .flatten();
@@ -350,7 +350,7 @@ async fn config(State(ShownState { shared, .. }): State<ShownState>) -> Json<Val
 fn config_row(view: &PoolView) -> Value {
     let mut row = status_row(&view.sources.config);
     row["pool"] = json!(&*view.name);
-    row["pipeline"] = json!(ResolvedConfig::of(&view.pipeline));
+    row["pipeline"] = json!(ResolvedConfig::from_spec(&view.pipeline));
     row["objects"] = objects_row(view);
     row
 }

@@ -73,7 +73,7 @@ impl EdsServer {
         &self,
         request: Request<Streaming<V::XdsRequest>>,
     ) -> Result<Response<XdsResponseStream<V::XdsResponse>>, Status> {
-        let remote = RemoteAddress::of(request.extensions());
+        let remote = RemoteAddress::from_extensions(request.extensions());
         let permit = self
             .shared
             .proxies

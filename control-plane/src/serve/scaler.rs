@@ -135,7 +135,7 @@ impl ScalerServer {
         let group = wanted.group(&groups).map_err(Status::invalid_argument)?;
         Ok(group.map_or_else(
             || ScalerAnswer::of_empty_pool(wanted, refused),
-            |group| ScalerAnswer::of(group, wanted),
+            |group| ScalerAnswer::for_group(group, wanted),
         ))
     }
 }
@@ -247,7 +247,7 @@ async fn push(
 // === impl ScalerAnswer ===
 
 impl ScalerAnswer {
-    fn of(group: &EndpointGroup, wanted: &ScalingRequest) -> Self {
+    fn for_group(group: &EndpointGroup, wanted: &ScalingRequest) -> Self {
         let signal = group.signal(&wanted.goal);
         let works = signal.busy > 0.0 || signal.backlog_s != Some(0.0);
         Self {

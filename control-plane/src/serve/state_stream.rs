@@ -162,7 +162,7 @@ impl StateService for StateServer {
         &self,
         request: Request<Streaming<state::ProxyMessage>>,
     ) -> Result<Response<Self::StreamStream>, Status> {
-        let remote = RemoteAddress::of(request.extensions());
+        let remote = RemoteAddress::from_extensions(request.extensions());
         let permit = self.acquire(&remote)?;
         let inbound = request.into_inner();
         let (outbound, messages) = mpsc::channel(1);

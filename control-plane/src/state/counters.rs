@@ -391,7 +391,7 @@ mod tests {
     #[test]
     fn endpoints_of_earlier_stages_with_work_are_reported() {
         let mut all = CounterStore::default();
-        let mut told = |rows: &[(u64, u64)]| {
+        let mut reported = |rows: &[(u64, u64)]| {
             let found = all.report(&peer(1, 1), vec![counters(1, rows)], Instant::now());
             found
                 .into_iter()
@@ -399,16 +399,16 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(
-            told(&[(1, 0), (0, 1), (0, 0)]),
+            reported(&[(1, 0), (0, 1), (0, 0)]),
             [0, 1],
             "picked; at work; neither"
         );
         assert_eq!(
-            told(&[(1, 0), (0, 0), (0, 0)]),
+            reported(&[(1, 0), (0, 0), (0, 0)]),
             [0; 0],
             "nothing is outstanding"
         );
-        assert_eq!(told(&[(2, 0), (0, 0), (0, 0)]), [0]);
+        assert_eq!(reported(&[(2, 0), (0, 0), (0, 0)]), [0]);
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl DecisionLog {
             return;
         }
         decisions.taken_at = Some(now);
-        let Some(summary) = DecisionSummary::of(record) else {
+        let Some(summary) = DecisionSummary::from_record(record) else {
             return;
         };
         self.next_id += 1;
@@ -142,7 +142,7 @@ impl DecisionLog {
 
 impl DecisionSummary {
     /// Reads a record; `None` if it is invalid.
-    fn of(record: &str) -> Option<Self> {
+    fn from_record(record: &str) -> Option<Self> {
         let value: serde_json::Value = serde_json::from_str(record).ok()?;
         value.get("rng")?;
         let request = &value["request"];

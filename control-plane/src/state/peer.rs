@@ -147,7 +147,7 @@ pub enum QuotaExceeded {
 impl RemoteAddress {
     /// Reads the address from the extensions of a request on a listener of the daemon.
     #[must_use]
-    pub fn of(extensions: &Extensions) -> Self {
+    pub fn from_extensions(extensions: &Extensions) -> Self {
         Self::new(
             extensions.get::<PeerName>(),
             extensions

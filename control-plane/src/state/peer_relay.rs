@@ -446,14 +446,14 @@ impl PoolRelay {
         // Placements from before a new proxy joined do not count as lost.
         self.dropped += if cursor.sent_at.is_some() { lost } else { 0 };
         let mut placements = Vec::new();
-        let told = self
+        let due = self
             .placements
             .partition_point(|placed| placed.first < cursor.placement);
-        let told = self
+        let due = self
             .placements
-            .range(told..)
+            .range(due..)
             .filter(|placed| placed.process_id != process_id);
-        for placed in told {
+        for placed in due {
             if placed.bytes.is_empty() {
                 self.dropped += placed.count;
                 continue;

@@ -99,7 +99,7 @@ impl SavedState {
     /// The current state of `pools`. A pool without a complete set is taken from `before`, which is
     /// the newest that is known.
     #[must_use]
-    pub fn of(
+    pub fn capture(
         shared: &DaemonState,
         pools: &PoolViews,
         before: &BTreeMap<String, SavedPool>,
@@ -110,7 +110,7 @@ impl SavedState {
             let endpoints = view
                 .members
                 .iter()
-                .map(|m| SavedEndpoint::of(m.id, &m.instance))
+                .map(|m| SavedEndpoint::from_instance(m.id, &m.instance))
                 .collect();
             saved.insert(
                 view.name.to_string(),
@@ -185,7 +185,7 @@ impl SavedPool {
 // === impl SavedEndpoint ===
 
 impl SavedEndpoint {
-    fn of(id: EndpointRef, instance: &Instance) -> Self {
+    fn from_instance(id: EndpointRef, instance: &Instance) -> Self {
         let Instance {
             name,
             namespace,
@@ -354,7 +354,7 @@ impl SnapshotFile {
                 .map(|v| v.revision)
                 .collect();
             if pool_updates != written {
-                let now = SavedState::of(&shared, &views, &last.pools);
+                let now = SavedState::capture(&shared, &views, &last.pools);
                 let file = Arc::clone(&self);
                 let saved = now.clone();
                 match tokio::task::spawn_blocking(move || file.store(&saved))

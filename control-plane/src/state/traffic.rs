@@ -147,7 +147,8 @@ impl TrafficHistory {
         earlier: &CounterTotals,
         now: Instant,
     ) {
-        let reading = TrafficReading::of(totals).minus(&TrafficReading::of(earlier));
+        let reading =
+            TrafficReading::from_totals(totals).minus(&TrafficReading::from_totals(earlier));
         let running = totals.models.values().map(|model| model.running).sum();
         let held = totals.bands.values().map(|band| band.held).sum();
         let traffic = self.pools.entry(Arc::clone(pool)).or_default();
@@ -173,7 +174,7 @@ impl TrafficHistory {
 // === impl TrafficReading ===
 
 impl TrafficReading {
-    fn of(totals: &CounterTotals) -> Self {
+    fn from_totals(totals: &CounterTotals) -> Self {
         let mut all = ModelTotals::default();
         totals
             .models
@@ -235,9 +236,9 @@ impl TrafficReading {
             running,
             held,
             slo: self.all.slo,
-            ttft: LatencyQuantiles::of(&self.all.ttft_ms),
-            tpot: LatencyQuantiles::of(&self.all.tpot_ms),
-            duration: LatencyQuantiles::of(&self.all.duration_ms),
+            ttft: LatencyQuantiles::from_histogram(&self.all.ttft_ms),
+            tpot: LatencyQuantiles::from_histogram(&self.all.tpot_ms),
+            duration: LatencyQuantiles::from_histogram(&self.all.duration_ms),
         }
     }
 }
@@ -255,7 +256,7 @@ fn growth(now: &TotalsHistogram, before: &TotalsHistogram) -> TotalsHistogram {
 impl LatencyQuantiles {
     /// The quantiles of a histogram; `None` without values.
     #[must_use]
-    pub fn of(histogram: &TotalsHistogram) -> Option<Self> {
+    pub fn from_histogram(histogram: &TotalsHistogram) -> Option<Self> {
         (histogram.count() > 0).then(|| Self {
             p50: quantile(histogram, 0.5),
             p99: quantile(histogram, 0.99),
@@ -401,7 +402,7 @@ mod tests {
         let mut histogram = TotalsHistogram::default();
         histogram.record(1e9);
         assert_eq!(
-            LatencyQuantiles::of(&histogram),
+            LatencyQuantiles::from_histogram(&histogram),
             Some(LatencyQuantiles {
                 p50: 600_000.0,
                 p99: 600_000.0

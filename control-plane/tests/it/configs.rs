@@ -171,7 +171,9 @@ fn a_damaged_file_loads_to_a_pipeline_or_is_refused_with_a_word() {
                         )
                     });
                     assert_eq!(
-                        config::ResolvedConfig::of(&config.pipeline).profiles.len(),
+                        config::ResolvedConfig::from_spec(&config.pipeline)
+                            .profiles
+                            .len(),
                         config.pipeline.profiles.len()
                     );
                     loaded += 1;

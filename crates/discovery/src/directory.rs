@@ -184,7 +184,7 @@ impl DirectoryScanner {
             self.published.clone_from(&records);
             return vec![BackendEvent::Reset(records.into_values().collect())];
         }
-        let gone = self
+        let removed = self
             .published
             .keys()
             .filter(|id| !records.contains_key(*id))
@@ -192,7 +192,7 @@ impl DirectoryScanner {
         let new = records
             .iter()
             .filter(|(id, record)| self.published.get(*id) != Some(*record));
-        let mut events: Vec<_> = gone
+        let mut events: Vec<_> = removed
             .chain(new.map(|(_, record)| BackendEvent::Apply(Arc::clone(record))))
             .collect();
         if events.is_empty() {
@@ -353,7 +353,7 @@ impl ScanTimer {
     }
 
     fn watch(&self, folder: &Path) -> Option<notify::RecommendedWatcher> {
-        let told = Arc::clone(&self.wake);
+        let wake = Arc::clone(&self.wake);
         let tell = move |event: notify::Result<notify::Event>| {
             use notify::event::{EventKind, ModifyKind};
             // Heartbeats touch files, and the next poll sees them. Errors and overflows trigger a
@@ -364,7 +364,7 @@ impl ScanTimer {
                     EventKind::Access(_) | EventKind::Modify(ModifyKind::Metadata(_))
                 )
             }) {
-                told.notify_one();
+                wake.notify_one();
             }
         };
         let mut watcher = notify::recommended_watcher(tell).ok()?;

@@ -46,7 +46,7 @@ fn yes() -> bool {
 
 impl InstanceDocument {
     /// The document of an instance in its current state.
-    pub(crate) fn of(said: &Announcement, registrant: &Registrant) -> Self {
+    pub(crate) fn from_announcement(said: &Announcement, registrant: &Registrant) -> Self {
         Self {
             generation: said.generation.to_string(),
             address: registrant.address,

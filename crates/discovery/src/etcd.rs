@@ -135,24 +135,24 @@ impl EtcdFollower {
                 Err(status) => self.failed(status).await,
             };
         };
-        let told = tokio::select! {
-            told = watch.message() => told,
+        let message = tokio::select! {
+            message = watch.message() => message,
             () = self.relist.notified() => {
                 self.watch = None;
                 return Vec::new();
             }
         };
-        match told {
-            Ok(Some(told)) if told.canceled || told.compact_revision > 0 => {
+        match message {
+            Ok(Some(message)) if message.canceled || message.compact_revision > 0 => {
                 let why = format!(
                     "watch cancelled: {} (compacted at {})",
-                    told.cancel_reason, told.compact_revision
+                    message.cancel_reason, message.compact_revision
                 );
                 self.failed(Status::aborted(why)).await
             }
-            Ok(Some(told)) => {
+            Ok(Some(message)) => {
                 self.failures = 0;
-                let events: Vec<_> = told
+                let events: Vec<_> = message
                     .events
                     .into_iter()
                     .filter_map(|event| self.event(event))

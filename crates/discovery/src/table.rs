@@ -42,7 +42,7 @@ pub const HOLD: Duration = Duration::from_secs(10);
 pub const HOLD_INSTANCES_MIN: usize = 4;
 
 /// The most removed instances kept for display.
-const GONE_MAX: usize = 256;
+const REMOVED_MAX: usize = 256;
 
 /// The instances of a component.
 #[derive(Debug, Default)]
@@ -277,7 +277,7 @@ impl InstanceTable {
             address,
             ..
         } = row.record.instance.clone();
-        self.removed.truncate(GONE_MAX - 1);
+        self.removed.truncate(REMOVED_MAX - 1);
         self.removed.push_front(InstanceSummary {
             id,
             generation,
@@ -432,7 +432,7 @@ impl InstanceRow {
         Ok(self
             .published
             .as_ref()
-            .filter(|told| ***told == instance)
+            .filter(|published| ***published == instance)
             .map_or_else(|| Arc::new(instance), Arc::clone))
     }
 

@@ -146,7 +146,7 @@ const ANTHROPIC_PATH: &[u8] = b"/v1/messages";
 impl RequestApi {
     /// Returns the API of `method` and `path` (`:path`, with or without a query).
     #[must_use]
-    pub fn of(method: &[u8], path: &[u8]) -> Self {
+    pub fn for_request(method: &[u8], path: &[u8]) -> Self {
         let path = plain(path);
         let trimmed = path.strip_suffix(b"/").unwrap_or(&path);
         let mut longest = 0;
@@ -414,7 +414,11 @@ mod tests {
             ("/", OTHER),
             ("?/v1/completions", OTHER),
         ] {
-            assert_eq!(RequestApi::of(b"POST", path.as_bytes()), api, "{path}");
+            assert_eq!(
+                RequestApi::for_request(b"POST", path.as_bytes()),
+                api,
+                "{path}"
+            );
         }
     }
 
@@ -422,7 +426,7 @@ mod tests {
     fn only_post_has_a_body_we_read() {
         for method in ["GET", "HEAD", "PUT", "post", ""] {
             assert!(
-                !RequestApi::of(method.as_bytes(), b"/v1/completions").is_inference(),
+                !RequestApi::for_request(method.as_bytes(), b"/v1/completions").is_inference(),
                 "{method}"
             );
         }
@@ -431,27 +435,27 @@ mod tests {
     #[test]
     fn errors_take_the_shape_the_client_of_that_path_reads() {
         assert_eq!(
-            RequestApi::of(b"POST", b"/v1/messages").error_family(),
+            RequestApi::for_request(b"POST", b"/v1/messages").error_family(),
             ApiFamily::Anthropic
         );
         assert_eq!(
-            RequestApi::of(b"POST", b"/v1/messages/count_tokens").error_family(),
+            RequestApi::for_request(b"POST", b"/v1/messages/count_tokens").error_family(),
             ApiFamily::Anthropic
         );
         assert_eq!(
-            RequestApi::of(b"GET", b"/a/v1/messages/batches").error_family(),
+            RequestApi::for_request(b"GET", b"/a/v1/messages/batches").error_family(),
             ApiFamily::Anthropic
         );
         assert_eq!(
-            RequestApi::of(b"POST", b"/v1/completions").error_family(),
+            RequestApi::for_request(b"POST", b"/v1/completions").error_family(),
             ApiFamily::OpenAi
         );
         assert_eq!(
-            RequestApi::of(b"POST", b"/generate").error_family(),
+            RequestApi::for_request(b"POST", b"/generate").error_family(),
             ApiFamily::OpenAi
         );
         assert_eq!(
-            RequestApi::of(b"GET", b"/health?q=/v1/messages").error_family(),
+            RequestApi::for_request(b"GET", b"/health?q=/v1/messages").error_family(),
             ApiFamily::OpenAi
         );
     }

@@ -168,7 +168,7 @@ impl<H: RequestHost> RequestDriver<H> {
         let exchange = &mut self.exchange;
         let (queues, hashing) = host.with_pool(pool, PoolUse::Capture, Timestamp(0), |pool| {
             exchange.capture_headers(pool, pairs);
-            (pool.flow_control().is_some(), HashSettings::of(pool))
+            (pool.flow_control().is_some(), HashSettings::from_pool(pool))
         });
         self.reading = BodyReading::new(hashing);
         if queues {
@@ -214,7 +214,7 @@ impl<H: RequestHost> RequestDriver<H> {
             BodyProgress::CutOff | BodyProgress::Partial => self.flow(),
         };
         if flow == FilterStatus::Go {
-            self.piece_goes_on(host)
+            self.pass_piece(host)
         } else {
             flow
         }
@@ -242,9 +242,9 @@ impl<H: RequestHost> RequestDriver<H> {
         } else if matches!(self.exchange.phase, ExchangePhase::Parked) {
             if let Some(pool) = &self.pool {
                 self.reading =
-                    BodyReading::new(
-                        host.with_pool(pool, PoolUse::Capture, now, |pool| HashSettings::of(pool)),
-                    );
+                    BodyReading::new(host.with_pool(pool, PoolUse::Capture, now, |pool| {
+                        HashSettings::from_pool(pool)
+                    }));
             }
             let body = self.body(host);
             if self.decide_at(host, body, now) == FilterStatus::Hold {
@@ -438,7 +438,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    fn piece_goes_on(&mut self, host: &mut H) -> FilterStatus {
+    fn pass_piece(&mut self, host: &mut H) -> FilterStatus {
         match &self.pool {
             Some(pool) if self.pieces == BodyDelivery::Ahead => {
                 self.pieces = BodyDelivery::HoldNext;

@@ -175,7 +175,7 @@ impl Exchange {
         end_of_stream: bool,
     ) -> HeadersStep {
         let head = RequestHead::read(pairs, settings);
-        self.api = RequestApi::of(head.method, head.path);
+        self.api = RequestApi::for_request(head.method, head.path);
         self.family = self.api.error_family();
         if head.explain && settings.explain {
             self.why.endpoints_max = self.why.endpoints_max.max(HEADER_ENDPOINTS_MAX);
@@ -311,7 +311,7 @@ impl Exchange {
         body: &[u8],
         now: Timestamp,
     ) -> ExchangeStep {
-        let read = self.read(body, HashSettings::of(pool));
+        let read = self.read(body, HashSettings::from_pool(pool));
         match self.resolve(settings, pool, read, now) {
             Ok(pending) => self.pick(settings, pool, hint, pending.with_hashes(), now),
             Err(step) => step,

@@ -107,7 +107,7 @@ fn picked(w: &mut JsonWriter, snapshot: &Snapshot, decision: &Decision) {
         }
         _ => put("picked", &[]),
     }
-    if let Some(refusal) = Refusal::of(decision) {
+    if let Some(refusal) = Refusal::from_decision(decision) {
         w.name("refused").string(refusal.reason());
     }
 }
@@ -122,10 +122,9 @@ impl DecisionMaker for DecisionReason {
         local: LocalState<'_>,
         rng: &mut Rng,
     ) -> Decision {
-        let record = self
-            .recorded
-            .take()
-            .and_then(|headers| DecisionRecord::of(snapshot, request, local, rng, &headers));
+        let record = self.recorded.take().and_then(|headers| {
+            DecisionRecord::from_decision(snapshot, request, local, rng, &headers)
+        });
         let explains = self.endpoints_max > 0 || self.traced;
         let mut explanation = explains.then(Explanation::default);
         let decision = scheduler::schedule(snapshot, request, local, rng, explanation.as_mut());

@@ -90,7 +90,7 @@ impl<'b> JsonReader<'b> {
     /// The kind of the next value; nothing is consumed but white space.
     pub fn peek(&mut self) -> Result<JsonKind> {
         self.next_byte()
-            .and_then(JsonKind::of)
+            .and_then(JsonKind::from_byte)
             .ok_or(JsonError::Invalid { offset: self.at })
     }
 
@@ -371,7 +371,7 @@ impl<'b> JsonReader<'b> {
 
 impl JsonKind {
     /// The kind of a value that begins with `byte`.
-    fn of(byte: u8) -> Option<Self> {
+    fn from_byte(byte: u8) -> Option<Self> {
         match byte {
             b'{' => Some(Self::Object),
             b'[' => Some(Self::Array),

@@ -27,7 +27,7 @@ pub struct PromptSums {
 impl HashSettings {
     /// The settings of a pool; `None` before its first state.
     #[must_use]
-    pub fn of(pool: &ManagedPool) -> Option<Self> {
+    pub fn from_pool(pool: &ManagedPool) -> Option<Self> {
         let (prefix, _) = pool.prompt_settings()?;
         Some(Self {
             secret: pool.hash_secret(),
@@ -155,7 +155,7 @@ mod tests {
     fn four() -> ParsedRequest<PromptSums> {
         let body = br#"{"model": "m", "prompt": "four"}"#;
         body::parse(
-            RequestApi::of(b"POST", b"/v1/completions"),
+            RequestApi::for_request(b"POST", b"/v1/completions"),
             body,
             PromptSums::new(None),
         )

@@ -88,7 +88,7 @@ impl DecisionRecord {
     /// Records the inputs of `schedule` and the request headers that `headers` lists,
     /// comma-separated. `None` if the pool is too large.
     #[must_use]
-    pub fn of(
+    pub fn from_decision(
         snapshot: &Snapshot,
         request: &Request<'_>,
         local: LocalState<'_>,

@@ -93,14 +93,16 @@ impl From<PickRefusal> for Refusal {
             PickRefusal::CrashingPrompt => Self::CrashingPrompt,
             PickRefusal::UnknownModel(model) => Self::UnknownModel(model),
             PickRefusal::Held(why) => Self::Held(why),
-            PickRefusal::Decision(decision) => Self::of(&decision).unwrap_or(Self::NoState),
+            PickRefusal::Decision(decision) => {
+                Self::from_decision(&decision).unwrap_or(Self::NoState)
+            }
         }
     }
 }
 
 impl Refusal {
     /// Returns why `decision` does not route its request; `None` if it does.
-    pub(crate) fn of(decision: &Decision) -> Option<Self> {
+    pub(crate) fn from_decision(decision: &Decision) -> Option<Self> {
         match decision {
             Decision::Route(_) => None,
             Decision::Shed(why) => Some(Self::Shed(*why)),

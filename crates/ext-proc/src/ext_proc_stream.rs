@@ -144,7 +144,7 @@ impl ExtProcStream {
             return StreamAction::Listen;
         }
         if self.host.modes.is_none() {
-            self.host.modes = Some(BodyModes::of(message.protocol_config.as_ref()));
+            self.host.modes = Some(BodyModes::from_config(message.protocol_config.as_ref()));
         }
         match message.request.take() {
             Some(Part::RequestHeaders(headers)) => self.request_headers(&message, &headers),

@@ -130,7 +130,8 @@ impl MessageReader {
         if self.buffer.len() < begins + len {
             return Ok(None);
         }
-        let layout = MessageLayout::of(&self.buffer, begins..begins + len).ok_or_else(malformed)?;
+        let layout =
+            MessageLayout::from_bytes(&self.buffer, begins..begins + len).ok_or_else(malformed)?;
         let envelope = layout.envelope_bytes();
         if envelope > ENVELOPE_BYTES_MAX {
             let why = format!(
@@ -224,9 +225,9 @@ fn malformed() -> Status {
 
 impl MessageLayout {
     /// Finds the parts of the message at `message` in `bytes`; `None` if it is invalid.
-    fn of(bytes: &[u8], message: Range<usize>) -> Option<Self> {
+    fn from_bytes(bytes: &[u8], message: Range<usize>) -> Option<Self> {
         let mut parts = Vec::new();
-        for field in ProtoFields::of(bytes, message.clone()) {
+        for field in ProtoFields::from_bytes(bytes, message.clone()) {
             let field = field?;
             // The request of the message; only one is allowed.
             if (2..=7).contains(&field.tag) {
@@ -241,7 +242,7 @@ impl MessageLayout {
                     bytes: whole,
                     value: Some(value),
                 },
-            ] => BodyField::of(bytes, *tag == 4, whole, value)?,
+            ] => BodyField::from_bytes(bytes, *tag == 4, whole, value)?,
             _ => None,
         };
         Some(Self { message, body })
@@ -262,14 +263,14 @@ impl BodyField {
         clippy::option_option,
         reason = "the outer `None` means an invalid message"
     )]
-    fn of(
+    fn from_bytes(
         bytes: &[u8],
         of_request: bool,
         whole: &Range<usize>,
         value: &Range<usize>,
     ) -> Option<Option<Self>> {
         let mut contents = Vec::new();
-        for field in ProtoFields::of(bytes, value.clone()) {
+        for field in ProtoFields::from_bytes(bytes, value.clone()) {
             let field = field?;
             if field.tag == 1 {
                 contents.push(field);
@@ -303,7 +304,7 @@ impl BodyField {
 // === impl ProtoFields ===
 
 impl<'m> ProtoFields<'m> {
-    fn of(bytes: &'m [u8], range: Range<usize>) -> Self {
+    fn from_bytes(bytes: &'m [u8], range: Range<usize>) -> Self {
         Self {
             bytes,
             at: range.start,

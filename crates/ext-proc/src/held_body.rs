@@ -103,7 +103,7 @@ impl HeldBody {
 
 impl BodyPieces {
     #[must_use]
-    pub fn of(bytes: Vec<u8>, piece_bytes_max: usize) -> Self {
+    pub fn from_bytes(bytes: Vec<u8>, piece_bytes_max: usize) -> Self {
         let mut held = HeldBody::default();
         held.push(bytes);
         held.take_pieces(None, piece_bytes_max)

@@ -76,7 +76,7 @@ impl BodyModes {
     /// Reads the modes from the stream's first message. Without them the mode is full duplex, which
     /// the protocol requires of gateways; every Envoy that has other modes sends them.
     #[must_use]
-    pub fn of(config: Option<&ProtocolConfiguration>) -> Self {
+    pub fn from_config(config: Option<&ProtocolConfiguration>) -> Self {
         let Some(config) = config else {
             return Self {
                 request: BodyMode::FullDuplex,
@@ -135,7 +135,7 @@ pub fn family<'m>(pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>) -> ApiFamil
             _ => {}
         }
     }
-    RequestApi::of(method, path).error_family()
+    RequestApi::for_request(method, path).error_family()
 }
 
 /// The value at `key` of a namespace of the metadata that came with a message.

@@ -176,7 +176,7 @@ struct RequestCost {
 #[must_use]
 // Thousands of endpoints at most.
 pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
-    let cost = RequestCost::of(group);
+    let cost = RequestCost::from_group(group);
     let [least, most] = [goal.replicas.0, goal.replicas.1.max(goal.replicas.0)].map(f64::from);
     let work = cost
         .outstanding(group.endpoints)
@@ -236,7 +236,7 @@ impl ScalingRole {
     /// The role of endpoints with this value of [`ROLE_LABEL`](scheduler::ROLE_LABEL). `None`: they
     /// serve no stage that has a step model.
     #[must_use]
-    pub fn of(label: Option<&str>) -> Option<Self> {
+    pub fn from_label(label: Option<&str>) -> Option<Self> {
         match label {
             Some("encode") => None,
             Some("prefill" | "encode-prefill") => Some(Self::Prefill),
@@ -261,7 +261,7 @@ impl ScalingRole {
 impl EngineSeats {
     /// The smallest room of these engines. What none of them reports is unknown.
     #[must_use]
-    pub fn of<'m>(metrics: &(impl Iterator<Item = &'m EndpointMetrics> + Clone)) -> Self {
+    pub fn from_metrics<'m>(metrics: &(impl Iterator<Item = &'m EndpointMetrics> + Clone)) -> Self {
         let least = |of: fn(&EndpointMetrics) -> Option<f64>| {
             metrics
                 .clone()
@@ -300,7 +300,7 @@ impl EngineSeats {
 // === impl RequestCost ===
 
 impl RequestCost {
-    fn of(group: &ScalingGroup<'_>) -> Self {
+    fn from_group(group: &ScalingGroup<'_>) -> Self {
         let ScalingGroup {
             role,
             step,

@@ -216,7 +216,7 @@ impl StepLearner {
             let decode = narrow(self.decode.speed(row.decode, decode));
             (endpoint, prefill, decode)
         });
-        let costs = StepModel::of(
+        let costs = StepModel::from_parts(
             PREFILL_FLOORS.under(self.prefill.weights()),
             DECODE_FLOORS.under(self.decode.weights()),
             narrow(self.output_tokens),
@@ -232,7 +232,7 @@ impl StepLearner {
 
     /// The evidence of all endpoints, of one of the two times.
     fn pool(&self, of: fn(&EndpointEvidence) -> SpeedEvidence) -> SpeedEvidence {
-        SpeedEvidence::of(self.endpoints.iter().map(of))
+        SpeedEvidence::from_endpoints(self.endpoints.iter().map(of))
     }
 }
 

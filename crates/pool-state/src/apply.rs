@@ -96,7 +96,7 @@ impl DaemonUpdate {
             Some(Welcome(welcome)) => Ok(Self::Welcome(welcome)),
             Some(PeerLoad(peers)) => Ok(Self::Peers(peers)),
             Some(LearnedModels(learned)) => {
-                let rejected = RejectedMessage::of(&learned.pool, None);
+                let rejected = RejectedMessage::for_pool(&learned.pool, None);
                 let learned = proto::learned(learned).map_err(rejected)?;
                 if find(&learned.pool).is_some_and(|found| found.as_ref().keeps_models(&learned)) {
                     return Ok(Self::Outweighed(learned.pool));
@@ -104,7 +104,7 @@ impl DaemonUpdate {
                 Ok(Self::Learned(Box::new(learned)))
             }
             Some(PoolUpdate(pool_update)) => {
-                let rejected = RejectedMessage::of(&pool_update.pool, pool_update.version);
+                let rejected = RejectedMessage::for_pool(&pool_update.pool, pool_update.version);
                 proto::pool_update(pool_update)
                     .map(|pool_update| Self::PoolUpdate(Box::new(pool_update)))
                     .map_err(rejected)
@@ -124,7 +124,7 @@ impl DaemonUpdate {
                     }),
                     // The metrics belong to a pool update that was refused or has not arrived.
                     Err(InvalidState::OtherPoolUpdate) => Ok(Self::Nothing),
-                    Err(why) => Err(RejectedMessage::of(&metrics.pool, None)(why)),
+                    Err(why) => Err(RejectedMessage::for_pool(&metrics.pool, None)(why)),
                 }
             }
             None => Ok(Self::Nothing),
@@ -144,7 +144,7 @@ impl DaemonUpdate {
         R::Target: AsRef<ManagedPool>,
     {
         Self::decode(
-            proto::daemon_message(message).map_err(RejectedMessage::of("", None))?,
+            proto::daemon_message(message).map_err(RejectedMessage::for_pool("", None))?,
             find,
         )
     }
@@ -189,7 +189,7 @@ impl DaemonUpdate {
 // === impl RejectedMessage ===
 
 impl RejectedMessage {
-    fn of(
+    fn for_pool(
         pool: &str,
         version: Option<state::Version>,
     ) -> impl FnOnce(InvalidState) -> Self + use<> {
@@ -431,7 +431,7 @@ mod tests {
 
     /// Models with this latency of every request, ms, if any.
     fn learned(sequence: u64, latency_ms: Option<f32>, provisional: bool) -> state::DaemonMessage {
-        let step = StepModel::of(
+        let step = StepModel::from_parts(
             [latency_ms.unwrap_or(10.0), 0.1, 0.0],
             [9.0, 0.1, 0.0],
             100.0,

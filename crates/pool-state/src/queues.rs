@@ -202,13 +202,19 @@ impl FlowQueues {
     /// Puts a request that left its band among those to refuse.
     fn leaves(&mut self, priority: i32, entry: &HeldEntry, outcome: FlowOutcome, now: Timestamp) {
         let refusal = self.refusal(outcome, priority);
-        self.gone(priority, entry, outcome, now);
+        self.count_end(priority, entry, outcome, now);
         self.leaving.push((entry.number, refusal));
         self.to_resume.push_back(entry.number);
     }
 
     /// Counts a request that left its band.
-    fn gone(&mut self, priority: i32, entry: &HeldEntry, outcome: FlowOutcome, now: Timestamp) {
+    fn count_end(
+        &mut self,
+        priority: i32,
+        entry: &HeldEntry,
+        outcome: FlowOutcome,
+        now: Timestamp,
+    ) {
         self.held = self.held.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(entry.bytes);
         self.band_mut(priority)
@@ -240,7 +246,7 @@ impl FlowQueues {
             .band_mut(priority)
             .take(ticket.flow.at, ticket.key, ticket.number)
         {
-            self.gone(priority, &entry, outcome, now);
+            self.count_end(priority, &entry, outcome, now);
         }
     }
 

@@ -63,11 +63,11 @@ pub const RETRIED_STATUS: &str = "503";
 impl Verdict {
     /// The verdict on an answer to an inference request that is complete as far as the proxy knows.
     #[must_use]
-    pub fn of(status: u16, body: ErrorBody) -> Self {
+    pub fn from_status(status: u16, body: ErrorBody) -> Self {
         match (status, body) {
             (200..=299, ErrorBody::Error(named)) => named
                 .filter(|status| *status >= 400)
-                .map_or(Self::Ill, |status| Self::of(status, body)),
+                .map_or(Self::Ill, |status| Self::from_status(status, body)),
             (200, ErrorBody::Empty) => Self::Ill,
             (200..=299, ErrorBody::Strange | ErrorBody::Unfinished) => Self::Strange,
             (200..=299, ErrorBody::Unclear) => Self::Unknown,
@@ -127,7 +127,11 @@ mod tests {
             (301, Nothing, Unknown),
             (0, Nothing, Unknown),
         ] {
-            assert_eq!(Verdict::of(status, body), verdict, "{status} {body:?}");
+            assert_eq!(
+                Verdict::from_status(status, body),
+                verdict,
+                "{status} {body:?}"
+            );
         }
     }
 }

@@ -105,7 +105,7 @@ impl InFlight {
         prompt_tokens: u32,
         uncached_tokens: u32,
     ) -> InFlightTicket {
-        let prefills = PendingPrefills::of(prompt_tokens, uncached_tokens);
+        let prefills = PendingPrefills::from_tokens(prompt_tokens, uncached_tokens);
         let share = EndpointLoad {
             requests: 1,
             prefill_tokens: prefills.uncached_tokens,

@@ -83,7 +83,12 @@ impl EndpointPrediction {
         !self.ttft.is_exceeded() && !self.tpot.is_exceeded()
     }
 
-    fn of(prediction: Prediction, load: EndpointLoad, own: Slo, settings: LatencySettings) -> Self {
+    fn from_prediction(
+        prediction: Prediction,
+        load: EndpointLoad,
+        own: Slo,
+        settings: LatencySettings,
+    ) -> Self {
         let (ttft_ms, tpot_ms) = settings.counted(&prediction);
         let lowest = own.strictest(Slo {
             ttft_us: load.ttft_slo_us,
@@ -165,7 +170,12 @@ impl Predictions {
         let at_endpoint =
             |(predicted, index): (Result<Prediction, NoPrediction>, EndpointIndex)| {
                 predicted.map(|prediction| {
-                    EndpointPrediction::of(prediction, load(index), request.slo, settings)
+                    EndpointPrediction::from_prediction(
+                        prediction,
+                        load(index),
+                        request.slo,
+                        settings,
+                    )
                 })
             };
         let mut predicted = Vec::with_capacity(table.endpoints().len());
@@ -280,7 +290,7 @@ mod tests {
             .production()
             .latency;
         settings.slo_buffer_factor = 0.5;
-        EndpointPrediction::of(prediction, load, own, settings)
+        EndpointPrediction::from_prediction(prediction, load, own, settings)
     }
 
     fn slo(ttft_ms: u32, tpot_ms: u32) -> Slo {

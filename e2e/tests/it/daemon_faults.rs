@@ -349,12 +349,13 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
     ))
     .await?;
     // And one whose client disconnects before.
-    let mut gone = RawConnection::connect(address).await?;
-    gone.write(format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{text}",
-        text.len()
-    ))
-    .await?;
+    let mut closed = RawConnection::connect(address).await?;
+    closed
+        .write(format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{text}",
+            text.len()
+        ))
+        .await?;
     stack
         .envoy
         .picker_stat_until(
@@ -363,7 +364,7 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
             LIMIT,
         )
         .await?;
-    gone.reset()?;
+    closed.reset()?;
     assert_eq!(stack.get("/switchpoint/ready").await?.status, 503);
 
     stack.start_daemon()?;
@@ -416,7 +417,7 @@ async fn parked_requests_whose_bodies_have_no_end_yet_are_picked_when_the_daemon
         raw.write(&begun).await?;
         open.push(raw);
     }
-    let gone = open.pop().ok_or("none")?;
+    let closed = open.pop().ok_or("none")?;
     stack
         .envoy
         .picker_stat_until(
@@ -425,7 +426,7 @@ async fn parked_requests_whose_bodies_have_no_end_yet_are_picked_when_the_daemon
             LIMIT,
         )
         .await?;
-    gone.reset()?;
+    closed.reset()?;
 
     stack.start_daemon()?;
     stack

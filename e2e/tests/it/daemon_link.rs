@@ -263,10 +263,10 @@ async fn learns_nothing(stack: &Stack, what: &str) -> Result<()> {
 
 #[tokio::test]
 async fn a_proxy_without_a_valid_certificate_gets_no_state() -> Result<()> {
-    tokio::try_join!(is_told_nothing("grpc"), is_told_nothing("http")).map(drop)
+    tokio::try_join!(gets_nothing("grpc"), gets_nothing("http")).map(drop)
 }
 
-async fn is_told_nothing(transport: &str) -> Result<()> {
+async fn gets_nothing(transport: &str) -> Result<()> {
     type LinkEdit = Box<dyn Fn(&mut Value) + Send>;
     let ours = Authority::new()?;
     let theirs = Authority::new()?;

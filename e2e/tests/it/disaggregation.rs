@@ -255,7 +255,7 @@ async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
     split.servers[0].1.fault(fault(FaultMode::Status)).await;
     split.ask(long(1)).await?;
     // The prefill server leaves the pool: the picker no longer names it.
-    let gone = split.servers.remove(0);
+    let removed = split.servers.remove(0);
     write_endpoints(&split.folder.path().join("endpoints.yaml"), &split.servers)?;
     let unnamed = || async {
         split.ask(long(2)).await.ok()?;
@@ -270,7 +270,7 @@ async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
             .then_some(())
     };
     wait_for(LIMIT, "decode alone", unnamed).await?;
-    drop(gone);
+    drop(removed);
     for number in 3..10 {
         split.ask(long(number)).await?;
     }

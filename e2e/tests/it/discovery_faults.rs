@@ -127,8 +127,8 @@ async fn endpoints_leave_under_load_and_no_request_notices() -> Result<()> {
     let mut stack = explained(4, 2).start().await?;
     let load = LoadGenerator::start(stack.address(), 6);
     for round in 0..8 {
-        let gone = round % 4;
-        let rest: Vec<usize> = (0..4).filter(|index| *index != gone).collect();
+        let removed = round % 4;
+        let rest: Vec<usize> = (0..4).filter(|index| *index != removed).collect();
         stack.set_pool(&rest)?;
         pool_is(&stack, &rest).await?;
         load.wait_for_more(30, LIMIT).await?;

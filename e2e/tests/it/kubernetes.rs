@@ -90,11 +90,11 @@ pub(crate) struct KubernetesPlace {
 
 impl KubernetesPlace {
     pub(crate) async fn start() -> Result<Self> {
-        Self::of(TestCluster::start().await.ok_or("no cluster")?).await
+        Self::in_cluster(TestCluster::start().await.ok_or("no cluster")?).await
     }
 
     async fn start_with_controllers() -> Result<Self> {
-        Self::of(
+        Self::in_cluster(
             TestCluster::start_with_controllers()
                 .await
                 .ok_or("no cluster")?,
@@ -102,7 +102,7 @@ impl KubernetesPlace {
         .await
     }
 
-    async fn of(cluster: TestCluster) -> Result<Self> {
+    async fn in_cluster(cluster: TestCluster) -> Result<Self> {
         let kubeconfig =
             PathBuf::from(std::env::var_os("KUBECONFIG").ok_or("no place for the kubeconfig")?);
         std::fs::copy(cluster.kubeconfig(), kubeconfig)?;

@@ -65,13 +65,13 @@ async fn the_start_script_stops_without_cutting_a_stream() -> Result<()> {
     );
 
     let address = stack.address();
-    let gone = || async move {
+    let is_closed = || async move {
         client::get(address, "/v1/models")
             .await
             .is_err()
             .then_some(())
     };
-    wait_for(Duration::from_secs(10), "the listener to close", gone).await?;
+    wait_for(Duration::from_secs(10), "the listener to close", is_closed).await?;
     let status = stack.envoy.process().wait(Duration::from_secs(10)).await?;
     assert!(status.success(), "{status}");
     Ok(())

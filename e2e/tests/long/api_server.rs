@@ -76,13 +76,13 @@ async fn an_api_server_that_is_gone_for_a_minute() -> Result<()> {
     })
     .await?;
     cluster.apiserver.lock().map_err(|_| "poisoned")?.kill();
-    let gone = Instant::now();
-    while gone.elapsed() < Duration::from_secs(60) {
+    let stopped_at = Instant::now();
+    while stopped_at.elapsed() < Duration::from_secs(60) {
         assert_eq!(
             ready(&discovery).await,
             Some(names(6)),
             "after {:?}",
-            gone.elapsed()
+            stopped_at.elapsed()
         );
         tokio::time::sleep(Duration::from_secs(1)).await;
     }

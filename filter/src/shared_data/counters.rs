@@ -114,13 +114,13 @@ fn endpoints(pool: &ManagedPool, counters: &PoolCounters) -> Vec<state::Endpoint
             ..row(c.endpoint, pool.in_flight().own(c.endpoint))
         });
     // Endpoints that are gone, with the requests that are still in flight there.
-    let is_gone = |at: &EndpointRef| counters.endpoints().iter().all(|c| c.endpoint != *at);
-    let gone = pool
+    let is_removed = |at: &EndpointRef| counters.endpoints().iter().all(|c| c.endpoint != *at);
+    let removed = pool
         .in_flight()
         .rows()
-        .filter(|(at, _)| is_gone(at))
+        .filter(|(at, _)| is_removed(at))
         .map(|(at, load)| row(at, load));
-    counted.chain(gone).collect()
+    counted.chain(removed).collect()
 }
 
 fn model(m: &ModelCounters) -> state::ModelCounters {

@@ -301,11 +301,11 @@ impl HttpCalls {
         }
         self.known = true;
         // If the daemon answers without a message, it is called again at the next tick.
-        let goes_on = is_sent || !answer.body.is_empty();
+        let continues = is_sent || !answer.body.is_empty();
         Ok(if is_sent {
-            (Vec::new(), goes_on)
+            (Vec::new(), continues)
         } else {
-            (answer.body, goes_on)
+            (answer.body, continues)
         })
     }
 }

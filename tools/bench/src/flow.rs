@@ -129,9 +129,9 @@ async fn waves(args: Args) -> Result<()> {
     let mut runs: [Vec<WaveRun>; 4] = Default::default();
     for seed in args.seed..args.seed + args.rounds {
         for (at, shape) in SHAPES.into_iter().enumerate() {
-            runs[at].push(WaveRun::of(shape, args, seed, false).await?);
+            runs[at].push(WaveRun::start(shape, args, seed, false).await?);
         }
-        runs[SHAPES.len()].push(WaveRun::of(SHAPES[2], args, seed, true).await?);
+        runs[SHAPES.len()].push(WaveRun::start(SHAPES[2], args, seed, true).await?);
     }
     let shapes = SHAPES.into_iter().chain([SHAPES[2]]);
     let rows: Vec<FlowRow> = shapes
@@ -159,7 +159,7 @@ struct WaveRun {
 // === impl WaveRun ===
 
 impl WaveRun {
-    async fn of(shape: FleetShape, args: Args, seed: u64, kills: bool) -> Result<Self> {
+    async fn start(shape: FleetShape, args: Args, seed: u64, kills: bool) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut fleet = start(shape, args, folder.path()).await?;
         let wave = Duration::from_secs(args.wave);

@@ -308,7 +308,7 @@ fn row(
 ) -> OverheadRow {
     type Figure = fn(&LoadFigures) -> f64;
     let of = |figure: Figure, runs: &[LoadFigures]| runs.iter().map(figure).collect::<Vec<f64>>();
-    let added = |figure: Figure| PairedDifference::of(&of(figure, ours), &of(figure, plain));
+    let added = |figure: Figure| PairedDifference::between(&of(figure, ours), &of(figure, plain));
     let ratios = |figure: Figure| {
         ours.iter()
             .zip(plain)

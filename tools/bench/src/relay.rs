@@ -291,12 +291,12 @@ impl RelayProxy {
         });
         let mut stream = client.stream(wrapped).await?.into_inner();
         let present = tokio::time::timeout(LIMIT, pool_update(&mut stream, &out)).await??;
-        let heard = vec![0; usize::from(stage.args.proxies)];
+        let last_sent = vec![0; usize::from(stage.args.proxies)];
         let mut proxy = Self {
             stage: Arc::clone(stage),
             number,
             present,
-            received: heard,
+            received: last_sent,
             peers: (LoadReportSum::default(), PeerLoadReport::default()),
         };
         proxy.peers.0.reset(proxy.present.clone(), []);
@@ -361,13 +361,13 @@ impl RelayProxy {
             written: Timestamp(now_us * 1_000),
             ..LoadReportHead::default()
         };
-        let mut told = Vec::new();
+        let mut placed = Vec::new();
         let placement = |pick: usize| {
             let endpoint = self.present[pick % self.present.len()];
             let blocks: Vec<u64> = (0..self.stage.args.blocks as u64)
                 .map(|block| now_us | block << 48)
                 .collect();
-            placements::push(&mut told, endpoint, &blocks);
+            placements::push(&mut placed, endpoint, &blocks);
         };
         (0..picks).for_each(placement);
         if self.stage.counts.load(Ordering::Relaxed) {
@@ -378,7 +378,7 @@ impl RelayProxy {
         state::LoadReport {
             pool: "default".into(),
             row: sum.row(head, [], &[]),
-            placements: told,
+            placements: placed,
             stamp: now_us,
             ..state::LoadReport::default()
         }
@@ -390,18 +390,18 @@ impl RelayProxy {
         sum.read(row, peers.row);
         let mut seen = self.stage.seen();
         let counts = self.stage.counts.load(Ordering::Relaxed);
-        for (at, heard) in self
+        for (at, last_sent) in self
             .received
             .iter_mut()
             .enumerate()
             .filter(|(at, _)| *at != usize::from(self.number))
         {
-            let told = sum.load(self.present[at]).prefill_tokens;
-            if counts && told != *heard && told > 0 {
+            let placed = sum.load(self.present[at]).prefill_tokens;
+            if counts && placed != *last_sent && placed > 0 {
                 seen.rows
-                    .add((now_us & u64::from(u32::MAX)).saturating_sub(told));
+                    .add((now_us & u64::from(u32::MAX)).saturating_sub(placed));
             }
-            *heard = told;
+            *last_sent = placed;
         }
         if counts {
             seen.messages += 1;
@@ -409,10 +409,13 @@ impl RelayProxy {
             while let Some((_, blocks, after)) = placements::take(rest) {
                 rest = after;
                 // The first block hash is the sending time.
-                seen.placements
-                    .add(now_us.saturating_sub(
-                        blocks.first().map_or(0, |told| u64::from_le_bytes(*told)),
-                    ));
+                seen.placements.add(
+                    now_us.saturating_sub(
+                        blocks
+                            .first()
+                            .map_or(0, |placed| u64::from_le_bytes(*placed)),
+                    ),
+                );
             }
         }
     }

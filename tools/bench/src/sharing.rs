@@ -329,7 +329,7 @@ fn report(rows: &[SharingRow], shapes: &[FleetShape]) -> Result<()> {
         .iter()
         .flat_map(|shape| [(*shape, true), (*shape, false)])
     {
-        let bursts: Vec<usize> = of(rows, shape, sharing)
+        let bursts: Vec<usize> = rows_of(rows, shape, sharing)
             .filter_map(|row| row.burst_max)
             .collect();
         table.add_row([
@@ -362,7 +362,11 @@ fn report(rows: &[SharingRow], shapes: &[FleetShape]) -> Result<()> {
     Ok(())
 }
 
-fn of(rows: &[SharingRow], shape: FleetShape, sharing: bool) -> impl Iterator<Item = &SharingRow> {
+fn rows_of(
+    rows: &[SharingRow],
+    shape: FleetShape,
+    sharing: bool,
+) -> impl Iterator<Item = &SharingRow> {
     rows.iter().filter(move |row| {
         (row.proxies, row.workers, row.sharing) == (shape.proxies, shape.workers, sharing)
     })
@@ -374,7 +378,7 @@ fn mean(
     sharing: bool,
     of_row: fn(&SharingRow) -> Option<f64>,
 ) -> f64 {
-    let values: Vec<f64> = of(rows, shape, sharing).filter_map(of_row).collect();
+    let values: Vec<f64> = rows_of(rows, shape, sharing).filter_map(of_row).collect();
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 

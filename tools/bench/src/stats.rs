@@ -14,7 +14,7 @@ pub(crate) struct PairedDifference {
 
 impl PairedDifference {
     /// The differences `ours` - `theirs`, round by round.
-    pub(crate) fn of(ours: &[f64], theirs: &[f64]) -> Self {
+    pub(crate) fn between(ours: &[f64], theirs: &[f64]) -> Self {
         let differences: Vec<f64> = ours
             .iter()
             .zip(theirs)
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn a_difference_is_taken_round_by_round() {
         // A machine that slows down over the rounds slows both variants; the difference stays.
-        let paired = PairedDifference::of(
+        let paired = PairedDifference::between(
             &[11.0, 22.0, 33.0, 44.0, 55.0],
             &[10.0, 20.0, 30.0, 40.0, 50.0],
         );

@@ -61,7 +61,7 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
         .iter()
         .zip(&runs)
         .map(|(way, ours)| {
-            let added = PairedDifference::of(&cpu(ours), &cpu(&runs[0]));
+            let added = PairedDifference::between(&cpu(ours), &cpu(&runs[0]));
             let rates: Vec<f64> = ours.iter().map(|run| run.chunks_per_s).collect();
             StreamsRow {
                 front: way.name().to_owned(),

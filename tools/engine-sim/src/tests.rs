@@ -58,7 +58,7 @@ struct TestRun {
 
 impl TestRun {
     /// Runs requests with their arrival times to their end.
-    fn of(spec: SimulatedEngineSpec, requests: &[(f64, TestRequest)]) -> Self {
+    fn play(spec: SimulatedEngineSpec, requests: &[(f64, TestRequest)]) -> Self {
         let mut run = Self {
             engine: BatchingEngine::new(spec),
             outcomes: vec![TestOutcome::default(); requests.len()],
@@ -126,7 +126,7 @@ fn request(prompt: u32, output: u32) -> TestRequest {
 
 #[test]
 fn a_lone_request_takes_the_time_of_the_formula() {
-    let run = TestRun::of(H100, &[(0.0, request(8192, 11))]);
+    let run = TestRun::play(H100, &[(0.0, request(8192, 11))]);
     let times = H100.times;
     let first_ms = times.prefill_ms(8192.0, 0.0);
     let decodes_ms: f64 = (1..=10)
@@ -161,7 +161,7 @@ fn a_slowed_engine_takes_longer_from_the_next_step_on() {
 
 #[test]
 fn a_long_prompt_is_computed_in_chunks() {
-    let run = TestRun::of(H100, &[(0.0, request(20_000, 1))]);
+    let run = TestRun::play(H100, &[(0.0, request(20_000, 1))]);
     assert!((run.outcomes[0].first_ms - H100.times.cold_ms(20_000, 8192)).abs() < 1e-6);
     assert_eq!(run.outcomes[0].first_ms, run.outcomes[0].end_ms);
     assert_eq!(run.steps, [8192, 8192, 20_000 - 2 * 8192]);
@@ -173,7 +173,7 @@ fn a_long_prompt_is_computed_beside_decodes() {
         budget: 2048,
         ..EngineProfile::Llama8bH100.spec(16)
     };
-    let run = TestRun::of(spec, &[(0.0, request(16, 40)), (1.0, request(8000, 1))]);
+    let run = TestRun::play(spec, &[(0.0, request(16, 40)), (1.0, request(8000, 1))]);
     assert_eq!(
         run.steps.iter().filter(|&&tokens| tokens == 2048).count(),
         3,
@@ -194,7 +194,7 @@ fn a_repeated_prompt_is_cached_except_its_end() {
         hashes: hashes.clone(),
         ..request(prompt, 5)
     };
-    let run = TestRun::of(H100, &[(0.0, of(6400)), (1e4, of(6400)), (2e4, of(7000))]);
+    let run = TestRun::play(H100, &[(0.0, of(6400)), (1e4, of(6400)), (2e4, of(7000))]);
     assert_eq!(
         run.outcomes
             .iter()
@@ -211,7 +211,7 @@ fn a_continued_answer_is_cached() {
         hashes: (1..=40).collect(),
         ..request(prompt, output)
     };
-    let run = TestRun::of(spec, &[(0.0, of(320, 64)), (1e4, of(500, 1))]);
+    let run = TestRun::play(spec, &[(0.0, of(320, 64)), (1e4, of(500, 1))]);
     assert_eq!(
         run.outcomes[1].cached,
         [368],
@@ -224,7 +224,7 @@ fn all_requests_end_and_every_block_comes_back_under_preemption() {
     let requests: Vec<_> = (0..60)
         .map(|i| (f64::from(i) * 5.0, request(1000 + 37 * i, 400)))
         .collect();
-    let run = TestRun::of(
+    let run = TestRun::play(
         SimulatedEngineSpec {
             kv_blocks: 300,
             ..H100
@@ -275,7 +275,7 @@ fn the_newest_is_preempted_and_waits_before_those_that_never_ran() {
 #[test]
 fn requests_are_served_in_order_of_arrival() {
     let requests: Vec<_> = (0..20).map(|i| (f64::from(i), request(9000, 1))).collect();
-    let run = TestRun::of(H100, &requests);
+    let run = TestRun::play(H100, &requests);
     let firsts: Vec<f64> = run
         .outcomes
         .iter()
@@ -375,7 +375,7 @@ fn an_aborted_request_leaves_nothing() {
 
 #[test]
 fn a_request_without_output_ends_with_its_prefill() {
-    let run = TestRun::of(H100, &[(0.0, request(100, 0))]);
+    let run = TestRun::play(H100, &[(0.0, request(100, 0))]);
     let [outcome] = &run.outcomes[..] else {
         panic!("{:?}", run.outcomes)
     };
@@ -398,7 +398,7 @@ proptest! {
             let hashes = (1..=u64::from(prompt + output) / 16).map(|block| kind << 32 | block).collect();
             (at_ms, TestRequest { number: 0, prompt, output, hashes, adapter, prefilled })
         }).collect();
-        let run = TestRun::of(spec, &requests);
+        let run = TestRun::play(spec, &requests);
         for (outcome, (_, request)) in run.outcomes.iter().zip(&requests) {
             prop_assert_eq!((outcome.ends, outcome.tokens, outcome.cached.len()), (1, request.output, 1));
             prop_assert!(outcome.cached[0] < request.prompt);

@@ -274,7 +274,7 @@ fn cell_tables(result: &CellResult, page: &mut String) -> Result<()> {
         let header: Vec<&str> = std::iter::once(row)
             .chain(RaceFigure::ALL.iter().map(|figure| figure.name()))
             .collect();
-        let mut table = MarkdownTable::of(&header);
+        let mut table = MarkdownTable::with_header(&header);
         for router in &result.routers {
             table.row(
                 std::iter::once(router.router.clone()).chain(figures(router).iter().map(cell_text)),
@@ -282,7 +282,7 @@ fn cell_tables(result: &CellResult, page: &mut String) -> Result<()> {
         }
         writeln!(page, "{}", table.0)?;
     }
-    let mut counts = MarkdownTable::of(&[
+    let mut counts = MarkdownTable::with_header(&[
         "router",
         "version",
         "requests",
@@ -319,7 +319,7 @@ fn stacks_of(result: &CellResult) -> String {
 
 /// The routers beside ours and smg, one seed each.
 fn others(results: &RaceResults) -> String {
-    let mut table = MarkdownTable::of(&[
+    let mut table = MarkdownTable::with_header(&[
         "cell",
         "router",
         "end to end",
@@ -371,7 +371,7 @@ fn others(results: &RaceResults) -> String {
 struct MarkdownTable(String);
 
 impl MarkdownTable {
-    fn of(header: &[&str]) -> Self {
+    fn with_header(header: &[&str]) -> Self {
         let mut table = Self(String::new());
         table.row(header.iter().map(|name| (*name).to_owned()));
         table.row(header.iter().map(|_| "---".to_owned()));

@@ -218,7 +218,7 @@ impl RaceEngines {
         };
         let mut counts = Vec::new();
         for server in servers {
-            counts.push(EngineRecord::of(&server.state().await?));
+            counts.push(EngineRecord::from_state(&server.state().await?));
         }
         Ok(counts)
     }
@@ -228,7 +228,7 @@ impl RaceEngines {
 
 impl EngineRecord {
     /// The counts of a report of `GET /admin/state`.
-    fn of(state: &Value) -> Self {
+    fn from_state(state: &Value) -> Self {
         let count = |key: &str| state[key].as_u64().unwrap_or(0);
         let finished = |kind: &str| state["finished"][kind].as_u64().unwrap_or(0);
         Self {

@@ -227,7 +227,7 @@ impl RouterResult {
                     figure.ratio(row, ours, runs)
                 };
                 let same = figure.ratio(row, ours, again);
-                FigureResult::of(
+                FigureResult::compare(
                     figure.of(runs.iter().flat_map(|run| row.requests(run))),
                     ratio,
                     same,
@@ -255,7 +255,7 @@ impl RouterResult {
 // === impl FigureResult ===
 
 impl FigureResult {
-    fn of(ms: f64, ratio: Option<RouterRatio>, same: Option<RouterRatio>) -> Self {
+    fn compare(ms: f64, ratio: Option<RouterRatio>, same: Option<RouterRatio>) -> Self {
         let verdict = ratio
             .map(|ratio| ratio.verdict(same))
             .map(|verdict| match verdict {

@@ -152,7 +152,7 @@ impl SimulatedLearner {
         let [prefill, decode] = [[p0 + overhead, p1, p2], [d0 + overhead, d1, d2]]
             .map(|times| times.map(|ms| (ms * average) as f32));
         engines.fold(
-            StepModel::of(prefill, decode, self.learner.model().output_tokens()),
+            StepModel::from_parts(prefill, decode, self.learner.model().output_tokens()),
             |model, (endpoint, times)| {
                 let speed = (times.slowdown / average) as f32;
                 model.with_speed(endpoint, speed, speed)

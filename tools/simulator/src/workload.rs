@@ -107,7 +107,7 @@ impl Sampler {
 // === impl Workload ===
 
 impl Workload {
-    pub(crate) fn of(lines: &[TraceRequest]) -> Self {
+    pub(crate) fn from_lines(lines: &[TraceRequest]) -> Self {
         let mut requests = Vec::with_capacity(lines.len());
         let mut blocks = Vec::new();
         let mut hashes = Vec::new();
@@ -164,7 +164,7 @@ impl Workload {
         Self {
             classes,
             highest_priority,
-            ..Self::of(&lines)
+            ..Self::from_lines(&lines)
         }
     }
 
@@ -234,7 +234,7 @@ mod tests {
             ids: ids.to_vec(),
             ..TraceRequest::default()
         };
-        let workload = Workload::of(&[line(&[1, 2]), line(&[1, 3]), line(&[]), line(&[])]);
+        let workload = Workload::from_lines(&[line(&[1, 2]), line(&[1, 3]), line(&[]), line(&[])]);
         let blocks = |request| workload.job(request).unwrap().blocks.to_vec();
         let shared = |a: u32, b: u32| {
             blocks(a)
@@ -259,7 +259,8 @@ mod tests {
         };
         let mut other: Vec<u64> = (0..20).collect();
         other[18] = 99;
-        let workload = Workload::of(&[of(&(0..20).collect::<Vec<_>>()), of(&other), of(&[])]);
+        let workload =
+            Workload::from_lines(&[of(&(0..20).collect::<Vec<_>>()), of(&other), of(&[])]);
         let hashes = |request| workload.job(request).unwrap().hashes.to_vec();
         let shared = hashes(0)
             .iter()

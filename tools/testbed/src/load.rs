@@ -55,15 +55,15 @@ struct LoadState {
 impl LoadGenerator {
     /// Starts `clients` clients of the proxy at `address`. Must be called in a tokio runtime.
     pub fn start(address: SocketAddr, clients: usize) -> Self {
-        Self::of(address, clients, false)
+        Self::with_mode(address, clients, false)
     }
 
     /// Like [`Self::start`], with streamed replies.
     pub fn of_streams(address: SocketAddr, clients: usize) -> Self {
-        Self::of(address, clients, true)
+        Self::with_mode(address, clients, true)
     }
 
-    fn of(address: SocketAddr, clients: usize, stream: bool) -> Self {
+    fn with_mode(address: SocketAddr, clients: usize, stream: bool) -> Self {
         let shared = Arc::new(LoadState::default());
         let clients = (0..clients)
             .map(|_| tokio::spawn(run(address, shared.clone(), stream)))

@@ -182,7 +182,7 @@ impl PlainEngine {
         let shared = Arc::new(PlainEngineState {
             address,
             served_by,
-            manner: RwLock::new(SlottedBehaviour::of(behaviour)),
+            manner: RwLock::new(SlottedBehaviour::from_behaviour(behaviour)),
             requests: AtomicU64::new(0),
             running: watch::Sender::new(0),
         });
@@ -202,7 +202,8 @@ impl PlainEngine {
             .shared
             .manner
             .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner) = SlottedBehaviour::of(behaviour);
+            .unwrap_or_else(std::sync::PoisonError::into_inner) =
+            SlottedBehaviour::from_behaviour(behaviour);
     }
 
     /// Number of inference requests received.
@@ -227,7 +228,7 @@ impl Drop for PlainEngine {
 // === impl SlottedBehaviour ===
 
 impl SlottedBehaviour {
-    fn of(behaviour: PlainBehaviour) -> Self {
+    fn from_behaviour(behaviour: PlainBehaviour) -> Self {
         let slots = if let AnswerDelay::Slots { slots, .. } = behaviour.delay {
             Some(Arc::new(Semaphore::new(slots)))
         } else {
@@ -302,7 +303,7 @@ async fn answer(shared: &Arc<PlainEngineState>, request: Request<Incoming>) -> R
             &serde_json::json!({"object": "list", "data": [{"id": MODEL, "object": "model"}]}),
         ),
         (&Method::GET, _) => Response::default(),
-        (_, path) => match PlainRequest::of(path, &body) {
+        (_, path) => match PlainRequest::parse(path, &body) {
             Some(asked) => infer(shared, asked).await,
             None => with_status(StatusCode::NOT_FOUND),
         },

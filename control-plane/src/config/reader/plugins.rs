@@ -46,7 +46,7 @@ impl DeclaredPlugin {
 
     /// The role of the plugin's type; `None` if the type is unknown.
     pub(super) fn role(&self) -> Option<PluginRole> {
-        PluginRole::of(&self.plugin_type)
+        PluginRole::from_plugin_type(&self.plugin_type)
     }
 
     /// The parameters for the scheduler, without values that it cannot take. A name of an extractor

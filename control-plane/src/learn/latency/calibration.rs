@@ -151,13 +151,13 @@ impl PredictionScores {
 
     #[must_use]
     pub fn of_endpoint(&self, endpoint: EndpointRef, target: PredictedTarget) -> PredictionScore {
-        PredictionScore::of(self.rows.get(&(endpoint, target)))
+        PredictionScore::from_rows(self.rows.get(&(endpoint, target)))
     }
 
     /// The score of all endpoints together.
     #[must_use]
     pub fn of_pool(&self, target: PredictedTarget) -> PredictionScore {
-        PredictionScore::of(
+        PredictionScore::from_rows(
             self.rows
                 .iter()
                 .filter(|((_, of), _)| *of == target)
@@ -204,7 +204,7 @@ impl EndpointOutcomes {
 
 impl PredictionScore {
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    fn of<'o>(rows: impl IntoIterator<Item = &'o EndpointOutcomes>) -> Self {
+    fn from_rows<'o>(rows: impl IntoIterator<Item = &'o EndpointOutcomes>) -> Self {
         let mut score = Self::default();
         let mut covered = 0_usize;
         for row in rows {

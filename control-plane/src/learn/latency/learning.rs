@@ -179,9 +179,9 @@ impl LearningTask {
                     if count == 0 {
                         return;
                     }
-                    for told in batch.drain(..) {
-                        match told {
-                            LearnerMessage::Observations(told) => self.take(&told),
+                    for report in batch.drain(..) {
+                        match report {
+                            LearnerMessage::Observations(report) => self.take(&report),
                             LearnerMessage::Models(models) => self.take_models(*models),
                         }
                     }
@@ -290,8 +290,8 @@ impl LearningTask {
             .store(self.origin.provisional || lacks_latency, Ordering::Relaxed);
     }
 
-    fn take(&mut self, told: &ObservationReport) {
-        let rows = self.intake.take(told.process_id, &told.message);
+    fn take(&mut self, report: &ObservationReport) {
+        let rows = self.intake.take(report.process_id, &report.message);
         let pools = self.tables.pools.views.borrow().clone();
         let Some(view) = pools.get(&self.settings.pool) else {
             return;
@@ -520,7 +520,7 @@ mod tests {
 
     fn models(ms: f32) -> SavedModel {
         SavedModel {
-            step: StepModel::of([ms, 0.1, 0.0], [ms, 0.1, 1e-3], 100.0),
+            step: StepModel::from_parts([ms, 0.1, 0.0], [ms, 0.1, 1e-3], 100.0),
             latency: Some(LatencyModel::constant(ms, ms)),
         }
     }

@@ -70,7 +70,7 @@ fn objective(name: &str, pool: &str, priority: i32, created: &str) -> String {
 
 /// Returns all errors of one file, as printed.
 fn complaints(text: &str) -> String {
-    of_pool(&files(&[text]), &ObjectSelection::of("llama")).expect_err("taken")
+    of_pool(&files(&[text]), &ObjectSelection::for_pool("llama")).expect_err("taken")
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn every_kind_is_read() {
         elsewhere,
         without_pool,
         shadowed,
-    } = of_pool(&files(&[ALL]), &ObjectSelection::of("llama")).unwrap();
+    } = of_pool(&files(&[ALL]), &ObjectSelection::for_pool("llama")).unwrap();
     assert_eq!(
         spec.objectives,
         [ObjectiveSpec {
@@ -158,7 +158,7 @@ fn a_pool_takes_its_own_and_counts_the_others() {
     let selection = ObjectSelection {
         served,
         strict_models: true,
-        ..ObjectSelection::of("qwen")
+        ..ObjectSelection::for_pool("qwen")
     };
     let found = of_pool(&files(&[ALL, &objective("x", "qwen", 1, "")]), &selection).unwrap();
     assert_eq!(
@@ -182,7 +182,7 @@ fn a_pool_takes_its_own_and_counts_the_others() {
 #[test]
 fn the_oldest_of_one_name_counts() {
     let first = |texts: &[&str]| {
-        let found = of_pool(&files(texts), &ObjectSelection::of("llama")).unwrap();
+        let found = of_pool(&files(texts), &ObjectSelection::for_pool("llama")).unwrap();
         assert_eq!((found.spec.objectives.len(), found.shadowed.len()), (1, 1));
         found.spec.objectives[0].priority
     };
@@ -209,7 +209,7 @@ fn what_kubectl_prints_is_read() {
     let list =
         format!("apiVersion: v1\nkind: List\nmetadata: {{resourceVersion: ''}}\nitems:\n- {items}");
     assert_eq!(
-        of_pool(&files(&[&list]), &ObjectSelection::of("llama"))
+        of_pool(&files(&[&list]), &ObjectSelection::for_pool("llama"))
             .unwrap()
             .spec
             .objectives
@@ -352,7 +352,7 @@ fn nothing_is_taken_of_files_of_which_one_is_wrong() {
             "kind: InferenceObjective\n",
             &objective("x", "qwen", 1, "").replace("pool", "poll"),
         ]),
-        &ObjectSelection::of("llama"),
+        &ObjectSelection::for_pool("llama"),
     )
     .unwrap_err();
     assert!(
@@ -364,7 +364,7 @@ fn nothing_is_taken_of_files_of_which_one_is_wrong() {
 
 #[test]
 fn an_object_is_there_once() {
-    let twice = of_pool(&files(&[ALL, ALL]), &ObjectSelection::of("llama")).unwrap_err();
+    let twice = of_pool(&files(&[ALL, ALL]), &ObjectSelection::for_pool("llama")).unwrap_err();
     assert!(
         twice.contains("1.yaml: InferenceModelRewrite \"canary\" is in 0.yaml too"),
         "{twice}"
@@ -384,7 +384,7 @@ fn limits_of_a_pool_are_those_of_the_scheduler() {
     let (a, b) = many.split_at(600);
     let said = of_pool(
         &files(&[&a.join("---\n"), &b.join("---\n")]),
-        &ObjectSelection::of("llama"),
+        &ObjectSelection::for_pool("llama"),
     )
     .unwrap_err();
     assert_eq!(
@@ -447,7 +447,7 @@ proptest! {
         let mut nearly = ALL.to_owned();
         let at = at.index(nearly.len());
         nearly.insert_str(at, text.get(..1).unwrap_or("{"));
-        let _ = of_pool(&files(&[&nearly]), &ObjectSelection::of("llama"));
-        let _ = of_pool(&files(&[&ALL[..cut.index(ALL.len())]]), &ObjectSelection::of("llama"));
+        let _ = of_pool(&files(&[&nearly]), &ObjectSelection::for_pool("llama"));
+        let _ = of_pool(&files(&[&ALL[..cut.index(ALL.len())]]), &ObjectSelection::for_pool("llama"));
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct HostSelection {
 // === impl HostSelection ===
 
 impl HostSelection {
-    pub(super) fn of(pipeline: &PipelineSpec) -> Self {
+    pub(super) fn from_pipeline(pipeline: &PipelineSpec) -> Self {
         Self {
             decoders_only: disaggregates(pipeline),
             all_until: None,

@@ -94,10 +94,10 @@ impl ConsoleQuestion {
                     .decisions()
                     .get(id)
                     .map(|sampled| (sampled.pool.to_string(), sampled.record.to_string()));
-                let gone = || {
+                let forgotten = || {
                     QuestionRefusal::new(StatusCode::NOT_FOUND, "this decision is no longer kept")
                 };
-                let (pool, record) = sampled.ok_or_else(gone)?;
+                let (pool, record) = sampled.ok_or_else(forgotten)?;
                 (Some(pool), record)
             }
             (None, Some(request)) => (pool, request),

@@ -216,7 +216,7 @@ fn model_row(label: &TotalsLabel, model: &ModelTotals) -> Value {
 
 fn band_row(view: &PoolView, priority: i32, band: &BandTotals) -> Value {
     let outcomes: BTreeMap<&str, u64> = FLOW_OUTCOMES.into_iter().zip(band.outcomes).collect();
-    let wait = LatencyQuantiles::of(&band.queue_ms);
+    let wait = LatencyQuantiles::from_histogram(&band.queue_ms);
     json!({
         "priority": priority,
         "held": band.held,

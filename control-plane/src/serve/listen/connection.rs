@@ -101,7 +101,7 @@ impl Connected for ServerConnection {
                 .1
                 .peer_certificates()
                 .and_then(<[_]>::first)
-                .map(PeerName::of)
+                .map(PeerName::from_certificate)
                 .unwrap_or_default(),
         };
         let tcp = match &self.io {

@@ -53,7 +53,7 @@ fn split(mut request: Request<()>) -> Result<Request<()>, Status> {
 
 impl PeerName {
     /// The name in a certificate that was verified.
-    pub(super) fn of(certificate: &CertificateDer<'_>) -> Self {
+    pub(super) fn from_certificate(certificate: &CertificateDer<'_>) -> Self {
         let Ok(certificate) = EndEntityCert::try_from(certificate) else {
             return Self(None);
         };
@@ -120,7 +120,7 @@ mod tests {
                 .map(|&uri| SanType::URI(Ia5String::try_from(uri).unwrap())),
         );
         let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
-        PeerName::of(certificate.der())
+        PeerName::from_certificate(certificate.der())
             .0
             .map(|name| name.to_string())
     }

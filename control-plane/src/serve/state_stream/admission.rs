@@ -134,9 +134,10 @@ impl ProxyScope {
             Some(proxy_message::Message::LoadReport(share)) => {
                 single(self.share(share).map(AdmittedMessage::Share))
             }
-            Some(proxy_message::Message::Observations(told)) => {
-                single(self.observations(told).map(AdmittedMessage::Observations))
-            }
+            Some(proxy_message::Message::Observations(message)) => single(
+                self.observations(message)
+                    .map(AdmittedMessage::Observations),
+            ),
             Some(proxy_message::Message::LearnedModels(models)) => {
                 single(self.models(models).map(AdmittedMessage::Models))
             }
@@ -177,9 +178,9 @@ impl ProxyScope {
         (fits && self.has(&share.pool)).then_some(share)
     }
 
-    fn observations(&self, told: state::Observations) -> Option<state::Observations> {
-        let fits = told.rows.len() <= OBSERVATIONS_MAX * OBSERVATION_BYTES;
-        (fits && self.has(&told.pool)).then_some(told)
+    fn observations(&self, message: state::Observations) -> Option<state::Observations> {
+        let fits = message.rows.len() <= OBSERVATIONS_MAX * OBSERVATION_BYTES;
+        (fits && self.has(&message.pool)).then_some(message)
     }
 
     /// The learner checks the words, if it wants any.
@@ -249,7 +250,7 @@ mod tests {
                 && !share("p", ROW_BYTES_MAX + 1, 0)
                 && !share("p", 0, SHARE_PLACEMENTS_BYTES_MAX + 1)
         );
-        let told = |pool: &str, rows| {
+        let message = |pool: &str, rows| {
             let pool = pool.to_owned();
             let rows = vec![0; rows];
             admit(proxy_message::Message::Observations(state::Observations {
@@ -261,7 +262,7 @@ mod tests {
             .is_some()
         };
         let most = OBSERVATIONS_MAX * OBSERVATION_BYTES;
-        assert!(told("p", most) && !told("q", 0) && !told("p", most + 1));
+        assert!(message("p", most) && !message("q", 0) && !message("p", most + 1));
         let models = |pool: &str| state::LearnedModels {
             pool: pool.to_owned(),
             ..Default::default()

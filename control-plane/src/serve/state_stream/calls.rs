@@ -46,7 +46,7 @@ const HOLD_MAX: Duration = Duration::from_secs(1);
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Messages of one connection that were received but not processed yet; a call with more waits.
-const TOLD_MAX: usize = 16;
+const UNREAD_MAX: usize = 16;
 
 /// The most messages of one call: those of several seconds without an answer from the daemon.
 const MESSAGES_MAX: usize = 4_096;
@@ -137,15 +137,15 @@ async fn poll_call(
     let connection = calls
         .find(session(&headers)?, &remote.origin)
         .ok_or_else(over)?;
-    let mut heard = connection.to_proxy.lock().await;
+    let mut to_proxy = connection.to_proxy.lock().await;
     let mut answer = Vec::new();
-    match tokio::time::timeout(HOLD_MAX, heard.recv()).await {
+    match tokio::time::timeout(HOLD_MAX, to_proxy.recv()).await {
         Err(_) => return Ok(answer),
         Ok(first) => push(&mut answer, first.ok_or_else(over)?)?,
     }
     // Add the messages that are ready now. If the connection ended, the next call reports it.
     while answer.len() < ANSWER_BYTES
-        && let Ok(Ok(message)) = heard.try_recv()
+        && let Ok(Ok(message)) = to_proxy.try_recv()
     {
         push(&mut answer, Ok(message))?;
     }
@@ -223,12 +223,13 @@ impl CallConnections {
         remote: RemoteAddress,
     ) -> Result<Arc<CallConnection>, CallRefusal> {
         let permit = self.server.acquire(&remote)?;
-        let ((told, inbound), (outbound, heard)) = (mpsc::channel(TOLD_MAX), mpsc::channel(1));
+        let ((from_proxy, inbound), (outbound, to_proxy)) =
+            (mpsc::channel(UNREAD_MAX), mpsc::channel(1));
         let origin = remote.origin.clone();
         let connection = Arc::new(CallConnection {
             origin,
-            from_proxy: told,
-            to_proxy: AsyncMutex::new(heard),
+            from_proxy,
+            to_proxy: AsyncMutex::new(to_proxy),
             called: Mutex::new(Instant::now()),
         });
         match self

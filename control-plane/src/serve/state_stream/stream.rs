@@ -196,13 +196,13 @@ impl StateStream {
 
 impl Drop for StateStream {
     fn drop(&mut self) {
-        let mut gone = None;
+        let mut removed = None;
         self.shared.proxies.streams.send_if_modified(|proxies| {
-            gone = proxies.remove(&self.stream_id);
-            gone.is_some()
+            removed = proxies.remove(&self.stream_id);
+            removed.is_some()
         });
         // If a newer stream has replaced this one, the row is gone and the process stays.
-        if let Some(proxy) = gone {
+        if let Some(proxy) = removed {
             for pool in proxy.pools.keys() {
                 self.shared.proxies.relay().leave(pool, proxy.peer.id);
             }

@@ -56,11 +56,11 @@ impl PoolArrivals {
             .refused
             .saturating_add(refused(now).saturating_sub(refused(before)));
         for (label, row) in &now.models {
-            let more = EndedRequests::of(row).without(
+            let more = EndedRequests::from_row(row).without(
                 before
                     .models
                     .get(label)
-                    .map(EndedRequests::of)
+                    .map(EndedRequests::from_row)
                     .unwrap_or_default(),
             );
             if more == EndedRequests::default() {
@@ -77,7 +77,7 @@ impl PoolArrivals {
 // === impl EndedRequests ===
 
 impl EndedRequests {
-    fn of(row: &ModelTotals) -> Self {
+    fn from_row(row: &ModelTotals) -> Self {
         let errors = row
             .errors
             .values()

@@ -36,7 +36,7 @@ impl CounterTotals {
             bands,
             ..
         } = counters;
-        let pick_us = TotalsHistogram::of(pick_us);
+        let pick_us = TotalsHistogram::from_message(pick_us);
         let mut totals = Self {
             vms: 1,
             pick_us,
@@ -53,13 +53,15 @@ impl CounterTotals {
                 continue;
             };
             let key = (Generation(e.generation), Slot(slot));
-            totals.endpoints.insert(key, EndpointTotals::of(e));
+            totals
+                .endpoints
+                .insert(key, EndpointTotals::from_counters(e));
         }
         totals.bands.extend(
             bands
                 .into_iter()
                 .take(BANDS_MAX)
-                .map(|band| (band.priority, BandTotals::of(band))),
+                .map(|band| (band.priority, BandTotals::from_counters(band))),
         );
         for m in models {
             let label = TotalsLabel {
@@ -69,7 +71,7 @@ impl CounterTotals {
             };
             totals
                 .model_mut(label, MODELS_PER_VM_MAX)
-                .add(&ModelTotals::of(m), true);
+                .add(&ModelTotals::from_counters(m), true);
         }
         add_counts(
             &mut totals.dropped,
@@ -82,7 +84,7 @@ impl CounterTotals {
 // === impl EndpointTotals ===
 
 impl EndpointTotals {
-    fn of(e: state::EndpointCounters) -> Self {
+    fn from_counters(e: state::EndpointCounters) -> Self {
         let state::EndpointCounters {
             picked,
             served,
@@ -110,7 +112,7 @@ impl EndpointTotals {
 // === impl BandTotals ===
 
 impl BandTotals {
-    fn of(band: state::BandCounters) -> Self {
+    fn from_counters(band: state::BandCounters) -> Self {
         let mut totals = Self {
             held: band.held,
             bytes: band.bytes,
@@ -118,7 +120,7 @@ impl BandTotals {
             full_at: band.full_slot.map(|slot| (slot, band.full_generation)),
             given_up: band.given_up,
             given_up_for: band.given_up_for,
-            queue_ms: TotalsHistogram::of(band.queue_ms),
+            queue_ms: TotalsHistogram::from_message(band.queue_ms),
             ..Self::default()
         };
         band.outcomes
@@ -132,7 +134,7 @@ impl BandTotals {
 // === impl ModelTotals ===
 
 impl ModelTotals {
-    fn of(m: state::ModelCounters) -> Self {
+    fn from_counters(m: state::ModelCounters) -> Self {
         let mut errors = BTreeMap::new();
         add_counts(
             &mut errors,
@@ -141,9 +143,9 @@ impl ModelTotals {
         Self {
             requests: m.requests,
             errors,
-            duration_ms: TotalsHistogram::of(m.duration_ms),
-            ttft_ms: TotalsHistogram::of(m.ttft_ms),
-            tpot_ms: TotalsHistogram::of(m.tpot_ms),
+            duration_ms: TotalsHistogram::from_message(m.duration_ms),
+            ttft_ms: TotalsHistogram::from_message(m.ttft_ms),
+            tpot_ms: TotalsHistogram::from_message(m.tpot_ms),
             prompt_tokens: m.prompt_tokens,
             completion_tokens: m.completion_tokens,
             cached_tokens: m.cached_tokens,
@@ -159,7 +161,7 @@ impl ModelTotals {
 // === impl TotalsHistogram ===
 
 impl TotalsHistogram {
-    fn of(message: Option<state::Histogram>) -> Self {
+    fn from_message(message: Option<state::Histogram>) -> Self {
         let mut histogram = Self::default();
         if let Some(state::Histogram { counts, sum }) = message {
             histogram

@@ -259,7 +259,7 @@ async fn a_standby_leads_with_the_endpoints_that_it_followed() {
     until("that the worker is followed", seen).await;
     std::fs::rename(&folder, root.path().join("aside")).unwrap();
     std::fs::write(&folder, "not a folder").unwrap();
-    let daemon = Daemon::of(following).await;
+    let daemon = Daemon::from_standby(following).await;
     until("that it leads with its set", || async {
         get(daemon.admin_address, "/readyz").await.0 == 200
     })

@@ -75,7 +75,7 @@ pub(crate) fn instance(name: &str, port: u16) -> Instance {
 
 /// Starts the daemon as the command line would, on free ports.
 pub(crate) async fn daemon(args: &[&str]) -> Daemon {
-    Daemon::of(StandbyDaemon::start(serve(args)).await.unwrap()).await
+    Daemon::from_standby(StandbyDaemon::start(serve(args)).await.unwrap()).await
 }
 
 /// The command line of such a daemon.
@@ -145,7 +145,7 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: i
 
 impl Daemon {
     /// This daemon, which leads from now on.
-    pub(crate) async fn of(standby: StandbyDaemon) -> Self {
+    pub(crate) async fn from_standby(standby: StandbyDaemon) -> Self {
         let leading = standby.lead().await.unwrap();
         Self {
             state_address: leading.state_address,

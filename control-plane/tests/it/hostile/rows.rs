@@ -175,7 +175,7 @@ async fn what_a_good_proxy_placed_arrives_though_a_hostile_one_places_without_en
     });
     let sent: Vec<u64> = (LEAST..LEAST + 50).collect();
     let blocks = sent.clone();
-    let tells = tokio::spawn(async move {
+    let sending = tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(300)).await;
         for block in blocks {
             let mut placements = Vec::new();
@@ -199,6 +199,6 @@ async fn what_a_good_proxy_placed_arrives_though_a_hostile_one_places_without_en
     };
     let _ = tokio::time::timeout(PATIENCE, hears).await;
     flood.abort();
-    tells.abort();
+    sending.abort();
     assert_eq!(arrived, sent, "placements of a good proxy were dropped");
 }

@@ -31,7 +31,7 @@ const STREAM_BYTES_MAX: u64 = 32 << 10;
 
 async fn flood(message: Bytes, begins: Bytes) {
     let program = DaemonProgram::start().await;
-    let neighbour = SteadyClient::of(&program).await;
+    let neighbour = SteadyClient::for_program(&program).await;
     let channel = program.channel().await;
     // Many messages in one frame: a message that is sent alone costs its sender more than the
     // daemon.
@@ -121,7 +121,7 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
         (program.cpu() - before).as_secs_f64() < IDLE_CORES_MAX / 2.0 * SETTLED.as_secs_f64()
     })
     .await;
-    let neighbour = SteadyClient::of(&program).await;
+    let neighbour = SteadyClient::for_program(&program).await;
     let cpu = program.cpu();
     let began = Instant::now();
     tokio::time::sleep(FLOOD).await;
@@ -138,7 +138,7 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_open_handshakes_leave_room_for_others() {
     let program = DaemonProgram::start().await;
-    let neighbour = SteadyClient::of(&program).await;
+    let neighbour = SteadyClient::for_program(&program).await;
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     // Headers that never end, on a stream that is never finished.
@@ -174,7 +174,7 @@ async fn half_open_handshakes_leave_room_for_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_are_not_read_are_bounded_too() {
     let program = DaemonProgram::start().await;
-    let neighbour = SteadyClient::of(&program).await;
+    let neighbour = SteadyClient::for_program(&program).await;
     let piece = framed(&body(vec![b' '; 64 << 10], false));
     let mut senders = Vec::new();
     for _ in 0..40 {

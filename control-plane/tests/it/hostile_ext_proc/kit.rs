@@ -411,7 +411,7 @@ pub(crate) async fn pick(channel: &Channel) -> Result<(), String> {
 
 impl SteadyClient {
     /// Makes picks again and again from now on.
-    pub(crate) async fn of(program: &DaemonProgram) -> Self {
+    pub(crate) async fn for_program(program: &DaemonProgram) -> Self {
         let channel = program.channel().await;
         let stop = Arc::new(AtomicBool::new(false));
         let picks = Arc::new(AtomicU64::new(0));

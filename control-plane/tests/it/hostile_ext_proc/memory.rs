@@ -45,7 +45,7 @@ async fn hog(peer: RawStream, mode: BodySendMode) -> RawStream {
 async fn unfinished_bodies(mode: BodySendMode) {
     let program = DaemonProgram::start().await;
     let idle = program.rss();
-    let neighbour = SteadyClient::of(&program).await;
+    let neighbour = SteadyClient::for_program(&program).await;
     let mut envoy = EnvoyStream::connect(program.state, "hogged").await;
     assert_eq!(envoy.ports().await, [1]);
     let mut hogs = Vec::new();

@@ -363,7 +363,7 @@ fn broken_encodings() -> Vec<StreamCase> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_message_harms_the_daemon_or_its_other_clients() {
     let program = DaemonProgram::start().await;
-    let neighbour = SteadyClient::of(&program).await;
+    let neighbour = SteadyClient::for_program(&program).await;
     let channel = program.channel().await;
     for (what, messages, expected) in [
         out_of_order(),
@@ -400,7 +400,7 @@ async fn no_message_harms_the_daemon_or_its_other_clients() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixteen_million_empty_headers_are_not_decoded() {
     let program = DaemonProgram::start().await;
-    let neighbour = SteadyClient::of(&program).await;
+    let neighbour = SteadyClient::for_program(&program).await;
     let peer = RawStream::open(&program.channel().await);
     peer.send(framed_bytes(&field(
         2,

@@ -121,7 +121,7 @@ impl DirectoryRegistration {
         let heartbeat_seconds = u32::try_from(HEARTBEAT.as_secs()).ok();
         let file = InstanceDocument {
             heartbeat_seconds,
-            ..InstanceDocument::of(said, &self.registrant)
+            ..InstanceDocument::from_announcement(said, &self.registrant)
         };
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder)?;

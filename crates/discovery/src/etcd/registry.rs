@@ -145,7 +145,8 @@ impl EtcdRegistration {
         lease: i64,
         said: &mut watch::Receiver<Announcement>,
     ) -> Result<(), Status> {
-        let document = InstanceDocument::of(&said.borrow_and_update(), &self.registrant);
+        let document =
+            InstanceDocument::from_announcement(&said.borrow_and_update(), &self.registrant);
         let value = serde_json::to_vec(&document).map_err(|e| Status::internal(e.to_string()))?;
         let put = api::PutRequest {
             key: self.key.clone(),

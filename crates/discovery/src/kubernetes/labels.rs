@@ -42,7 +42,7 @@ impl PodLabels {
             .map(|pod| {
                 (
                     pod.name_any(),
-                    LabelSet::of(pod, before.get(&pod.name_any())),
+                    LabelSet::from_pod(pod, before.get(&pod.name_any())),
                 )
             })
             .collect();
@@ -55,7 +55,7 @@ impl PodLabels {
 
     /// Applies a new or changed pod; returns whether its labels or its readiness changed.
     pub(super) fn apply(&mut self, pod: &Pod) -> bool {
-        let labels = LabelSet::of(pod, self.0.get(&pod.name_any()));
+        let labels = LabelSet::from_pod(pod, self.0.get(&pod.name_any()));
         let changed = self.0.get(&pod.name_any()) != Some(&labels);
         self.0.insert(pod.name_any(), labels);
         changed
@@ -118,7 +118,7 @@ impl PodLabels {
 // === impl LabelSet ===
 
 impl LabelSet {
-    fn of(pod: &Pod, before: Option<&Self>) -> Self {
+    fn from_pod(pod: &Pod, before: Option<&Self>) -> Self {
         let labels = pod
             .labels()
             .iter()

@@ -67,9 +67,9 @@ pub fn follow_objects(
 impl ObjectFollower {
     async fn next(&mut self) -> Option<Result<Vec<Value>, String>> {
         loop {
-            let (at, told) = self.events.next().await?;
+            let (at, event) = self.events.next().await?;
             let set = self.sets.get_mut(at)?;
-            match told {
+            match event {
                 ObjectWatchEvent::All(objects) => {
                     *set = Some(
                         objects

@@ -59,10 +59,10 @@ impl PodIndex {
 }
 
 fn difference(old: &[Arc<InstanceRecord>], new: Vec<Arc<InstanceRecord>>) -> Vec<BackendEvent> {
-    let gone = old
+    let removed = old
         .iter()
         .filter(|o| new.iter().all(|n| n.name() != o.name()));
-    let mut events: Vec<BackendEvent> = gone
+    let mut events: Vec<BackendEvent> = removed
         .map(|record| BackendEvent::Delete(Arc::from(record.name())))
         .collect();
     events.extend(

@@ -148,7 +148,7 @@ impl FakeApi {
         self.world().log.clone()
     }
 
-    fn put_with_event_if(&self, plural: &str, mut object: Value, told: bool) {
+    fn put_with_event_if(&self, plural: &str, mut object: Value, announced: bool) {
         let mut world = self.world();
         world.version += 1;
         object["metadata"]["resourceVersion"] = world.version.to_string().into();
@@ -162,7 +162,7 @@ impl FakeApi {
         } else {
             "ADDED"
         };
-        if told {
+        if announced {
             self.tell(
                 &mut world,
                 plural,
@@ -185,7 +185,7 @@ impl FakeApi {
     fn answer(&self, plural: &str, query: &BTreeMap<String, String>) -> Response {
         let watch = query.get("watch").is_some_and(|w| w == "true" || w == "1");
         // Subscribe before the version is read, so that the watch misses nothing.
-        let told = self.events.subscribe();
+        let announced = self.events.subscribe();
         let mut ends = self.ends.subscribe();
         let mut world = self.world();
         let of_this = |fault: &ApiFault| {
@@ -264,13 +264,14 @@ impl FakeApi {
             drop(tokio::time::timeout(Duration::from_secs(seconds), ends.recv()).await);
         };
         let plural = plural.to_owned();
-        let rest = tokio_stream::wrappers::BroadcastStream::new(told).filter_map(move |event| {
-            let event = event
-                .ok()
-                .filter(|(p, event)| *p == plural && picks(&event["object"]))
-                .map(|(_, event)| event);
-            std::future::ready(event)
-        });
+        let rest =
+            tokio_stream::wrappers::BroadcastStream::new(announced).filter_map(move |event| {
+                let event = event
+                    .ok()
+                    .filter(|(p, event)| *p == plural && picks(&event["object"]))
+                    .map(|(_, event)| event);
+                std::future::ready(event)
+            });
         Body::from_stream(
             first
                 .chain(rest)

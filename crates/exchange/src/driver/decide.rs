@@ -67,7 +67,7 @@ impl<H: RequestHost> RequestDriver<H> {
             let exchange = &mut self.exchange;
             let settings = host.settings();
             host.with_pool(pool, PoolUse::Capture, now, |pool| {
-                let read = exchange.read(whole.as_ref(), HashSettings::of(pool));
+                let read = exchange.read(whole.as_ref(), HashSettings::from_pool(pool));
                 exchange.resolve(settings, pool, read, now)
             })
         });

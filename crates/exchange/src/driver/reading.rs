@@ -66,7 +66,7 @@ impl BodyReading {
     /// because nothing was read before, or the reader keeps too much.
     pub(super) fn finish(&mut self, host: &impl RequestHost, size: usize) -> Option<ParsedBody> {
         let reader = read_up_to(self.reader.take()?, host, size)?;
-        Some(ParsedBody::of(reader.finish(&[]), size))
+        Some(ParsedBody::from_read(reader.finish(&[]), size))
     }
 }
 

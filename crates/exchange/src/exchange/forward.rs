@@ -74,7 +74,7 @@ impl RequestChanges {
         }
         forward.retries(
             settings,
-            &RetryPolicy::of(
+            &RetryPolicy::for_pick(
                 if settings.retry.enabled { retries } else { 0 },
                 picked,
                 inference,
@@ -140,7 +140,7 @@ struct RetryPolicy {
 impl RetryPolicy {
     /// Returns the policy for at most `count` further endpoints. Before the second endpoint of the
     /// list has answered a request, nothing is known about it, and all further endpoints are tried.
-    fn of(count: usize, picked: &RecordedPick, inference: bool, streamed: bool) -> Self {
+    fn for_pick(count: usize, picked: &RecordedPick, inference: bool, streamed: bool) -> Self {
         let (first_token_ms, end_ms) = picked.expected_ms;
         // The work that a lost connection costs: a streamed reply begins with its first token.
         let lost_ms = if streamed { first_token_ms } else { end_ms };

@@ -166,8 +166,10 @@ impl RoutedRequest {
             Some(_) if !self.reply.complete && self.reply.status == 200 => Verdict::Unknown,
             // The object that the client named is not there.
             _ if self.kind.names_id && self.reply.status == 404 => Verdict::ClientFault,
-            Some(reader) => Verdict::of(self.reply.status, reader.says(self.kind.wants_output)),
-            None => Verdict::of(self.reply.status, ErrorBody::Nothing),
+            Some(reader) => {
+                Verdict::from_status(self.reply.status, reader.says(self.kind.wants_output))
+            }
+            None => Verdict::from_status(self.reply.status, ErrorBody::Nothing),
         };
         let Some(endpoint) = self.reply.served_by else {
             return verdict;

@@ -64,7 +64,10 @@ pub(super) struct PromptFacts {
 impl ParsedBody {
     /// A body of this length that a reader has read to its end.
     #[must_use]
-    pub fn of(read: Result<ParsedRequest<PromptSums>, BodyError>, body_bytes: usize) -> Self {
+    pub fn from_read(
+        read: Result<ParsedRequest<PromptSums>, BodyError>,
+        body_bytes: usize,
+    ) -> Self {
         Self {
             parsed: read.map(Some).map_err(Refusal::Body),
             body_bytes,
@@ -78,7 +81,7 @@ impl ParsedBody {
         let Ok(Some(parsed)) = &self.parsed else {
             return true;
         };
-        HashSettings::of(pool).is_none_or(|settings| settings == parsed.prompt.settings())
+        HashSettings::from_pool(pool).is_none_or(|settings| settings == parsed.prompt.settings())
     }
 }
 

@@ -135,7 +135,7 @@ pub(super) struct ReplyState {
 fn is_read(status: u16) -> bool {
     status == 200
         || (matches!(status, 400..=499)
-            && Verdict::of(status, ErrorBody::Error(None)) == Verdict::ClientFault)
+            && Verdict::from_status(status, ErrorBody::Error(None)) == Verdict::ClientFault)
 }
 
 // === impl ReplyState ===

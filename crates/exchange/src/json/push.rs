@@ -210,7 +210,7 @@ impl JsonPush {
         piece: &mut Piece<'_>,
         byte: u8,
     ) -> Result<bool> {
-        let kind = JsonKind::of(byte).ok_or_else(|| self.invalid(piece.at))?;
+        let kind = JsonKind::from_byte(byte).ok_or_else(|| self.invalid(piece.at))?;
         match kind {
             JsonKind::Object | JsonKind::Array => return self.open(visitor, piece, kind),
             JsonKind::String => {

@@ -231,7 +231,7 @@ impl RecordedPool {
             let address = row["endpoint"]
                 .as_str()
                 .ok_or(InvalidRecord::Field("endpoints.endpoint"))?;
-            if !without.iter().any(|gone| gone == address) {
+            if !without.iter().any(|excluded| excluded == address) {
                 pool.push(address, row, live)?;
             }
         }

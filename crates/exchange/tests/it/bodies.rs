@@ -25,7 +25,7 @@ type Parsed = ParsedRequest<PromptPieces>;
 
 fn parse(path: &str, body: &(impl AsRef<[u8]> + ?Sized)) -> Result<Parsed, BodyError> {
     body::parse(
-        RequestApi::of(b"POST", path.as_bytes()),
+        RequestApi::for_request(b"POST", path.as_bytes()),
         body.as_ref(),
         PromptPieces::default(),
     )

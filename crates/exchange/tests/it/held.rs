@@ -115,17 +115,17 @@ fn chat_is_released_before_a_batch_that_came_earlier() {
         ]
     );
     assert_eq!(clients[3].host.log, ["hold"]);
-    for (ends, goes) in [(0, 3), (3, 1), (1, 2)] {
+    for (ends, next) in [(0, 3), (3, 1), (1, 2)] {
         let HeldClient { host, driver, .. } = &mut clients[ends];
         host.answer(driver, "10.0.0.0:8000");
         let now = Timestamp(0).plus_ms(100);
         release(&pool, &mut clients, now);
         assert_eq!(
-            (clients[goes].flow, clients[goes].driver.is_routed()),
+            (clients[next].flow, clients[next].driver.is_routed()),
             (FilterStatus::Go, true),
-            "client {goes}"
+            "client {next}"
         );
-        let log = &clients[goes].host.log;
+        let log = &clients[next].host.log;
         assert!(
             log[1].starts_with("held for 99 ms in band") && log[2].starts_with("forward"),
             "{log:?}"

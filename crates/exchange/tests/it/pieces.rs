@@ -26,7 +26,7 @@ const BODIES: &[&[u8]] = &[
 
 fn whole(path: &str, body: &[u8]) -> Result<String, BodyError> {
     body::parse(
-        RequestApi::of(b"POST", path.as_bytes()),
+        RequestApi::for_request(b"POST", path.as_bytes()),
         body,
         PromptPieces::default(),
     )
@@ -35,7 +35,7 @@ fn whole(path: &str, body: &[u8]) -> Result<String, BodyError> {
 
 fn in_pieces(path: &str, body: &[u8], cuts: &[usize]) -> Result<String, BodyError> {
     let mut reader = BodyReader::new(
-        RequestApi::of(b"POST", path.as_bytes()),
+        RequestApi::for_request(b"POST", path.as_bytes()),
         PromptPieces::default(),
     );
     let mut from = 0;

@@ -53,7 +53,10 @@ fn read<'b>(
 fn parse_head(head: &str) -> (RequestApi, bool) {
     let (path, how) = head.split_once(' ').unwrap();
     assert!(["streamed", "unstreamed"].contains(&how), "{head}");
-    (RequestApi::of(b"POST", path.as_bytes()), how == "streamed")
+    (
+        RequestApi::for_request(b"POST", path.as_bytes()),
+        how == "streamed",
+    )
 }
 
 /// Returns the bytes on the wire of a response in a golden.
@@ -542,7 +545,8 @@ fn a_reply_without_work_is_strange_and_an_unusual_one_is_not() {
         ),
     ] {
         let says = |wants_output| {
-            let mut reader = ResponseReader::new(RequestApi::of(b"POST", path.as_bytes()), false);
+            let mut reader =
+                ResponseReader::new(RequestApi::for_request(b"POST", path.as_bytes()), false);
             reader.chunk(body.as_bytes());
             reader.finish();
             reader.says(wants_output)

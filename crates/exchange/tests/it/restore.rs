@@ -37,7 +37,7 @@ fn parse_head(head: &str) -> (RequestApi, bool, ModelNames) {
     let (asked, sent) = rest.split_once(" was sent as ").unwrap();
     assert!(["streamed", "unstreamed"].contains(&how), "{head}");
     (
-        RequestApi::of(b"POST", path.as_bytes()),
+        RequestApi::for_request(b"POST", path.as_bytes()),
         how == "streamed",
         names(sent, asked),
     )
@@ -206,7 +206,7 @@ proptest! {
         streamed in any::<bool>(),
         path in proptest::sample::select(vec!["/v1/chat/completions", "/v1/responses", "/v1/messages"]),
     ) {
-        let api = RequestApi::of(b"POST", path.as_bytes());
+        let api = RequestApi::for_request(b"POST", path.as_bytes());
         let names = names("llama", "\"gpt\"");
         let whole = restore(api, streamed, &names, [&bytes[..]]);
         let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();

@@ -364,12 +364,12 @@ fn what_is_news_to_others_is_counted() {
     assert_eq!(cleared, again + 1);
     two.tick(ms(2_100));
     assert_eq!(
-        failures_told(&mut two),
+        published_failures(&mut two),
         1,
         "the answer is published for a while"
     );
     two.tick(ms(120_000));
-    assert_eq!(failures_told(&mut two), 0, "then it is forgotten");
+    assert_eq!(published_failures(&mut two), 0, "then it is forgotten");
 }
 
 #[test]
@@ -438,7 +438,7 @@ fn who_is_asked_first_is_known_from_the_pick_on() {
     );
 }
 
-fn failures_told(pool: &mut ManagedPool) -> usize {
+fn published_failures(pool: &mut ManagedPool) -> usize {
     let mut row = OwnLoadReport::default();
     let mut peer = PeerLoadReport::default();
     let bytes = pool

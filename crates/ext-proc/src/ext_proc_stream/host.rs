@@ -482,7 +482,7 @@ impl ExtProcHost {
     }
 
     pub(super) fn modes(&self) -> BodyModes {
-        self.modes.unwrap_or(BodyModes::of(None))
+        self.modes.unwrap_or(BodyModes::from_config(None))
     }
 
     /// Sends a message without a body.

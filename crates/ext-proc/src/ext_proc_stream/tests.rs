@@ -740,14 +740,17 @@ fn after_a_failover_the_pool_that_answered_counts_the_served_endpoint() {
     let second = server(&[OTHER]);
     let settings = || with_format(DestinationFormat::List);
     let mut given_up = stream(&first, settings());
-    let mut goes_on = stream(&second, settings());
+    let mut next_turn = stream(&second, settings());
     let to_first = say(&mut given_up, &["POST /v1/chat/completions", CHAT]);
     assert!(
         to_first.iter().any(|answer| answer.contains(SERVER)),
         "{to_first:?}"
     );
     let before = format!("metadata envoy.lb x-gateway-destination-endpoint-served={SERVER}");
-    let to_second = say(&mut goes_on, &["POST /v1/chat/completions", &before, CHAT]);
+    let to_second = say(
+        &mut next_turn,
+        &["POST /v1/chat/completions", &before, CHAT],
+    );
     assert!(
         to_second.iter().any(|answer| answer.contains(OTHER))
             && !to_second.iter().any(|answer| answer.contains(SERVER)),
@@ -755,8 +758,8 @@ fn after_a_failover_the_pool_that_answered_counts_the_served_endpoint() {
     );
     drop(given_up); // its stream ends without a response
     let served = format!("metadata envoy.lb x-gateway-destination-endpoint-served={OTHER}");
-    say(&mut goes_on, &[&served, "reply 200", "reply-last {}"]);
-    drop(goes_on);
+    say(&mut next_turn, &[&served, "reply 200", "reply-last {}"]);
+    drop(next_turn);
     let counted = |server: &ExtProcServer| -> Vec<(u64, u64)> {
         server
             .pool(None)

@@ -61,7 +61,7 @@ impl Default for ErrorWindow {
         Self {
             errors: VecDeque::new(),
             fresh: 0,
-            multiple: P90Spread::of(FACTOR_PRIOR),
+            multiple: P90Spread::from_factor(FACTOR_PRIOR),
             level: None,
             moved: P90Tracker::starting_at(0.0),
             integrator: CoverageIntegrator::default(),
@@ -167,7 +167,7 @@ impl ErrorWindow {
         let mut sorted: Vec<(f32, f32)> = self.errors.iter().copied().collect();
         sort_by(&mut sorted, |a, b| a.0 < b.0);
         let end = |bin: usize| (bin + 1) * sorted.len() / bins;
-        let mut spread = P90Spread::of(1.0);
+        let mut spread = P90Spread::from_factor(1.0);
         for (bin, factor) in spread.factors.iter_mut().enumerate() {
             let bin = bin.min(bins - 1);
             let of_bin = sorted

@@ -35,7 +35,7 @@ const UNKNOWN: OutstandingWork = OutstandingWork {
 };
 
 fn of(mix: RequestMix, endpoints: &[OutstandingWork], goal: &ScalingGoal) -> ScalingSignal {
-    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    let step = StepModel::from_parts(STEP.0, STEP.1, 100.0);
     signal(
         &ScalingGroup {
             role: ScalingRole::Both,
@@ -102,7 +102,7 @@ fn the_figures_of_an_example() {
 /// 200 requests in proxies are as much work as 200 at engines without a first token.
 #[test]
 fn requests_that_proxies_hold_are_backlog() {
-    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    let step = StepModel::from_parts(STEP.0, STEP.1, 100.0);
     let found = |held, endpoint: OutstandingWork| {
         let role = ScalingRole::Both;
         let seats = EngineSeats::default();
@@ -172,7 +172,7 @@ fn engines_of_which_nothing_is_known_are_not_idle() {
         (None, 5.0),
         "the group keeps its size"
     );
-    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    let step = StepModel::from_parts(STEP.0, STEP.1, 100.0);
     let seats = EngineSeats::default();
     let new = ScalingGroup {
         role: ScalingRole::Both,
@@ -201,7 +201,7 @@ fn engines_of_which_nothing_is_known_are_not_idle() {
 
 #[test]
 fn a_starting_replica_is_capacity_that_comes() {
-    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    let step = StepModel::from_parts(STEP.0, STEP.1, 100.0);
     let loaded = OutstandingWork {
         requests: 4_000.0,
         prompts: 4_000.0,
@@ -256,7 +256,7 @@ fn a_slow_endpoint_is_less_capacity_and_other_roles_have_other_costs() {
         of(MIX, &[slow], &GOAL).backlog_s.unwrap(),
         2.0 * of(MIX, &[loaded], &GOAL).backlog_s.unwrap(),
     );
-    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    let step = StepModel::from_parts(STEP.0, STEP.1, 100.0);
     let found = [ScalingRole::Prefill, ScalingRole::Decode].map(|role| {
         let group = ScalingGroup {
             role,
@@ -274,7 +274,7 @@ fn a_slow_endpoint_is_less_capacity_and_other_roles_have_other_costs() {
     assert_near(found[1], 400.0 * DECODE_S);
     assert_eq!(
         [None, Some("decode"), Some("encode"), Some("prefill")]
-            .map(ScalingRole::of)
+            .map(ScalingRole::from_label)
             .map(|role| role.map(ScalingRole::name)),
         [Some("both"), Some("decode"), None, Some("prefill")]
     );
@@ -315,7 +315,7 @@ fn a_small_kv_cache_makes_tokens_expensive() {
     };
     let rooms = [metrics(2_000), metrics(1_000), EndpointMetrics::default()];
     assert_eq!(
-        EngineSeats::of(&rooms.iter()),
+        EngineSeats::from_metrics(&rooms.iter()),
         EngineSeats {
             sequences_max: None,
             kv_tokens: Some(16_000.0)
@@ -359,7 +359,7 @@ fn a_limit_of_requests_needs_more_replicas() {
         [4.0, 64.0, 64.0]
     );
     assert_eq!(EngineSeats::default().at_most(Some(1.0)).batch(0.0), 1.0);
-    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    let step = StepModel::from_parts(STEP.0, STEP.1, 100.0);
     let mix = RequestMix {
         per_second: 20.0,
         ..MIX

@@ -81,7 +81,7 @@ const SURPRISE_MAX: f64 = std::f64::consts::LN_2;
 
 impl SpeedEvidence {
     /// The evidence of all these endpoints.
-    pub(super) fn of(endpoints: impl Iterator<Item = Self>) -> Self {
+    pub(super) fn from_endpoints(endpoints: impl Iterator<Item = Self>) -> Self {
         endpoints.fold(Self::default(), |all, one| Self {
             weight: all.weight + one.weight,
             logs: all.logs + one.logs,

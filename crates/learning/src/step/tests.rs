@@ -70,7 +70,7 @@ fn off(model: &StepModel, truth: &StepModel) -> f32 {
 
 /// Llama-3.1-8B on an H100, from kernel measurements.
 fn h100() -> StepModel {
-    StepModel::of([9.6, 0.0168, 5.46e-7], [7.07, 0.00745, 4.31e-5], 200.0)
+    StepModel::from_parts([9.6, 0.0168, 5.46e-7], [7.07, 0.00745, 4.31e-5], 200.0)
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn learns_another_machine_than_its_prior_and_forgets_it_for_a_third() {
         "but it is known to be average"
     );
     assert!(!learner.has_compared(endpoint(1, 2)) && !learner.has_compared(endpoint(99, 1)));
-    let qwen = StepModel::of([10.5, 0.0807, 4.22e-7], [19.2, 0.0248, 5.81e-5], 200.0);
+    let qwen = StepModel::from_parts([10.5, 0.0807, 4.22e-7], [19.2, 0.0248, 5.81e-5], 200.0);
     taught(&mut learner, &qwen, 3, 4_000, |_| 1.0);
     assert!(off(&learner.model(), &qwen) < 0.1, "{:?}", learner.model());
 }
@@ -558,7 +558,7 @@ proptest! {
 /// short one a minute; both may come first.
 #[test]
 fn the_first_samples_do_not_decide() {
-    let truth = StepModel::of([12.0, 0.084, 4.2e-7], [20.0, 0.0248, 5.81e-5], 60.0);
+    let truth = StepModel::from_parts([12.0, 0.084, 4.2e-7], [20.0, 0.0248, 5.81e-5], 60.0);
     for seed in 0..500 {
         let mut rng = Rng::seeded(seed);
         let mut learner = StepLearner::default();

@@ -478,7 +478,7 @@ mod tests {
             (peer.head(), peer.ejections().collect::<Vec<_>>()),
             (HEAD_OF_7, vec![failed])
         );
-        let prefills = PendingPrefills::of(500, 500);
+        let prefills = PendingPrefills::from_tokens(500, 500);
         assert_eq!(
             others.load(at(3, 1)),
             EndpointLoad {
@@ -768,7 +768,7 @@ mod tests {
             true,
             &mut others,
         );
-        let told = LoadReportSum::default().row(
+        let written_row = LoadReportSum::default().row(
             LoadReportHead {
                 written: Timestamp(0).plus_ms(800),
                 ..HEAD_OF_7
@@ -777,7 +777,7 @@ mod tests {
             &[failure(3, 600, false)],
         );
         let mut read = PeerLoadReport::default();
-        read.replace(told.clone(), true, &mut others);
+        read.replace(written_row.clone(), true, &mut others);
         let expected = [failure(3, 600, false), failure(1, 700, false)];
         assert_eq!(
             read.ejections().collect::<Vec<_>>(),
@@ -785,7 +785,7 @@ mod tests {
             "the last of each, and none of another proxy's"
         );
 
-        let mut received = told;
+        let mut received = written_row;
         assert!(
             LoadReportHead {
                 written: Timestamp(0).plus_ms(5_800),
@@ -858,11 +858,14 @@ mod tests {
             assert!(head.receive(&mut row));
             let mut read = PeerLoadReport::default();
             read.replace(row, true, &mut started());
-            let told = read.ejections().next().unwrap();
-            assert!(told.at <= now, "{written} {at_} {until}: {told:?}");
+            let written_row = read.ejections().next().unwrap();
             assert!(
-                told.until <= now.plus_ms(PEER_EJECTION_MS_MAX),
-                "{written} {at_} {until}: {told:?}"
+                written_row.at <= now,
+                "{written} {at_} {until}: {written_row:?}"
+            );
+            assert!(
+                written_row.until <= now.plus_ms(PEER_EJECTION_MS_MAX),
+                "{written} {at_} {until}: {written_row:?}"
             );
         }
         // The largest values of many reports must add up without overflow: what overflows would be

@@ -275,10 +275,10 @@ impl ManagedPool {
     }
 
     pub fn observe_end(&mut self, held: &LedgerHold, ending: &RequestEnding<'_>) {
-        let tells = ending.ended != RequestEnd::Done
+        let has_measured = ending.ended != RequestEnd::Done
             || ending.ttft_ms.is_some()
             || ending.usage.completion_tokens.is_some();
-        let Some(watch) = held.watch.as_ref().filter(|_| tells) else {
+        let Some(watch) = held.watch.as_ref().filter(|_| has_measured) else {
             return;
         };
         let observed = [

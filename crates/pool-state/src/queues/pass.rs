@@ -207,7 +207,11 @@ impl ReleasePass {
     ) -> Option<Candidate> {
         let rules = control.band(band.priority)?;
         let mut account = band.account;
-        let mut walks: Vec<FlowWalk<'_>> = band.flows().iter().filter_map(FlowWalk::of).collect();
+        let mut walks: Vec<FlowWalk<'_>> = band
+            .flows()
+            .iter()
+            .filter_map(FlowWalk::from_queue)
+            .collect();
         let mut tries = 0;
         let mut scanned = 0;
         let is_only_flow = walks.len() == 1;
@@ -276,7 +280,7 @@ struct FlowWalk<'b> {
 }
 
 impl<'b> FlowWalk<'b> {
-    fn of(queue: &'b FlowQueue) -> Option<Self> {
+    fn from_queue(queue: &'b FlowQueue) -> Option<Self> {
         (!queue.held.is_empty()).then_some(Self {
             queue,
             account: queue.account,

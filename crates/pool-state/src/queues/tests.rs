@@ -162,7 +162,7 @@ impl Drill {
         };
         let request = Self::request(priority, tokens);
         let client = match admit(&mut self.pool, &request, &arrival, self.now) {
-            Ok(Admitted::Sent(picked)) => self.goes(self.clients.len(), picked.hold),
+            Ok(Admitted::Sent(picked)) => self.send(self.clients.len(), picked.hold),
             Ok(Admitted::Queued(ticket)) => QueueClient::Held(ticket),
             Err(_) => {
                 self.refused += 1;
@@ -173,7 +173,7 @@ impl Drill {
         self.release();
     }
 
-    fn goes(&mut self, client: usize, hold: LedgerHold) -> QueueClient {
+    fn send(&mut self, client: usize, hold: LedgerHold) -> QueueClient {
         self.sent += 1;
         self.order.push(client);
         QueueClient::Running(hold)
@@ -200,7 +200,7 @@ impl Drill {
                 unreachable!()
             };
             let after = match admit_queued(&mut self.pool, ticket, &request, self.now) {
-                Ok(Admitted::Sent(picked)) => self.goes(at, picked.hold),
+                Ok(Admitted::Sent(picked)) => self.send(at, picked.hold),
                 Ok(Admitted::Queued(ticket)) => QueueClient::Held(ticket),
                 Err(_) => {
                     self.refused += 1;

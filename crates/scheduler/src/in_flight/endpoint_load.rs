@@ -62,7 +62,7 @@ impl PendingPrefills {
     /// The prefill of one prompt with these tokens; `uncached_tokens` above `prompt_tokens` counts
     /// as `prompt_tokens`.
     #[must_use]
-    pub fn of(prompt_tokens: u32, uncached_tokens: u32) -> Self {
+    pub fn from_tokens(prompt_tokens: u32, uncached_tokens: u32) -> Self {
         let prompt = u64::from(prompt_tokens);
         let uncached = u64::from(uncached_tokens.min(prompt_tokens));
         let attention = prompt.pow(2) - (prompt - uncached).pow(2);

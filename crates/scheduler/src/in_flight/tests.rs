@@ -98,8 +98,8 @@ fn prompts_are_summed_up_until_their_first_token() {
     ledger.release(cached);
     assert_eq!(ledger.rows().count(), 0);
     assert_eq!(
-        PendingPrefills::of(100, 200),
-        PendingPrefills::of(100, 100),
+        PendingPrefills::from_tokens(100, 200),
+        PendingPrefills::from_tokens(100, 100),
         "no more than there is"
     );
 }

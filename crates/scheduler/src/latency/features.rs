@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_times_are_sums_of_these_terms() {
-        let step = StepModel::of([1.0, 2.0, 0.0], [3.0, 5.0, 7.0], 100.0);
+        let step = StepModel::from_parts([1.0, 2.0, 0.0], [3.0, 5.0, 7.0], 100.0);
         let conditions = Conditions {
             queued: Some(24.0),
             running: Some(9.0),

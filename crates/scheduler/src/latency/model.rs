@@ -95,7 +95,7 @@ impl LatencyModel {
             TargetPredictor {
                 samples: u32::MAX,
                 shape,
-                spread: P90Spread::of(1.0),
+                spread: P90Spread::from_factor(1.0),
             }
         };
         let limits = [f32::MAX; FEATURES_COUNT];
@@ -284,7 +284,7 @@ impl LatencyModel {
     /// [`InvalidModel`] if the words are not a valid model.
     pub fn from_words(words: &[u32]) -> Result<Self, InvalidModel> {
         let count = words.len();
-        let mut words = WordReader::of(words, LAYOUT)?;
+        let mut words = WordReader::new(words, LAYOUT)?;
         let step = StepModel::read_costs(&mut words)?;
         let limits = words.numbers(&(0.0..=f32::MAX))?;
         let mut head = || {
@@ -419,7 +419,7 @@ mod tests {
 
     #[test]
     fn a_bin_of_the_decile_ends_with_its_end() {
-        let mut spread = P90Spread::of(1.5);
+        let mut spread = P90Spread::from_factor(1.5);
         (spread.ends[0], spread.factors[0]) = (100.0, 2.0);
         assert_eq!(
             [99.0, 100.0, 102.0].map(|ms| spread.p90_ms(ms)),

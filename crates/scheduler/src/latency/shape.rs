@@ -157,7 +157,7 @@ impl DecisionTree {
 
 impl P90Spread {
     /// A spread with the same factor for all bins.
-    pub fn of(factor: f32) -> Self {
+    pub fn from_factor(factor: f32) -> Self {
         Self {
             ends: [f32::MAX; BINS - 1],
             factors: [factor; BINS],

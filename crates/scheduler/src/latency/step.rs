@@ -75,7 +75,7 @@ impl StepModel {
     /// A model with these coefficients, in ms, and all endpoints alike. Each number is clamped to
     /// its valid range; NaN becomes the minimum.
     #[must_use]
-    pub fn of(prefill: [f32; 3], decode: [f32; 3], output_tokens: f32) -> Self {
+    pub fn from_parts(prefill: [f32; 3], decode: [f32; 3], output_tokens: f32) -> Self {
         let within = |coefficients: [f32; 3]| coefficients.map(|c| nearest(c, &COEFFICIENTS));
         let output_tokens = nearest(output_tokens, &OUTPUT_TOKENS);
         Self {
@@ -210,7 +210,7 @@ impl StepModel {
     /// [`InvalidModel`] if the words are not a valid model.
     pub fn from_words(words: &[u32]) -> Result<Self, InvalidModel> {
         let count = words.len();
-        let mut words = WordReader::of(words, LAYOUT)?;
+        let mut words = WordReader::new(words, LAYOUT)?;
         let mut model = Self::read_costs(&mut words)?;
         let mut speeds = Vec::new();
         while !words.ended() {
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_prefill_computes_uncached_tokens_but_attends_to_all() {
-        let model = StepModel::of([10.0, 0.05, 1e-6], [11.0, 0.025, 8e-5], 200.0);
+        let model = StepModel::from_parts([10.0, 0.05, 1e-6], [11.0, 0.025, 8e-5], 200.0);
         assert_eq!(model.prefill_ms(0.0, 8_000.0), 10.0);
         assert!(
             (model.prefill_ms(1_000.0, 1_000.0) - 61.0).abs() < 1e-3,
@@ -284,11 +284,8 @@ mod tests {
             slot: Slot(2),
             generation: Generation(5),
         };
-        let model = StepModel::of([f32::NAN, -1.0, f32::INFINITY], [0.0; 3], f32::NAN).with_speed(
-            endpoint,
-            f32::NAN,
-            1e9,
-        );
+        let model = StepModel::from_parts([f32::NAN, -1.0, f32::INFINITY], [0.0; 3], f32::NAN)
+            .with_speed(endpoint, f32::NAN, 1e9);
         assert_eq!(
             (
                 model.prefill(),
@@ -323,7 +320,7 @@ mod tests {
             prefill in prop::array::uniform3(0.0_f32..10.0),
             speeds in prop::collection::vec((0_u16..40, any::<u32>(), 0.1_f32..10.0, 0.1_f32..10.0), 0..20),
         ) {
-            let model = speeds.iter().fold(StepModel::of(prefill, prefill, 77.0), |model, &(slot, generation, p, d)| {
+            let model = speeds.iter().fold(StepModel::from_parts(prefill, prefill, 77.0), |model, &(slot, generation, p, d)| {
                 model.with_speed(EndpointRef { slot: Slot(slot), generation: Generation(generation) }, p, d)
             });
             prop_assert_eq!(StepModel::from_words(&model.words()), Ok(model));

@@ -34,7 +34,7 @@ pub(super) struct WordReader<'w> {
 
 impl<'w> WordReader<'w> {
     /// Reads a model whose first word must be `layout`.
-    pub(super) fn of(words: &'w [u32], layout: u32) -> Result<Self, InvalidModel> {
+    pub(super) fn new(words: &'w [u32], layout: u32) -> Result<Self, InvalidModel> {
         if words.len() > WORDS_MAX {
             return Err(InvalidModel::TooLong(words.len()));
         }

@@ -127,12 +127,12 @@ mod tests {
         /// An endpoint that leaves moves only its own prompts; the order of endpoints does not
         /// matter.
         #[test]
-        fn only_the_prompts_of_an_endpoint_that_left_move(head: u64, slots in prop::collection::btree_set(0..1024_u16, 2..40), gone: prop::sample::Index) {
+        fn only_the_prompts_of_an_endpoint_that_left_move(head: u64, slots in prop::collection::btree_set(0..1024_u16, 2..40), removed: prop::sample::Index) {
             let all = endpoints(slots.iter().copied());
-            let gone = gone.index(all.len());
+            let removed = removed.index(all.len());
             let before = all[rendezvous_endpoint(head, &all, idle).unwrap()];
-            let after = all[rendezvous_endpoint(head, &all, |at| (at != gone).then_some(0)).unwrap()];
-            prop_assert!(before == after || before == all[gone]);
+            let after = all[rendezvous_endpoint(head, &all, |at| (at != removed).then_some(0)).unwrap()];
+            prop_assert!(before == after || before == all[removed]);
             let backwards: Vec<_> = all.iter().rev().copied().collect();
             prop_assert_eq!(before, backwards[rendezvous_endpoint(head, &backwards, idle).unwrap()]);
         }

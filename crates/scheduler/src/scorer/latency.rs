@@ -229,8 +229,8 @@ impl LatencyScorer {
                 .flatten()
                 .filter(|predicted| tier(predicted) == best)
         };
-        let ttft = HeadroomRange::of(in_tier().map(|p| p.ttft));
-        let tpot = HeadroomRange::of(in_tier().map(|p| p.tpot));
+        let ttft = HeadroomRange::from_headrooms(in_tier().map(|p| p.ttft));
+        let tpot = HeadroomRange::from_headrooms(in_tier().map(|p| p.tpot));
         let (alpha, beta) = self.weights(ttft, tpot);
         let most = best == HeadroomTier::Meets && self.strategy == HeadroomStrategy::Most;
         for (score, predicted) in scores.iter_mut().zip(known()) {
@@ -257,7 +257,7 @@ impl LatencyScorer {
     /// A headroom that is equal everywhere gets no weight.
     fn weights(&self, ttft: HeadroomRange, tpot: HeadroomRange) -> (f64, f64) {
         let sum = self.ttft_weight + self.tpot_weight;
-        match (ttft.tells(), tpot.tells()) {
+        match (ttft.separates(), tpot.separates()) {
             (false, true) => (0.0, 1.0),
             (true, false) => (1.0, 0.0),
             _ if sum > 0.0 => (self.ttft_weight / sum, self.tpot_weight / sum),
@@ -362,7 +362,7 @@ impl HeadroomRange {
     /// Smaller differences are not significant, ms.
     const NOTHING: f64 = 1e-9;
 
-    fn of(headrooms: impl Iterator<Item = Headroom>) -> Self {
+    fn from_headrooms(headrooms: impl Iterator<Item = Headroom>) -> Self {
         let mut span = Self {
             least: f64::INFINITY,
             greatest: f64::NEG_INFINITY,
@@ -376,7 +376,7 @@ impl HeadroomRange {
         span
     }
 
-    fn tells(self) -> bool {
+    fn separates(self) -> bool {
         self.greatest - self.least > Self::NOTHING
     }
 
@@ -384,7 +384,7 @@ impl HeadroomRange {
     /// without a limit.
     fn place(self, headroom: Headroom) -> f64 {
         let size = size(headroom);
-        if !self.tells() {
+        if !self.separates() {
             0.5
         } else if size.is_finite() {
             (size - self.least) / (self.greatest - self.least)

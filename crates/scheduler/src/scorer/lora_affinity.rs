@@ -53,7 +53,7 @@ enum AdapterReport {
 // === impl AdapterReport ===
 
 impl AdapterReport {
-    fn of(model: &str, lora: &LoraMetrics) -> Self {
+    fn from_metrics(model: &str, lora: &LoraMetrics) -> Self {
         let lists = |adapters: &[Box<str>]| adapters.iter().any(|adapter| **adapter == *model);
         if lists(&lora.running) {
             Self::Running
@@ -96,7 +96,7 @@ impl Scorer for LoraAffinityScorer {
                 .metrics(endpoint)
                 .and_then(|metrics| metrics.lora.as_ref());
             score(
-                lora.map(|lora| AdapterReport::of(context.request.model, lora)),
+                lora.map(|lora| AdapterReport::from_metrics(context.request.model, lora)),
                 context.local.adapter_room(endpoint),
                 &displaced,
             )
@@ -117,7 +117,7 @@ mod tests {
             base_models: [].into(),
         };
         score(
-            Some(AdapterReport::of("sql", &lora)),
+            Some(AdapterReport::from_metrics("sql", &lora)),
             AdapterRoom::Unknown,
             &[],
         )

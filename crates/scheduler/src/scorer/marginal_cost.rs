@@ -149,7 +149,7 @@ impl Scorer for MarginalCostScorer {
         let request = request_inputs(context, &inputs);
         let mut lowest = f32::INFINITY;
         for (score, endpoint) in scores.iter_mut().zip(&inputs) {
-            let cost = Cost::of(&self.weights, &request, endpoint).total();
+            let cost = Cost::estimate(&self.weights, &request, endpoint).total();
             // Extreme coefficients can overflow: then no endpoint is the best.
             *score = if cost.is_finite() { cost } else { f32::MAX };
             lowest = lowest.min(*score);
@@ -173,7 +173,11 @@ impl Scorer for MarginalCostScorer {
     fn cost_terms(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> Vec<CostTerms> {
         let inputs = self.endpoint_inputs(context, endpoints);
         let request = request_inputs(context, &inputs);
-        let terms = |endpoint| Cost::of(&self.weights, &request, endpoint).terms().to_vec();
+        let terms = |endpoint| {
+            Cost::estimate(&self.weights, &request, endpoint)
+                .terms()
+                .to_vec()
+        };
         endpoints
             .iter()
             .copied()
@@ -191,7 +195,7 @@ impl MarginalCostScorer {
     ) -> Vec<EndpointInputs> {
         let step = context.table.step();
         let inputs = |&endpoint: &EndpointIndex| EndpointInputs {
-            load: LoadInputs::of(&context.load(endpoint), step),
+            load: LoadInputs::from_load(&context.load(endpoint), step),
             speed: context
                 .table
                 .endpoint(endpoint)

@@ -185,7 +185,7 @@ fn without_a_prediction_the_step_model_decides_which_slos_count() {
     let snapshot = snapshot();
     let model = learned(&snapshot, 40);
     let first = snapshot.indices().next().unwrap();
-    let step = StepModel::of([10.0, 0.05, 0.0], [5.0, 0.5, 0.001], 200.0).with_speed(
+    let step = StepModel::from_parts([10.0, 0.05, 0.0], [5.0, 0.5, 0.001], 200.0).with_speed(
         snapshot.endpoints()[0].id,
         2.0,
         3.0,

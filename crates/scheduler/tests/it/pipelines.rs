@@ -534,8 +534,8 @@ fn where_decoding_is_slow_a_request_costs_more_itself_and_by_those_it_slows_down
         );
         let case = DecisionCase::parse(&text).unwrap();
         let slow = case.pool[0].endpoint.id;
-        let step =
-            StepModel::of([1.0, 0.0, 0.0], [0.0, 1.0, 0.0], 100.0).with_speed(slow, 1.0, 4.0);
+        let step = StepModel::from_parts([1.0, 0.0, 0.0], [0.0, 1.0, 0.0], 100.0)
+            .with_speed(slow, 1.0, 4.0);
         let snapshot = case
             .snapshot()
             .unwrap()

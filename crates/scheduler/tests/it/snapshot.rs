@@ -64,7 +64,8 @@ fn as_many_endpoints_as_there_are_slots() {
 #[test]
 fn models_and_objects_are_kept() {
     let endpoint = pool(1)[0].id;
-    let step = StepModel::of([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], 7.0).with_speed(endpoint, 2.0, 3.0);
+    let step =
+        StepModel::from_parts([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], 7.0).with_speed(endpoint, 2.0, 3.0);
     let model = ModelSpec {
         name: "m".to_owned(),
         priority: 0,

@@ -282,7 +282,7 @@ fn row(what: &str, workers: u32, shipped: &PairedRuns, timed: &PairedRuns) -> Fl
         let [base, ours] = runs
             .each_ref()
             .map(|runs| runs.iter().map(figure).collect::<Vec<f64>>());
-        let added = PairedDifference::of(&ours, &base);
+        let added = PairedDifference::between(&ours, &base);
         AddedCost {
             us: median(&ours),
             base_us: median(&base),

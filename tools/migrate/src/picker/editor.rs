@@ -139,12 +139,13 @@ impl ConfigEditor {
             }
             _ => None,
         };
-        let gone: Vec<String> = out.iter().filter_map(plugin).collect();
+        let removed: Vec<String> = out.iter().filter_map(plugin).collect();
         // From the end, so that the places of items before an item stay.
         out.iter()
             .rev()
             .for_each(|steps| tree::remove(&mut self.tree, steps));
-        gone.iter()
+        removed
+            .iter()
             .for_each(|name| tree::remove_references(&mut self.tree, name));
         self.tidy();
         Ok(())

@@ -33,7 +33,7 @@ frontend refuses unknown ones with 400.
 
 /// The table of these cells; empty without a result.
 pub(super) fn section(results: &RaceResults) -> String {
-    let mut table = MarkdownTable::of(&[
+    let mut table = MarkdownTable::with_header(&[
         "cell",
         "router",
         "version",

@@ -73,7 +73,7 @@ pub(super) fn section(results: &RaceResults) -> String {
         .chain(COLUMNS.iter().map(|(name, _)| *name))
         .chain(["hits", "smg's"])
         .collect();
-    let mut table = MarkdownTable::of(&header);
+    let mut table = MarkdownTable::with_header(&header);
     for result in &now {
         let before = results
             .before

@@ -84,7 +84,7 @@ impl SessionSpan {
 // === impl RateOutcome ===
 
 impl RateOutcome {
-    fn of(
+    fn play(
         policy: &RoutingPolicy,
         workload: RaceWorkload,
         per_s: f64,
@@ -124,7 +124,7 @@ impl RateOutcome {
         threads: usize,
     ) -> Result<Self, String> {
         let all = parallel(threads, seeds, |&seed| {
-            Self::of(policy, workload, per_s, seed)
+            Self::play(policy, workload, per_s, seed)
         })?;
         let mean =
             |of: &dyn Fn(&Self) -> f64| all.iter().map(of).sum::<f64>() / all.len().max(1) as f64;
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn round_robin_sustains_a_low_rate_and_not_a_high_one() {
         let policy = RoutingPolicy::named("round-robin").unwrap();
-        let outcome = |per_s| RateOutcome::of(&policy, RaceWorkload::Agents, per_s, 1).unwrap();
+        let outcome = |per_s| RateOutcome::play(&policy, RaceWorkload::Agents, per_s, 1).unwrap();
         assert!(outcome(0.2).is_sustained(1));
         assert!(!outcome(2.0).is_sustained(1));
     }

@@ -80,7 +80,7 @@ pub(super) fn rows(results: &Value) -> Result<Vec<[&str; 3]>, String> {
 
 impl<'a> PlayedFigures<'a> {
     /// The figures of this cell, router and part.
-    pub(super) fn of(results: &'a Value, names: [&str; 3]) -> Option<Self> {
+    pub(super) fn from_results(results: &'a Value, names: [&str; 3]) -> Option<Self> {
         let is_it = |row: &&Value| {
             let keys = ["cell", "router", "row"].into_iter().zip(names);
             keys.into_iter()
@@ -116,7 +116,7 @@ impl<'a> PlayedFigures<'a> {
 
 impl RaceRatios {
     /// The ratios of a cell, in the order of the file.
-    fn of(race: &Value, cell: &str) -> Vec<Self> {
+    fn from_race(race: &Value, cell: &str) -> Vec<Self> {
         let cells = race
             .get("cells")
             .and_then(Value::as_array)
@@ -166,7 +166,7 @@ impl RaceRatios {
 
 impl RatioVerdict {
     /// `runs` are the ratios of single runs that one run of the race may be compared with.
-    fn of(simulated: f64, [ratio, low, high]: [f64; 3], runs: &[f64]) -> Self {
+    fn judge(simulated: f64, [ratio, low, high]: [f64; 3], runs: &[f64]) -> Self {
         let is_above = |run: &f64| *run >= ratio * (1.0 - AGREED);
         let is_below = |run: &f64| *run <= ratio * (1.0 + AGREED);
         match simulated {
@@ -234,8 +234,9 @@ fn is_same_order(one: &BTreeMap<&str, f64>, other: &BTreeMap<&str, f64>) -> bool
 
 /// `None` where one of both was not played.
 fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<ComparedLine> {
-    let figures =
-        |router: &str, row: &str| PlayedFigures::of(played, [cell, played_as(router), row]);
+    let figures = |router: &str, row: &str| {
+        PlayedFigures::from_results(played, [cell, played_as(router), row])
+    };
     let ([ours, other], [ours_all, other_all]) = (
         [figures(OURS, "warm")?, figures(&race.router, "warm")?],
         [figures(OURS, "all")?, figures(&race.router, "all")?].map(|all| all.number("hit_rate")),
@@ -247,7 +248,7 @@ fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<ComparedLine> {
             .into_iter()
             .zip(other.means_by_run(at))
             .map(|(ours, other)| ours / other);
-        RatioVerdict::of(
+        RatioVerdict::judge(
             simulated,
             race_ratio,
             &runs.filter(|_| race.is_one_run).collect::<Vec<_>>(),
@@ -269,7 +270,7 @@ fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<ComparedLine> {
         both(race.ttft_p99, ratio("ttft_p99_ms")),
         100.0 * (ours_hits - other_hits),
         100.0 * (ours_all - other_all),
-        RatioVerdict::of(ours_all / other_all, [ours_hits / other_hits; 3], &[]).name(),
+        RatioVerdict::judge(ours_all / other_all, [ours_hits / other_hits; 3], &[]).name(),
     );
     Some(ComparedLine {
         text,
@@ -353,7 +354,7 @@ pub(super) fn text(race: &Value, played: &Value) -> Result<String, String> {
         "---|".repeat(head.matches('|').count() - 1)
     );
     for cell in Cell::all().map(|cell| cell.name) {
-        let ratios = RaceRatios::of(race, cell);
+        let ratios = RaceRatios::from_race(race, cell);
         let mut in_race = BTreeMap::from([(OURS, 1.0)]);
         let mut in_play = BTreeMap::from([(OURS, 1.0)]);
         let mut one_run: BTreeSet<&str> = BTreeSet::new();
@@ -388,7 +389,7 @@ mod tests {
 
     #[test]
     fn a_ratio_agrees_within_a_tenth_of_it() {
-        let verdict = |simulated| RatioVerdict::of(simulated, [0.8, 0.6, 1.0], &[]);
+        let verdict = |simulated| RatioVerdict::judge(simulated, [0.8, 0.6, 1.0], &[]);
         assert_eq!(
             [0.85, 0.95, 1.2].map(verdict),
             [
@@ -401,7 +402,7 @@ mod tests {
 
     #[test]
     fn one_run_of_the_race_may_be_like_any_run_here() {
-        let verdict = |runs: &[f64]| RatioVerdict::of(0.2, [0.8, 0.6, 1.0], runs);
+        let verdict = |runs: &[f64]| RatioVerdict::judge(0.2, [0.8, 0.6, 1.0], runs);
         for like in [&[0.1, 0.75][..], &[0.1, 0.9], &[0.85, 2.0]] {
             assert_eq!(verdict(like), RatioVerdict::WithinRuns, "{like:?}");
         }
@@ -442,7 +443,7 @@ mod tests {
         let mut race = json!({"cells": [group("smg", 0.9), group("llm-d-default", 0.7)]});
         race["cells"][0]["seeds"] = json!([101, 102]);
         race["cells"][1]["seeds"] = json!([101]);
-        let ratios = RaceRatios::of(&race, "chat-50");
+        let ratios = RaceRatios::from_race(&race, "chat-50");
         assert_eq!(
             ratios
                 .iter()

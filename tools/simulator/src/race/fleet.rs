@@ -76,14 +76,18 @@ impl RaceFleet {
             ..setting(engines)
         };
         let outcomes = world::run(workload, &policy_of(router)?, &setting, seed)?;
-        Ok(FleetFigures::of(workload, &outcomes, self.engines))
+        Ok(FleetFigures::from_outcomes(
+            workload,
+            &outcomes,
+            self.engines,
+        ))
     }
 }
 
 // === impl FleetFigures ===
 
 impl FleetFigures {
-    fn of(workload: &Workload, outcomes: &[RequestOutcome], engines: usize) -> Self {
+    fn from_outcomes(workload: &Workload, outcomes: &[RequestOutcome], engines: usize) -> Self {
         let count = outcomes.len().max(1) as f64;
         let mean = |of: fn(&RequestOutcome) -> f64| outcomes.iter().map(of).sum::<f64>() / count;
         let pairs = workload

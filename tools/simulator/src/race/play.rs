@@ -90,7 +90,7 @@ pub(super) fn run(plan: &RacePlan<'_>, threads: usize, file: &Path) -> Result<()
                 ("all", runs.iter().map(|run| run.concat()).collect()),
             ];
             for (name, runs) in parts {
-                let row = RaceRow::of(&runs, cell_setting(&cell, router, 0.0).replicas);
+                let row = RaceRow::from_runs(&runs, cell_setting(&cell, router, 0.0).replicas);
                 let _ = writeln!(out, "{:<15}{router:<32}{name:<5}{}", cell.name, row.line());
                 rows.push(json!({ "cell": cell.name, "router": router, "row": name, "figures": row.json() }));
             }

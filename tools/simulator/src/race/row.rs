@@ -74,7 +74,7 @@ fn mean_of(outcomes: &[RequestOutcome], figure: fn(&RequestOutcome) -> f64) -> f
 // === impl RaceRow ===
 
 impl RaceRow {
-    pub(super) fn of(runs: &[Vec<RequestOutcome>], engines: usize) -> Self {
+    pub(super) fn from_runs(runs: &[Vec<RequestOutcome>], engines: usize) -> Self {
         let outcomes = &runs.concat();
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
         let ttft = sorted(outcomes.iter().map(|outcome| outcome.ttft));
@@ -181,7 +181,7 @@ mod tests {
             engine,
             ..RequestOutcome::default()
         };
-        let row = RaceRow::of(&[vec![outcome(0, 0), outcome(2, 90), outcome(2, 90)]], 3);
+        let row = RaceRow::from_runs(&[vec![outcome(0, 0), outcome(2, 90), outcome(2, 90)]], 3);
         assert_eq!(
             (row.e2e_mean, row.ttft_p99, row.tpot_mean, row.hits),
             (400.0, 100.0, 10.0, 0.6)
@@ -199,7 +199,7 @@ mod tests {
             ],
         ];
         assert_eq!(
-            RaceRow::of(&runs, 2).by_run,
+            RaceRow::from_runs(&runs, 2).by_run,
             [[400.0, 100.0], [600.0, 150.0]],
             "each run by itself"
         );

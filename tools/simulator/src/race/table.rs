@@ -23,7 +23,7 @@ pub(super) fn text(results: &Value) -> Result<String, String> {
         .map(|[cell, router, _]| (cell, router))
     {
         let of = |row: &str| {
-            PlayedFigures::of(results, [cell, router, row])
+            PlayedFigures::from_results(results, [cell, router, row])
                 .ok_or_else(|| format!("{cell}, {router}: no row `{row}`"))
         };
         let ([warm, cold], all) = ([of("warm")?, of("cold")?], of("all")?);

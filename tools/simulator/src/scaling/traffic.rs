@@ -112,7 +112,7 @@ pub(super) fn exact_step() -> StepModel {
             times.decode[2],
         ],
     ];
-    StepModel::of(
+    StepModel::from_parts(
         prefill.map(|ms| ms as f32),
         decode.map(|ms| ms as f32),
         200.0,

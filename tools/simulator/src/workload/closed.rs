@@ -26,7 +26,7 @@ struct SessionText {
 // === impl SessionText ===
 
 impl SessionText {
-    fn of(system: &str) -> Self {
+    fn from_system(system: &str) -> Self {
         let mut text = Self {
             text: Vec::new(),
             sums: SectionSums::new(0, BLOCK_BYTES_DEFAULT, BLOCKS_MAX),
@@ -85,7 +85,7 @@ impl Workload {
         let mut blocks = Vec::new();
         let mut hashes = Vec::new();
         for session in sessions {
-            let mut text = SessionText::of(&session.system);
+            let mut text = SessionText::from_system(&session.system);
             let first = requests.len();
             let first_block = blocks.len();
             for (number, turn) in session.turns.iter().enumerate() {

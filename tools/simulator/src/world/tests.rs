@@ -29,7 +29,7 @@ fn workload_of(prefixes: u32) -> Workload {
             .collect(),
     };
     let lines: Vec<TraceRequest> = (0..600).map(line).collect();
-    Workload::of(&lines)
+    Workload::from_lines(&lines)
 }
 
 fn play(policy: &str, setting: &PoolSetting) -> Vec<RequestOutcome> {
@@ -246,7 +246,7 @@ fn smg_keeps_to_the_engine_that_has_the_prompt_until_it_has_many_more_requests()
             output: 50,
             ids: (0..8).collect(),
         };
-        let workload = Workload::of(&(0..60).map(line).collect::<Vec<_>>());
+        let workload = Workload::from_lines(&(0..60).map(line).collect::<Vec<_>>());
         let setting = PoolSetting::plain(LLAMA_8B_H100);
         run(
             &workload,

@@ -182,17 +182,17 @@ impl ServerExchange {
             (&Method::GET, "/v1/models") => json_reply(&self.server.models()),
             (&Method::POST, path)
                 if self.server.options.bare
-                    && let Some(api) = ModelApi::of(path) =>
+                    && let Some(api) = ModelApi::from_path(path) =>
             {
                 self.infer_bare(api, &body).await
             }
             (&Method::POST, path)
-                if ModelApi::of(path).is_some()
+                if ModelApi::from_path(path).is_some()
                     && let Some(answer) = self.server.sidecar(parts, &body).await =>
             {
                 answer
             }
-            (&Method::POST, path) if let Some(api) = ModelApi::of(path) => {
+            (&Method::POST, path) if let Some(api) = ModelApi::from_path(path) => {
                 match InferenceRequest::parse(api, &body, &self.server.served) {
                     Ok(inference) => self.infer(parts, inference).await,
                     Err(error) => with_status(error.status, json_reply(&error.body(api))),

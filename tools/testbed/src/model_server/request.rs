@@ -26,7 +26,7 @@ pub(super) enum ModelApi {
 }
 
 impl ModelApi {
-    pub(super) fn of(path: &str) -> Option<Self> {
+    pub(super) fn from_path(path: &str) -> Option<Self> {
         Some(match path {
             "/v1/chat/completions" => Self::Chat,
             "/v1/completions" => Self::Completions,

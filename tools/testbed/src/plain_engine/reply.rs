@@ -59,7 +59,7 @@ pub(super) struct PlainRequest {
 
 impl PlainRequest {
     /// Parses a request. `None` if the engine does not serve the path.
-    pub(super) fn of(path: &str, body: &[u8]) -> Option<Self> {
+    pub(super) fn parse(path: &str, body: &[u8]) -> Option<Self> {
         let (_, api) = *PATHS.iter().find(|(known, _)| *known == path)?;
         let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
         let limit = ["max_tokens", "max_completion_tokens"]

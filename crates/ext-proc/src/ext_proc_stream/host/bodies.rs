@@ -69,7 +69,7 @@ impl ExtProcHost {
 
     pub(super) fn send_duplex(&mut self, direction: BodyDirection, body: Vec<u8>, ends: bool) {
         if body.len() > PIECE_BYTES_MAX {
-            let pieces = BodyPieces::of(body, PIECE_BYTES_MAX);
+            let pieces = BodyPieces::from_bytes(body, PIECE_BYTES_MAX);
             self.out.push_body(AnswerBody {
                 pieces,
                 direction,

@@ -145,12 +145,12 @@ struct CostTimes {
 impl Cost {
     /// The cost of `request` at `endpoint`.
     #[inline(always)] // so that the terms stay in registers
-    pub(super) fn of(
+    pub(super) fn estimate(
         weights: &CostWeights,
         request: &RequestInputs<'_>,
         endpoint: &EndpointInputs,
     ) -> Self {
-        let times = CostTimes::of(request, endpoint);
+        let times = CostTimes::from_inputs(request, endpoint);
         Self {
             wait: wait(weights, &times),
             prefill: prefill(weights, &times),
@@ -220,7 +220,7 @@ fn memory(request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
 // === impl LoadInputs ===
 
 impl LoadInputs {
-    pub(super) fn of(load: &EndpointLoad, step: &StepModel) -> Self {
+    pub(super) fn from_load(load: &EndpointLoad, step: &StepModel) -> Self {
         Self {
             requests: load.requests,
             context_tokens: float(
@@ -248,7 +248,7 @@ impl RequestInputs<'_> {
 // === impl CostTimes ===
 
 impl CostTimes {
-    fn of(request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
+    fn from_inputs(request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
         let (step, (v, w)) = (request.step, endpoint.speed);
         let batch = float(u64::from(endpoint.load.requests));
         let prefill_ms = step.prefill_ms(

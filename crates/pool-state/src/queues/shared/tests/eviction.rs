@@ -75,7 +75,7 @@ fn event() -> impl Strategy<Value = VmEvent> {
 }
 
 impl Process {
-    fn happens(&mut self, event: VmEvent) {
+    fn handle(&mut self, event: VmEvent) {
         let vms = self.vms.len();
         let jobs = self.jobs.len().max(1);
         match event {
@@ -312,7 +312,7 @@ proptest! {
     ) {
         let mut process = Process::of(vms, || evicting(2, SEATS as f32, share), conflict_each);
         for event in &events {
-            process.happens(*event);
+            process.handle(*event);
             prop_assert!((0..2).all(|slot| process.running_at(slot) <= SEATS as usize), "room was given twice");
             process.only_lower_work_is_given_up()?;
             process.few_are_given_up()?;

@@ -22,7 +22,7 @@ fn request(step: &StepModel) -> RequestInputs<'_> {
 
 /// An endpoint as the default step model sees it, with nothing of the prompt cached.
 fn endpoint(load: EndpointLoad, speed: (f32, f32), adapter_ms: f32) -> EndpointInputs {
-    let load = LoadInputs::of(&load, &StepModel::default());
+    let load = LoadInputs::from_load(&load, &StepModel::default());
     EndpointInputs {
         load,
         speed,
@@ -34,7 +34,7 @@ fn endpoint(load: EndpointLoad, speed: (f32, f32), adapter_ms: f32) -> EndpointI
 }
 
 fn cost(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
-    Cost::of(weights, request, endpoint).total()
+    Cost::estimate(weights, request, endpoint).total()
 }
 
 fn near(found: f32, expected: f32) {
@@ -46,7 +46,7 @@ fn near(found: f32, expected: f32) {
 
 #[test]
 fn a_copy_of_a_shared_prefix_is_paid_by_all_that_use_it() {
-    let step = StepModel::of([10.0, 0.1, 0.0], [11.0, 0.025, 8e-5], 200.0);
+    let step = StepModel::from_parts([10.0, 0.1, 0.0], [11.0, 0.025, 8e-5], 200.0);
     let copy_ms = |reuse_interval| {
         let request = RequestInputs {
             new_tokens: 0.0,
@@ -67,7 +67,7 @@ fn a_copy_of_a_shared_prefix_is_paid_by_all_that_use_it() {
 
 #[test]
 fn evicting_costs_what_is_computed_again_and_nothing_where_memory_is_free() {
-    let step = StepModel::of([10.0, 0.1, 0.0], [11.0, 0.025, 8e-5], 200.0);
+    let step = StepModel::from_parts([10.0, 0.1, 0.0], [11.0, 0.025, 8e-5], 200.0);
     let memory_ms = |evicted_share, uncached_tokens, mean_batch| {
         let request = RequestInputs {
             new_tokens: 200.0,
@@ -79,7 +79,7 @@ fn evicting_costs_what_is_computed_again_and_nothing_where_memory_is_free() {
             uncached_tokens,
             ..endpoint(EndpointLoad::default(), (1.0, 1.0), 0.0)
         };
-        Cost::of(&WEIGHTS, &request, &endpoint).memory
+        Cost::estimate(&WEIGHTS, &request, &endpoint).memory
     };
     assert_eq!(memory_ms(0.0, 1_000.0, 3.0), 0.0);
     assert_eq!(
@@ -95,13 +95,13 @@ fn evicting_costs_what_is_computed_again_and_nothing_where_memory_is_free() {
 
 #[test]
 fn a_prefill_delays_the_requests_to_be_expected() {
-    let step = StepModel::of([0.0, 0.1, 0.0], [11.0, 0.025, 8e-5], 200.0);
+    let step = StepModel::from_parts([0.0, 0.1, 0.0], [11.0, 0.025, 8e-5], 200.0);
     let delay_ms = |requests, mean_batch| {
         let request = RequestInputs {
             mean_batch,
             ..request(&step)
         };
-        Cost::of(
+        Cost::estimate(
             &WEIGHTS,
             &request,
             &endpoint(
@@ -122,7 +122,7 @@ fn a_prefill_delays_the_requests_to_be_expected() {
 
 #[test]
 fn a_batch_is_half_of_those_here_and_half_the_usual() {
-    let step = StepModel::of([0.0, 0.0, 0.0], [11.0, 0.5, 0.0], 100.0);
+    let step = StepModel::from_parts([0.0, 0.0, 0.0], [11.0, 0.5, 0.0], 100.0);
     let decode_ms = |requests, mean_batch| {
         let request = RequestInputs {
             output_tokens: 100.0,
@@ -133,7 +133,7 @@ fn a_batch_is_half_of_those_here_and_half_the_usual() {
             requests,
             ..EndpointLoad::default()
         };
-        Cost::of(&WEIGHTS, &request, &endpoint(load, (1.0, 1.0), 0.0)).decode
+        Cost::estimate(&WEIGHTS, &request, &endpoint(load, (1.0, 1.0), 0.0)).decode
     };
     near(decode_ms(0, 0.0), 100.0 * 11.5);
     near(decode_ms(6, 2.0), 100.0 * (11.0 + 0.5 * 5.0 + 0.5 * 4.0));
@@ -142,7 +142,7 @@ fn a_batch_is_half_of_those_here_and_half_the_usual() {
 
 #[test]
 fn queued_prompts_share_steps_and_their_tokens_add_up() {
-    let step = StepModel::of([12.0, 0.05, 0.0], [11.0, 0.025, 8e-5], 200.0);
+    let step = StepModel::from_parts([12.0, 0.05, 0.0], [11.0, 0.025, 8e-5], 200.0);
     let prefills = |prompts, uncached_tokens| PendingPrefills {
         prompts,
         uncached_tokens,
@@ -187,8 +187,8 @@ fn a_prompt_waits_for_missing_memory_but_never_for_more_than_it_needs() {
                 0.0,
             )
         };
-        let missing_ms =
-            Cost::of(&WEIGHTS, &request, &endpoint).wait - queued_prefills_ms(&step, &prefills);
+        let missing_ms = Cost::estimate(&WEIGHTS, &request, &endpoint).wait
+            - queued_prefills_ms(&step, &prefills);
         missing_ms / (200.0 * step.decode_ms(1.0, 1_000.0))
     };
     // 9,000 tokens are available to prompts; the request needs 1,200 with its output.
@@ -272,7 +272,7 @@ fn costs_scale_with_the_speed_of_the_endpoint() {
             output_tokens: 200.0,
             ..request(&step)
         };
-        Cost::of(&WEIGHTS, &request, &endpoint(load, (1.0, speed), 0.0)).decode
+        Cost::estimate(&WEIGHTS, &request, &endpoint(load, (1.0, speed), 0.0)).decode
     };
     near(decode(3.0), 3.0 * decode(1.0));
 }
@@ -312,7 +312,7 @@ fn the_named_terms_add_up_to_the_total() {
         mean_context: 900.0,
         ..request(&step)
     };
-    let cost = Cost::of(&weights, &request, &endpoint);
+    let cost = Cost::estimate(&weights, &request, &endpoint);
     near(cost.terms().iter().map(|(_, ms)| ms).sum(), cost.total());
     assert_eq!(
         cost.terms().iter().find(|(_, ms)| *ms == 0.0),
