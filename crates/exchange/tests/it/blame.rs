@@ -9,18 +9,18 @@ use std::collections::BinaryHeap;
 use exchange::{
     Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
 };
-use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport};
 use scheduler::latency::RequestEnd;
 use scheduler::latency::step::StepModel;
 
 use crate::release::pool_update;
+use crate::sharing_workers::{self, SharingWorker};
 
 const WORKERS: usize = 2;
 const CLIENTS: usize = 32;
 /// Duration of a reply of a healthy engine, ms.
 const REPLY_MS: u64 = 1_000;
 /// The interval at which workers publish load reports, ms.
-const TELL_MS: u64 = 2;
+const REPORT_MS: u64 = 2;
 /// When the bad client begins, ms: others have succeeded.
 const BAD_FROM_MS: u64 = 7_000;
 /// From one request of the bad client to its next, ms: 21 in a second.
@@ -110,12 +110,6 @@ enum BadPrompts {
     InventedId,
 }
 
-struct BlameWorker {
-    pool: ManagedPool,
-    row: OwnLoadReport,
-    peers: Vec<PeerLoadReport>,
-}
-
 struct BlameFlight {
     worker: usize,
     /// `None`: the bad client.
@@ -133,7 +127,7 @@ struct BlameWorld {
     keys: bool,
     fault: BlameFault,
     bad: Option<BadClient>,
-    workers: Vec<BlameWorker>,
+    workers: Vec<SharingWorker>,
     now_ms: u64,
     ends: BinaryHeap<Reverse<(u64, usize)>>,
     flights: Vec<Option<BlameFlight>>,
@@ -242,11 +236,7 @@ impl BlameWorld {
             pool.install(pool_update(engines, 1), 7, 1_000);
             pool.install_models(StepModel::default(), None);
             pool.recount_load_reports([]);
-            BlameWorker {
-                pool,
-                row: OwnLoadReport::default(),
-                peers: (0..WORKERS).map(|_| PeerLoadReport::default()).collect(),
-            }
+            SharingWorker::new(pool, WORKERS)
         };
         Self {
             api: CHAT,
@@ -284,9 +274,9 @@ impl BlameWorld {
             }
             self.ends.pop();
             self.now_ms = due_ms;
-            if due_ms >= reported_ms + TELL_MS {
+            if due_ms >= reported_ms + REPORT_MS {
                 reported_ms = due_ms;
-                self.tell();
+                self.share_reports();
             }
             if let Some(client) = self.answer(flight) {
                 self.converse(client);
@@ -458,39 +448,9 @@ impl BlameWorld {
         client
     }
 
-    fn tell(&mut self) {
+    fn share_reports(&mut self) {
         let now = at(self.now_ms);
-        for from in 0..WORKERS {
-            let BlameWorker { pool, row, .. } = &mut self.workers[from];
-            let bytes = pool
-                .write_load_report(
-                    row,
-                    LoadReportHead {
-                        vm: from as u64 + 1,
-                        written: now,
-                        ring: 0,
-                    },
-                )
-                .to_vec();
-            for (_, to) in self
-                .workers
-                .iter_mut()
-                .enumerate()
-                .filter(|(to, _)| *to != from)
-            {
-                let Some(peer) = to.peers.get_mut(from) else {
-                    continue;
-                };
-                to.pool.read_load_report(peer, bytes.clone(), true);
-                let ejections: Vec<_> = peer.ejections().collect();
-                ejections
-                    .into_iter()
-                    .for_each(|ejection| to.pool.learn_ejection(ejection, now));
-            }
-        }
-        self.workers
-            .iter_mut()
-            .for_each(|worker| worker.pool.tick(now));
+        sharing_workers::share_reports(&mut self.workers, now);
         self.found.moments += 1;
         self.found.ejected += self.workers[0]
             .pool

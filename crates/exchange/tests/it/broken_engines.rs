@@ -9,10 +9,10 @@ use exchange::{
     Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Refusal, RequestChanges, ResponseHead,
     ResponseOrigin, Timestamp, api::ApiFamily,
 };
-use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport};
 use scheduler::latency::step::StepModel;
 
 use crate::release::pool_update;
+use crate::sharing_workers::{self, SharingWorker};
 
 const ENGINES: u8 = 4;
 const WORKERS: usize = 4;
@@ -21,7 +21,7 @@ const SEEDS: u64 = 20;
 /// Duration of a reply of a healthy engine, ms.
 const REPLY_MS: u64 = 500;
 /// The interval at which workers publish load reports, ms.
-const TELL_MS: u64 = 2;
+const REPORT_MS: u64 = 2;
 const BROKEN: &str = "10.0.0.0:8000";
 
 /// The answer that a broken engine gives at once.
@@ -54,13 +54,6 @@ const FAULTS: [EngineFault; 11] = [
 const TOKEN: &[u8] = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
 const REPLY: &[u8] = br#"{"choices":[{"message":{"content":"a"}}],"usage":{"prompt_tokens":500,"completion_tokens":20}}"#;
 
-/// One worker of the proxy.
-struct BrokenEnginesWorker {
-    pool: ManagedPool,
-    row: OwnLoadReport,
-    peers: Vec<PeerLoadReport>,
-}
-
 /// A request in flight.
 struct BrokenEnginesRequest {
     worker: usize,
@@ -71,7 +64,7 @@ struct BrokenEnginesRequest {
 
 /// The pool, its workers and its clients at one moment.
 struct BrokenEnginesWorld {
-    workers: Vec<BrokenEnginesWorker>,
+    workers: Vec<SharingWorker>,
     now_ms: u64,
     ends: BinaryHeap<Reverse<(u64, usize)>>,
     flights: Vec<Option<BrokenEnginesRequest>>,
@@ -94,11 +87,7 @@ impl BrokenEnginesWorld {
             pool.install(pool_update(ENGINES, 1), 7, 1_000);
             pool.install_models(StepModel::default(), None);
             pool.recount_load_reports([]);
-            BrokenEnginesWorker {
-                pool,
-                row: OwnLoadReport::default(),
-                peers: (0..WORKERS).map(|_| PeerLoadReport::default()).collect(),
-            }
+            SharingWorker::new(pool, WORKERS)
         };
         Self {
             workers: (0..WORKERS).map(worker).collect(),
@@ -120,9 +109,9 @@ impl BrokenEnginesWorld {
         {
             self.ends.pop();
             self.now_ms = due_ms;
-            if due_ms >= reported_ms + TELL_MS {
+            if due_ms >= reported_ms + REPORT_MS {
                 reported_ms = due_ms;
-                self.tell();
+                self.share_reports();
             }
             let client = self.answer(flight);
             self.send(client);
@@ -183,39 +172,9 @@ impl BrokenEnginesWorld {
         client
     }
 
-    fn tell(&mut self) {
+    fn share_reports(&mut self) {
         let now = at(self.now_ms);
-        for from in 0..WORKERS {
-            let BrokenEnginesWorker { pool, row, .. } = &mut self.workers[from];
-            let bytes = pool
-                .write_load_report(
-                    row,
-                    LoadReportHead {
-                        vm: from as u64 + 1,
-                        written: now,
-                        ring: 0,
-                    },
-                )
-                .to_vec();
-            for (_, to) in self
-                .workers
-                .iter_mut()
-                .enumerate()
-                .filter(|(to, _)| *to != from)
-            {
-                let Some(peer) = to.peers.get_mut(from) else {
-                    continue;
-                };
-                to.pool.read_load_report(peer, bytes.clone(), true);
-                let ejections: Vec<_> = peer.ejections().collect();
-                ejections
-                    .into_iter()
-                    .for_each(|ejection| to.pool.learn_ejection(ejection, now));
-            }
-        }
-        self.workers
-            .iter_mut()
-            .for_each(|worker| worker.pool.tick(now));
+        sharing_workers::share_reports(&mut self.workers, now);
     }
 
     /// Returns the broken engine's share of the requests that were sent since `ms`.
