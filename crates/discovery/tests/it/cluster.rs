@@ -78,10 +78,20 @@ async fn share(
     Some(cluster)
 }
 
+/// The folder with the tools that `.ci/cluster_tools.py` builds. Tests of several crates compile
+/// this file, so it is found from any of them.
+fn tools() -> PathBuf {
+    let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let root = folders.filter(|folder| folder.join("envoy-config").is_dir());
+    root.last()
+        .expect("a folder of the repository")
+        .join(".tools")
+}
+
 /// The path of this program.
 pub(crate) fn tool(name: &str) -> Option<PathBuf> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin");
+    let built = tools().join("bin");
     let found = assets
         .into_iter()
         .chain([built])
@@ -118,7 +128,7 @@ pub(crate) fn objects(path: &Path) -> Vec<Value> {
 /// The published definitions whose file name contains `part`, if `.ci/cluster_tools.py` has fetched
 /// them.
 pub(crate) fn definitions(part: &str) -> Option<Vec<Value>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/schemas");
+    let folder = tools().join("schemas");
     let files = fs::read_dir(folder)
         .into_iter()
         .flatten()
