@@ -30,7 +30,7 @@
 //! ```
 //! A body beyond the size limit leads from Buffering to Answered. The end of the stream leads from
 //! every other phase to Ended too, but an answered request stays Answered. The phases are one enum,
-//! in `crates/exchange/phase.rs`.
+//! in `crates/exchange/src/exchange/phase.rs`.
 //!
 //! # What a host must do
 //!

@@ -140,6 +140,11 @@ impl Exchange {
         };
         let is_sampled = self.why.record_if(queued.is_recorded, settings, pool, now);
         self.why.held = pool.queues().reason(&ticket, now);
+        if let Some(refusal) = pool.take_refusal(&ticket) {
+            let step = self.pick_refused(pool, &queued.pending, refusal);
+            self.why.keep_sample(is_sampled, queued.is_recorded, pool);
+            return QueuedAttempt::Step(step);
+        }
         let headers = self.facts.captured_pairs();
         let request = queued.request(&headers, pool);
         let planned = pool.plan(&request, now, &mut self.why);

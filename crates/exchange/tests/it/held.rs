@@ -292,3 +292,26 @@ fn the_limit_of_bytes_counts_the_memory_that_the_proxy_keeps() {
         CHAT.len()
     );
 }
+
+#[test]
+fn a_request_that_waited_too_long_is_refused_without_a_decision() {
+    let pool = pool(&[]);
+    let asks: [(&[u8], &[u8]); 2] = [
+        (b"x-queue-ttl-ms", b"20"),
+        (b"x-switchpoint-explain", b"1"),
+    ];
+    let mut clients = vec![
+        HeldClient::sends(&pool, "chat"),
+        HeldClient::sends_with(&pool, "chat", &asks),
+    ];
+    assert!(clients[1].is_held());
+    let now = Timestamp(0).plus_ms(60);
+    pool.borrow_mut().tick(now);
+    release(&pool, &mut clients, now);
+    let last = clients[1].host.log.last().unwrap();
+    assert!(last.starts_with("reply 429 rejected-ttl-expired"), "{last}");
+    assert!(
+        !last.contains("\"picked\":[\""),
+        "it names an endpoint: {last}"
+    );
+}

@@ -175,8 +175,11 @@ impl RequestHost for MemoryHost {
         let after = header("retry-after")
             .map(|after| format!(", retry after {after}"))
             .unwrap_or_default();
+        let decision = header("x-switchpoint-decision")
+            .map(|decision| format!(", decision {decision}"))
+            .unwrap_or_default();
         self.log.push(format!(
-            "reply {}{}{after}",
+            "reply {}{}{after}{decision}",
             reply.status,
             reason
                 .map(|reason| format!(" {reason}"))

@@ -469,7 +469,7 @@ fn transcripts_play_as_written() {
         std::fs::write(
             concat!(
                 env!("CARGO_MANIFEST_DIR"),
-                "/src/serve/ext_proc/ext_proc_stream/transcripts.txt"
+                "/src/ext_proc_stream/transcripts.txt"
             ),
             &played,
         )

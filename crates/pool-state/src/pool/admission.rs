@@ -83,15 +83,17 @@ impl ManagedPool {
             },
             planned => planned,
         };
-        let (ticket, is_near) = self.queue(request, arrival, no_room, now)?;
-        // The first of its band was tried just now.
-        if is_shared || !is_near || ticket.is_first {
-            if let Ok(plan) = planned {
-                self.discard(plan);
+        let queued = self.queue(request, arrival, no_room, now);
+        match queued {
+            // The first of its band was tried just now.
+            Ok((ticket, is_near)) if !is_shared && is_near && !ticket.is_first => {
+                self.admit_queued(ticket, planned, request, now)
             }
-            return Ok(FlowAdmission::Wait(ticket));
+            queued => {
+                planned.into_iter().for_each(|plan| self.discard(plan));
+                queued.map(|(ticket, _)| FlowAdmission::Wait(ticket))
+            }
         }
-        self.admit_queued(ticket, planned, request, now)
     }
 
     /// Queues a request that arrives. Returns its ticket, and whether it is near enough to the head
@@ -147,6 +149,12 @@ impl ManagedPool {
         refusal.is_final() || refusal.is_without_endpoints() && !self.waits_for_first()
     }
 
+    /// Takes the refusal of a queued request whose wait has ended, so that it need not be planned.
+    pub fn take_refusal(&mut self, ticket: &HeldTicket) -> Option<PickRefusal> {
+        let refusal = self.queues.take_refusal(ticket.number);
+        refusal.map(PickRefusal::Held)
+    }
+
     /// Says whether a queued request, with its plan, may go now. While other VMs serve requests
     /// ([`FlowQueues::has_flow_peers`]), that is decided by the order.
     ///
@@ -159,8 +167,9 @@ impl ManagedPool {
         request: &Request<'_>,
         now: Timestamp,
     ) -> Result<FlowAdmission, PickRefusal> {
-        if let Some(refusal) = self.queues.take_refusal(ticket.number) {
-            return Err(PickRefusal::Held(refusal));
+        if let Some(refusal) = self.take_refusal(&ticket) {
+            planned.into_iter().for_each(|plan| self.discard(plan));
+            return Err(refusal);
         }
         let is_checked = self.queues.take_to_check(&ticket);
         let plan = match planned {
@@ -182,7 +191,7 @@ impl ManagedPool {
         };
         if !is_checked {
             match self.find_room(&plan, request, Some(ticket.number), now) {
-                Ok(limits) => return Ok(self.claim(ticket, plan, limits, request, now)),
+                Ok(limits) => return self.claim(ticket, plan, limits, request, now),
                 Err(why) => self.found_no_room(&ticket, plan.endpoint, why, now),
             }
         }
@@ -225,29 +234,27 @@ impl ManagedPool {
         limits: RoomLimits,
         request: &Request<'_>,
         now: Timestamp,
-    ) -> FlowAdmission {
-        let picked = self.reserve(&plan, request, now);
+    ) -> Result<FlowAdmission, PickRefusal> {
+        let Some(mut picked) = self.reserve(&plan, request, now) else {
+            self.discard(plan);
+            return Ok(FlowAdmission::Wait(ticket));
+        };
         // The last room is gone: others need not try.
         if self.is_full(plan.endpoint, limits, now) {
             self.queues.endpoint_full(plan.endpoint, request.priority);
         }
-        match (picked, self.queues.take_for_claim(&ticket)) {
-            (Some(mut picked), Some(entry)) => {
-                self.charge(&mut picked.hold, request, ticket.flow_id(), true, now);
-                FlowAdmission::Claim(Claim {
-                    plan,
-                    picked,
-                    ticket,
-                    entry,
-                })
-            }
-            (picked, _) => {
-                if let Some(picked) = picked {
-                    self.withdraw(picked);
-                }
-                FlowAdmission::Wait(ticket)
-            }
-        }
+        let Some(entry) = self.queues.take_for_claim(&ticket) else {
+            self.withdraw(picked);
+            self.discard(plan);
+            return Err(PickRefusal::NoState);
+        };
+        self.charge(&mut picked.hold, request, ticket.flow_id(), true, now);
+        Ok(FlowAdmission::Claim(Claim {
+            plan,
+            picked,
+            ticket,
+            entry,
+        }))
     }
 
     /// The room of a claim is the request's: records its plan.
