@@ -8,9 +8,6 @@
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use ext_proc::{
-    ExpiringStream as _, ExtProcServer, HELD_BYTES_MAX, SessionAction, StreamSession,
-};
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
@@ -20,6 +17,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     ProtocolConfiguration,
 };
 use exchange::{DestinationFormat, ExchangeSettings};
+use ext_proc::{ExpiringStream as _, ExtProcServer, HELD_BYTES_MAX, SessionAction, StreamSession};
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
 use proto::state::{self, daemon_message};
@@ -252,7 +250,7 @@ impl FuzzedStream {
     fn take(&mut self) -> bool {
         let bytes = match self.talk.next() {
             SessionAction::Send(bytes) => bytes,
-            SessionAction::Wait(_) => panic!("there is state"),
+            SessionAction::Wait(_) | SessionAction::Hold(_) => panic!("there is state and room"),
             SessionAction::Listen | SessionAction::End(_) => return false,
         };
         let mut rest = &bytes[..];
