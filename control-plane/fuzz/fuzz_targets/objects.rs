@@ -24,6 +24,7 @@ fuzz_target!(|text: &str| {
                         objective: Some(&object.name),
                         rewrite: Some(model),
                     },
+                    |_| false,
                     &mut scheduler::Rng::seeded(1),
                 );
             }
