@@ -296,10 +296,7 @@ fn the_limit_of_bytes_counts_the_memory_that_the_proxy_keeps() {
 #[test]
 fn a_request_that_waited_too_long_is_refused_without_a_decision() {
     let pool = pool(&[]);
-    let asks: [(&[u8], &[u8]); 2] = [
-        (b"x-queue-ttl-ms", b"20"),
-        (b"x-switchpoint-explain", b"1"),
-    ];
+    let asks: [(&[u8], &[u8]); 2] = [(b"x-queue-ttl-ms", b"20"), (b"x-switchpoint-explain", b"1")];
     let mut clients = vec![
         HeldClient::sends(&pool, "chat"),
         HeldClient::sends_with(&pool, "chat", &asks),

@@ -268,6 +268,8 @@ impl ManagedPool {
         } = claim;
         self.queues.claimed(&ticket, &entry, now);
         self.watch(&mut picked.hold, Some(ticket.number));
+        // The load was published with the claim. The placement and the probe are news since.
+        self.ledger.changes += 1;
         self.record(plan, picked, request, now)
     }
 

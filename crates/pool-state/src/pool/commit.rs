@@ -145,8 +145,6 @@ impl ManagedPool {
             request.prompt_tokens,
             plan.matched_tokens(request),
         );
-        // Of a claim, the load was published before. The rest is due now.
-        self.ledger.changes += 1;
         self.discard(plan);
         picked
     }
