@@ -35,7 +35,7 @@ pub use prompt_sink::{PromptPiece, PromptPieces, PromptSection, PromptSink};
 /// are shorter by far; a body with a longer one is read when it is whole.
 const KEPT_BYTES_MAX: usize = 16_384;
 
-/// The fields of a request body that decide where the request goes, and those that are passed on.
+/// The fields of a request body that routing and accounting read.
 #[derive(Clone, Debug)]
 pub struct ParsedRequest<P> {
     /// The requested model, unescaped; empty only where the API does not need one.
