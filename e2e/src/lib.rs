@@ -1,7 +1,7 @@
 //! Code that only the e2e tests need; everything else is in `testbed`.
 
 pub mod explain;
-pub mod held_requests;
 pub mod ledger_metrics;
 pub mod manifests;
+pub mod queued_requests;
 pub mod slo;

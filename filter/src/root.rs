@@ -64,12 +64,12 @@ fn retry(due: Vec<Rc<dyn ParkedRequest>>) {
 const RELEASES_MAX: usize = 256;
 
 /// Resumes the held requests that may have room now.
-pub(crate) fn release_held<H: Host>(vm: &RefCell<VmState<H>>) {
+pub(crate) fn release_queued<H: Host>(vm: &RefCell<VmState<H>>) {
     if !vm.borrow_mut().begin_release() {
         return;
     }
     for _ in 0..RELEASES_MAX {
-        let next = vm.borrow_mut().next_held();
+        let next = vm.borrow_mut().next_queued();
         let Some(request) = next else { break };
         request.retry();
     }
@@ -88,7 +88,7 @@ impl<H: Host> Context for FilterRoot<H> {
             .borrow_mut()
             .on_stream_message(self.id, stream, size);
         retry(due);
-        release_held(&self.vm);
+        release_queued(&self.vm);
     }
 
     fn on_grpc_stream_close(&mut self, stream: u32, code: u32) {
@@ -107,7 +107,7 @@ impl<H: Host> Context for FilterRoot<H> {
         };
         let due = self.vm.borrow_mut().on_call_response(self.id, call, answer);
         retry(due);
-        release_held(&self.vm);
+        release_queued(&self.vm);
     }
 }
 
@@ -123,13 +123,13 @@ impl<H: Host> RootContext for FilterRoot<H> {
     fn on_tick(&mut self) {
         let due = self.vm.borrow_mut().tick(self.id);
         retry(due);
-        release_held(&self.vm);
+        release_queued(&self.vm);
     }
 
     fn on_queue_ready(&mut self, queue: u32) {
         let due = self.vm.borrow_mut().on_wake(queue);
         retry(due);
-        release_held(&self.vm);
+        release_queued(&self.vm);
     }
 
     fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {

@@ -6,9 +6,9 @@
 //! Background work happens only in the ticks of the newest root context. A temporary VM, which
 //! never ticks, also reads each configuration, and its work would be lost.
 
-mod held_release;
 mod leading;
 pub mod parked_request;
+mod queue_release;
 pub mod replica;
 mod vm_slot;
 
@@ -25,8 +25,8 @@ use crate::metrics::{FilterMetrics, Stat};
 use crate::shared_data::lease::LeaderElection;
 use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
 use crate::state_link::StateLink;
-use held_release::HELD_WAKE;
 use parked_request::ParkedRequest;
+use queue_release::QUEUED_WAKE;
 use replica::PoolReplica;
 use vm_slot::VmSlot;
 
@@ -55,7 +55,7 @@ pub struct VmState<H: Host> {
     epoch: Option<u64>,
     link: StateLink,
     parked: Vec<ParkingEntry>,
-    releasing: HeldRelease,
+    releasing: QueueRelease,
     serves: bool,
     ticks: TickTimer,
 }
@@ -63,7 +63,7 @@ pub struct VmState<H: Host> {
 /// When held requests are resumed. Only a root context may: a call of the proxy about another
 /// stream than the one whose callback runs would change the result of that callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HeldRelease {
+enum QueueRelease {
     /// Nothing is due.
     Idle,
     /// The VM has woken itself.
@@ -112,7 +112,7 @@ impl<H: Host> VmState<H> {
             epoch: None,
             link: StateLink::default(),
             parked: Vec::new(),
-            releasing: HeldRelease::Idle,
+            releasing: QueueRelease::Idle,
             serves: false,
             ticks: TickTimer::default(),
         }
@@ -254,9 +254,9 @@ impl<H: Host> VmState<H> {
     pub fn begin_release(&mut self) -> bool {
         let due = self.is_release_due();
         self.releasing = if due {
-            HeldRelease::Running
+            QueueRelease::Running
         } else {
-            HeldRelease::Idle
+            QueueRelease::Idle
         };
         due
     }
@@ -268,16 +268,16 @@ impl<H: Host> VmState<H> {
     }
 
     /// Returns the next held request to resume.
-    pub fn next_held(&mut self) -> Option<Rc<dyn ParkedRequest>> {
+    pub fn next_queued(&mut self) -> Option<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         self.replicas
             .iter()
-            .find_map(|replica| self.next_held_of(&mut replica.borrow_mut(), now))
+            .find_map(|replica| self.next_queued_of(&mut replica.borrow_mut(), now))
     }
 
     /// Ends to resume held requests. Requests that are still due wait for a wake-up.
     pub fn end_release(&mut self) {
-        self.releasing = HeldRelease::Idle;
+        self.releasing = QueueRelease::Idle;
         if self.is_release_due() {
             self.wake_self();
         }
@@ -331,7 +331,7 @@ impl<H: Host> VmState<H> {
         let holding: Vec<_> = self
             .replicas
             .iter()
-            .filter(|replica| replica.borrow().pool.queues().held() > 0)
+            .filter(|replica| replica.borrow().pool.queues().queued() > 0)
             .collect();
         for replica in holding.iter().filter(|_| self.epoch.is_none()) {
             self.receive_loads(&mut replica.borrow_mut(), now, SharingOccasion::Pick);
@@ -371,7 +371,7 @@ impl<H: Host> VmState<H> {
                 Some((replica, (ask, left))) => {
                     self.on_ask(&mut replica.borrow_mut(), ask, left, now);
                 }
-                None if message == HELD_WAKE => {}
+                None if message == QUEUED_WAKE => {}
                 None => self.refresh(),
             }
         }
@@ -394,7 +394,7 @@ impl<H: Host> VmState<H> {
         };
         // A pool that still holds requests stays until they are answered.
         self.replicas
-            .retain(|r| named(&r.borrow().name) || r.borrow().pool.queues().held() > 0);
+            .retain(|r| named(&r.borrow().name) || r.borrow().pool.queues().queued() > 0);
         for pool in self.roots.iter().flat_map(|root| &root.config.pools) {
             if !self.replicas.iter().any(|r| *r.borrow().name == *pool.name) {
                 self.replicas.push(Rc::new(RefCell::new(PoolReplica::new(

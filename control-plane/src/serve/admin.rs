@@ -268,7 +268,7 @@ async fn running(State(ShownState { shared, .. }): State<ShownState>) -> Json<Va
 
 /// The request that [`queues`] looks for, by its id.
 #[derive(serde::Deserialize)]
-struct HeldQuery {
+struct QueuedQuery {
     request: Option<String>,
 }
 
@@ -276,7 +276,7 @@ struct HeldQuery {
 /// `?request=ID` also why that request waits, if it is among those that have waited longest.
 async fn queues(
     State(ShownState { shared, .. }): State<ShownState>,
-    Query(query): Query<HeldQuery>,
+    Query(query): Query<QueuedQuery>,
 ) -> Json<Value> {
     let pools = shared.pools.views.borrow().clone();
     let now = Instant::now();
@@ -290,16 +290,16 @@ async fn queues(
     });
     let mut page = json!({ "queues": bands.collect::<Vec<_>>() });
     if let Some(id) = query.request {
-        let found = pools
-            .iter()
-            .flat_map(|view| held_rows(view, &shared.reports.totals(&view.name, now).running, &id));
+        let found = pools.iter().flat_map(|view| {
+            queued_rows(view, &shared.reports.totals(&view.name, now).running, &id)
+        });
         page["requests"] = found.collect();
     }
     Json(page)
 }
 
 /// The held requests of this id, as the VMs reported them.
-fn held_rows(view: &PoolView, running: &[Box<str>], id: &str) -> Vec<Value> {
+fn queued_rows(view: &PoolView, running: &[Box<str>], id: &str) -> Vec<Value> {
     let rows = running
         .iter()
         .filter_map(|text| serde_json::from_str::<Vec<Value>>(text).ok())

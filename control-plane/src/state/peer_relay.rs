@@ -15,7 +15,7 @@ use std::time::Duration;
 use exchange::Timestamp;
 use pool_state::{LoadReportHead, LoadReportSum, PeerLoadReport};
 use proto::{PLACEMENTS_BYTES_MAX, SHARE_EXPIRY_MS, backlog, placements, state};
-use scheduler::flow::BandHeld;
+use scheduler::flow::QueuedInBand;
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 use tokio::time::Instant;
 
@@ -90,7 +90,7 @@ struct RelayProcess {
     origin: Origin,
     row: PeerLoadReport,
     /// The requests that its flow control holds.
-    backlog: Vec<BandHeld>,
+    backlog: Vec<QueuedInBand>,
     received_at: Instant,
     /// The stamp of the last report that had one; 0 if none had.
     stamp: u64,

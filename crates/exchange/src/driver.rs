@@ -236,7 +236,7 @@ impl<H: RequestHost> RequestDriver<H> {
             return FilterStatus::Hold;
         }
         if matches!(self.exchange.phase, ExchangePhase::Queued(..)) {
-            if self.decide_held(host, now) == FilterStatus::Hold {
+            if self.decide_queued(host, now) == FilterStatus::Hold {
                 return FilterStatus::Hold;
             }
         } else if matches!(self.exchange.phase, ExchangePhase::Parked) {
@@ -269,7 +269,7 @@ impl<H: RequestHost> RequestDriver<H> {
             (exchange.response_headers(pool, head, now), pool.has_due())
         });
         if due {
-            host.release_held(pool);
+            host.release_queued(pool);
         }
         self.response = step.body;
         host.send_response_headers(step);
@@ -334,7 +334,7 @@ impl<H: RequestHost> RequestDriver<H> {
             (exchange.end(pool, now), pool.has_due())
         });
         if due {
-            host.release_held(&pool);
+            host.release_queued(&pool);
         }
         if let Some(outcome) = outcome {
             host.ended(&outcome);
@@ -376,7 +376,7 @@ impl<H: RequestHost> RequestDriver<H> {
 
     /// Whether the request is held, together with the pieces of its body that come.
     #[must_use]
-    pub fn is_held(&self) -> bool {
+    pub fn holds_request(&self) -> bool {
         matches!(
             self.exchange.phase,
             ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(..)
@@ -471,7 +471,7 @@ impl<H: RequestHost> RequestDriver<H> {
             pool.has_due()
         });
         if due {
-            host.release_held(pool);
+            host.release_queued(pool);
         }
         if last {
             self.trace_outcome(host, now);

@@ -2,7 +2,7 @@
 //! as a record that can be replayed.
 
 use pool_state::DecisionMaker;
-use pool_state::queues::HeldReason;
+use pool_state::queues::QueuedReason;
 use scheduler::latency::NoPrediction;
 use scheduler::{
     Decision, EndpointIndex, EndpointPrediction, Explanation, LocalState, ProfileExplanation,
@@ -27,7 +27,7 @@ pub(crate) struct DecisionReason {
     /// Names of the request headers to record, if the decision is recorded.
     pub(crate) recorded: Option<Box<str>>,
     /// Why the request was held before, if it was.
-    pub(crate) held: Option<HeldReason>,
+    pub(crate) held: Option<QueuedReason>,
     pub(crate) reasons: Option<String>,
     pub(crate) record: Option<String>,
     /// The ranked endpoints with their costs.
@@ -45,7 +45,7 @@ pub fn reasons(
     snapshot: &Snapshot,
     decision: &Decision,
     explanation: &Explanation,
-    held: Option<&HeldReason>,
+    held: Option<&QueuedReason>,
     endpoints_max: usize,
 ) -> String {
     let none = ProfileExplanation::default();

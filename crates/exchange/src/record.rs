@@ -40,7 +40,7 @@ const RUNNING_MAX: usize = 4;
 const RUNNING_SHOWN_MAX: usize = 64;
 
 /// The most held requests of a pool that [`running`] returns, those that have waited longest.
-const HELD_SHOWN_MAX: usize = 64;
+const QUEUED_SHOWN_MAX: usize = 64;
 
 /// Returns the running requests with an SLO, by endpoint, and those that flow control holds, as
 /// JSON for the debug page. The strictest SLO of an endpoint comes first.
@@ -63,7 +63,7 @@ pub fn running(pool: &ManagedPool) -> String {
                     .array(|w| shown.iter().for_each(|running| running_members(w, running)));
             });
         }
-        for (request, reason) in pool.queues().longest_held(HELD_SHOWN_MAX) {
+        for (request, reason) in pool.queues().longest_queued(QUEUED_SHOWN_MAX) {
             w.object(|w| {
                 w.name("held").string(request);
                 w.name("priority").plain(reason.priority);

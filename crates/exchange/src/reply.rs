@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use pool_state::PickRefusal;
-use pool_state::queues::{FlowOutcome, HeldRefusal};
+use pool_state::queues::{FlowOutcome, QueueRefusal};
 use scheduler::{Decision, ShedReason, UnavailableReason};
 
 use crate::api::ApiFamily;
@@ -64,7 +64,7 @@ pub enum Refusal {
     /// prompts well.
     CrashingPrompt,
     /// The request was held, or would have to be, and is given up.
-    Held(HeldRefusal),
+    Queue(QueueRefusal),
     /// The request ran, and was given up for a more important one.
     GivenUp {
         /// When to try again, in seconds.
@@ -92,7 +92,7 @@ impl From<PickRefusal> for Refusal {
             PickRefusal::NoState => Self::NoState,
             PickRefusal::CrashingPrompt => Self::CrashingPrompt,
             PickRefusal::UnknownModel(model) => Self::UnknownModel(model),
-            PickRefusal::Held(why) => Self::Held(why),
+            PickRefusal::Queue(why) => Self::Queue(why),
             PickRefusal::Decision(decision) => {
                 Self::from_decision(&decision).unwrap_or(Self::NoState)
             }
@@ -126,7 +126,7 @@ impl Refusal {
             (headers::DROPPED_REASON, row.reason.to_owned()),
         ];
         match self {
-            Self::Held(HeldRefusal { retry_after_s, .. }) | Self::GivenUp { retry_after_s } => {
+            Self::Queue(QueueRefusal { retry_after_s, .. }) | Self::GivenUp { retry_after_s } => {
                 headers.push(("retry-after", retry_after_s.to_string()));
             }
             _ if row.status == 429 => headers.push(("retry-after", RETRY_AFTER_S.to_string())),
@@ -178,7 +178,7 @@ impl Refusal {
             Self::SloMissing => slo_missing_row(),
             Self::Unavailable(why) => unavailable_row(*why),
             Self::Shed(why) => shed_row(*why),
-            Self::Held(HeldRefusal { outcome, .. }) => held_row(*outcome),
+            Self::Queue(QueueRefusal { outcome, .. }) => queued_row(*outcome),
             Self::CrashingPrompt => row(
                 502,
                 "crashing_prompt",
@@ -266,7 +266,7 @@ fn shed_row(why: ShedReason) -> RefusalRow {
 }
 
 /// The row of a request that flow control gave up.
-fn held_row(outcome: FlowOutcome) -> RefusalRow {
+fn queued_row(outcome: FlowOutcome) -> RefusalRow {
     match outcome {
         FlowOutcome::RejectedCapacity => row(
             429,

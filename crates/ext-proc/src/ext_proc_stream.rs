@@ -194,7 +194,7 @@ impl ExtProcStream {
             ..
         }: HttpBody,
     ) {
-        if !self.driver.is_held() {
+        if !self.driver.holds_request() {
             if !self.driver.is_answered() {
                 self.host
                     .forward_body(BodyDirection::Request, body, end_of_stream);
@@ -214,7 +214,7 @@ impl ExtProcStream {
     }
 
     fn request_trailers(&mut self) {
-        if self.driver.is_held() {
+        if self.driver.holds_request() {
             self.host.end_with_trailers();
             self.driver.request_trailers(&mut self.host);
         } else if !self.driver.is_answered() {

@@ -335,7 +335,7 @@ impl ServedPoolState {
 
     /// Records what wakes the stream of a held request.
     pub(super) fn hold(&mut self, number: u64, wakes: &Arc<Notify>) {
-        if self.held.len() > 2 * self.pool.queues().held() + ENDED_STREAMS_MAX {
+        if self.held.len() > 2 * self.pool.queues().queued() + ENDED_STREAMS_MAX {
             self.held.retain(|_, wakes| wakes.strong_count() > 0);
         }
         self.held.insert(number, Arc::downgrade(wakes));

@@ -22,14 +22,14 @@ mod shared;
 
 pub use arrival::{DEFAULT_FLOW, FlowArrival};
 pub(crate) use arrival::{Waiting, short_id};
-pub use counters::{BandCounters, FLOW_OUTCOMES, FlowOutcome, HeldReason};
+pub use counters::{BandCounters, FLOW_OUTCOMES, FlowOutcome, QueuedReason};
 pub use room::FlowCharge;
 pub(crate) use room::SentFlow;
 
 use std::collections::VecDeque;
 
 pub use band::FlowRef;
-use band::{BandQueue, HeldEntry};
+use band::{BandQueue, QueuedEntry};
 use other_vms::SharedQueues;
 use outside::OutsideQueues;
 use pass::ReleasePass;
@@ -52,9 +52,9 @@ const RETRY_AFTER_S_MAX: u32 = 120;
 pub struct FlowQueues {
     /// The highest priority first.
     bands: Vec<BandQueue>,
-    held: usize,
+    queued: usize,
     bytes: u64,
-    /// The number of the last request that was held.
+    /// The number of the last request that was queued.
     last: u64,
     pass: ReleasePass,
     /// What other VMs of the process hold.
@@ -64,8 +64,8 @@ pub struct FlowQueues {
     /// Running requests that may be given up.
     revocations: Revocations,
     /// Requests to refuse, until their hosts take the refusal.
-    leaving: Vec<(u64, HeldRefusal)>,
-    /// The numbers in `leaving`, of held requests to check, and of requests to give up, that no
+    leaving: Vec<(u64, QueueRefusal)>,
+    /// The numbers in `leaving`, of queued requests to check, and of requests to give up, that no
     /// host has received yet.
     to_resume: VecDeque<u64>,
     /// Requests sent, decayed until this moment.
@@ -75,8 +75,8 @@ pub struct FlowQueues {
 
 /// The place of a request in the queues.
 #[derive(Debug)]
-#[must_use = "a held request that is not resumed or dropped stays counted"]
-pub struct HeldTicket {
+#[must_use = "a queued request that is not resumed or dropped stays counted"]
+pub struct QueuedTicket {
     /// The number by which its host finds the stream.
     pub number: u64,
     flow: FlowRef,
@@ -85,17 +85,17 @@ pub struct HeldTicket {
     pub(crate) is_first: bool,
 }
 
-/// Why a request that was held, or would have to be, is refused.
+/// Why a request that was queued, or would have to be, is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeldRefusal {
+pub struct QueueRefusal {
     pub outcome: FlowOutcome,
     /// When to try again, in seconds.
     pub retry_after_s: u32,
 }
 
-// === impl HeldTicket ===
+// === impl QueuedTicket ===
 
-impl HeldTicket {
+impl QueuedTicket {
     pub(crate) fn priority(&self) -> i32 {
         self.flow.priority
     }
@@ -109,19 +109,19 @@ impl HeldTicket {
 // === impl FlowQueues ===
 
 impl FlowQueues {
-    /// The number of requests held.
+    /// The number of requests queued.
     #[must_use]
-    pub fn held(&self) -> usize {
-        self.held
+    pub fn queued(&self) -> usize {
+        self.queued
     }
 
-    /// Whether nothing is held or waits for its refusal.
+    /// Whether nothing is queued or waits for its refusal.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.held == 0 && self.leaving.is_empty() && self.revocations.is_empty()
+        self.queued == 0 && self.leaving.is_empty() && self.revocations.is_empty()
     }
 
-    /// The bytes of the requests held.
+    /// The bytes of the requests queued.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -139,7 +139,7 @@ impl FlowQueues {
         let is_due = if self.is_shared() {
             self.shared.is_due()
         } else {
-            self.held > 0 && self.pass.is_due()
+            self.queued > 0 && self.pass.is_due()
         };
         !self.to_resume.is_empty() || is_due || self.revocations.has_asks()
     }
@@ -149,7 +149,7 @@ impl FlowQueues {
     pub fn room_changed(&mut self) {
         if self.is_shared() {
             self.shared.round.room_changed();
-        } else if self.held > 0 {
+        } else if self.queued > 0 {
             self.pass.begin();
         } else {
             self.shared.room_unclaimed = true;
@@ -159,7 +159,7 @@ impl FlowQueues {
     /// A request at the endpoint has made room: like [`Self::room_changed`], if any request fits
     /// there. The owner of the loads looks at [`Self::freed`].
     pub(crate) fn room_freed(&mut self, endpoint: EndpointRef) {
-        if !self.any_held() || !self.pass.add_freed(endpoint) {
+        if !self.any_queued() || !self.pass.add_freed(endpoint) {
             self.room_changed();
         }
     }
@@ -193,14 +193,14 @@ impl FlowQueues {
             && self
                 .bands
                 .iter()
-                .any(|band| band.priority > priority && band.held > 0);
+                .any(|band| band.priority > priority && band.queued > 0);
         let band = self.band_mut(priority);
         band.seen = now;
-        band.held == 0 && !higher_first
+        band.queued == 0 && !higher_first
     }
 
     /// Puts a request that left its band among those to refuse.
-    fn leaves(&mut self, priority: i32, entry: &HeldEntry, outcome: FlowOutcome, now: Timestamp) {
+    fn leaves(&mut self, priority: i32, entry: &QueuedEntry, outcome: FlowOutcome, now: Timestamp) {
         let refusal = self.refusal(outcome, priority);
         self.count_end(priority, entry, outcome, now);
         self.leaving.push((entry.number, refusal));
@@ -211,11 +211,11 @@ impl FlowQueues {
     fn count_end(
         &mut self,
         priority: i32,
-        entry: &HeldEntry,
+        entry: &QueuedEntry,
         outcome: FlowOutcome,
         now: Timestamp,
     ) {
-        self.held = self.held.saturating_sub(1);
+        self.queued = self.queued.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(entry.bytes);
         self.band_mut(priority)
             .counters
@@ -226,7 +226,7 @@ impl FlowQueues {
     }
 
     /// Takes the refusal of a request that the limits or its TTL ended.
-    pub(crate) fn take_refusal(&mut self, number: u64) -> Option<HeldRefusal> {
+    pub(crate) fn take_refusal(&mut self, number: u64) -> Option<QueueRefusal> {
         let at = self
             .leaving
             .iter()
@@ -237,7 +237,7 @@ impl FlowQueues {
 
     /// Removes a request that is sent, or that its client or the pool gave up. Does nothing if it
     /// was removed before.
-    pub(crate) fn remove(&mut self, ticket: &HeldTicket, outcome: FlowOutcome, now: Timestamp) {
+    pub(crate) fn remove(&mut self, ticket: &QueuedTicket, outcome: FlowOutcome, now: Timestamp) {
         if self.take_refusal(ticket.number).is_some() {
             return;
         }
@@ -250,9 +250,9 @@ impl FlowQueues {
         }
     }
 
-    /// Why the request is held; `None` if it is not.
+    /// Why the request is queued; `None` if it is not.
     #[must_use]
-    pub fn reason(&self, ticket: &HeldTicket, now: Timestamp) -> Option<HeldReason> {
+    pub fn reason(&self, ticket: &QueuedTicket, now: Timestamp) -> Option<QueuedReason> {
         let band = self
             .bands
             .iter()
@@ -265,14 +265,14 @@ impl FlowQueues {
 
     /// The requests that have waited longest, with their ids, as of the last tick.
     #[must_use]
-    pub fn longest_held(&self, most: usize) -> Vec<(&str, HeldReason)> {
+    pub fn longest_queued(&self, most: usize) -> Vec<(&str, QueuedReason)> {
         let entries = self.bands.iter().flat_map(|band| {
             band.flows()
                 .iter()
-                .flat_map(|flow| &flow.held)
+                .flat_map(|flow| &flow.queued)
                 .map(|entry| (band.priority, entry))
         });
-        let mut longest: Vec<(i32, &HeldEntry)> = Vec::new();
+        let mut longest: Vec<(i32, &QueuedEntry)> = Vec::new();
         for (priority, entry) in entries {
             let at = longest.partition_point(|(_, other)| other.since <= entry.since);
             if at < most {
@@ -294,7 +294,7 @@ impl FlowQueues {
         self.pass.next(&self.bands, control, now)
     }
 
-    /// The next request to refuse, where nothing is held any more.
+    /// The next request to refuse, where nothing is queued any more.
     pub(crate) fn next_to_resume(&mut self) -> Option<u64> {
         self.to_resume.pop_front()
     }
@@ -313,7 +313,7 @@ impl FlowQueues {
     /// now.
     pub(crate) fn found_full(
         &mut self,
-        ticket: &HeldTicket,
+        ticket: &QueuedTicket,
         endpoint: Option<EndpointRef>,
         now: Timestamp,
     ) {
@@ -358,17 +358,17 @@ impl FlowQueues {
         for entry in self
             .bands
             .iter_mut()
-            .flat_map(BandQueue::held_mut)
+            .flat_map(BandQueue::queued_mut)
             .filter(|entry| entry.to_check)
         {
             self.to_resume.push_back(entry.number);
         }
     }
 
-    /// The pool has changed: each held request is resumed once, to be refused if waiting cannot
+    /// The pool has changed: each queued request is resumed once, to be refused if waiting cannot
     /// help it any more.
     pub(crate) fn check_all(&mut self) {
-        for entry in self.bands.iter_mut().flat_map(BandQueue::held_mut) {
+        for entry in self.bands.iter_mut().flat_map(BandQueue::queued_mut) {
             if !std::mem::replace(&mut entry.to_check, true) {
                 self.to_resume.push_back(entry.number);
             }
@@ -376,7 +376,7 @@ impl FlowQueues {
     }
 
     /// Whether the request was resumed to be checked.
-    pub(crate) fn take_to_check(&mut self, ticket: &HeldTicket) -> bool {
+    pub(crate) fn take_to_check(&mut self, ticket: &QueuedTicket) -> bool {
         let entry = self.band_mut(ticket.flow.priority).entry_mut(
             ticket.flow.at,
             ticket.key,
@@ -399,14 +399,14 @@ impl FlowQueues {
     }
 
     /// The refusal of a request, with the time after which those before it have been sent.
-    pub(crate) fn refusal(&self, outcome: FlowOutcome, priority: i32) -> HeldRefusal {
+    pub(crate) fn refusal(&self, outcome: FlowOutcome, priority: i32) -> QueueRefusal {
         let before: usize = self
             .bands
             .iter()
             .filter(|band| band.priority >= priority)
-            .map(|band| band.held)
+            .map(|band| band.queued)
             .sum();
-        let before = before as u64 + self.shared.held_from(priority);
+        let before = before as u64 + self.shared.queued_from(priority);
         let rate = self.sent.0 / RATE_MS * 1_000.0;
         let seconds = (before as f64 / rate.max(f64::MIN_POSITIVE)).ceil();
         #[expect(
@@ -415,7 +415,7 @@ impl FlowQueues {
             reason = "clamped"
         )]
         let retry_after_s = seconds.clamp(1.0, f64::from(RETRY_AFTER_S_MAX)) as u32;
-        HeldRefusal {
+        QueueRefusal {
             outcome,
             retry_after_s,
         }

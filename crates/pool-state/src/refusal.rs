@@ -2,7 +2,7 @@
 
 use scheduler::{Decision, UnavailableReason};
 
-use crate::queues::HeldRefusal;
+use crate::queues::QueueRefusal;
 
 /// Why [`crate::Pool`] refuses a request. The host turns it into a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum PickRefusal {
     /// No object of the pool names this model.
     UnknownModel(Box<str>),
     /// The request was held, or would have to be, and is given up.
-    Held(HeldRefusal),
+    Queue(QueueRefusal),
     /// The scheduler decided not to route the request.
     Decision(Decision),
 }

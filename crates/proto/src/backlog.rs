@@ -5,7 +5,7 @@
 //!  priority | requests      one word each, for each band
 //! ```
 
-use scheduler::flow::BandHeld;
+use scheduler::flow::QueuedInBand;
 
 use crate::words::{self, pair, unpair};
 
@@ -17,7 +17,7 @@ const REQUESTS_MAX: u64 = 1_000_000;
 
 /// The bytes of a backlog. Bands without requests are left out.
 #[must_use]
-pub fn write(bands: &[BandHeld]) -> Vec<u8> {
+pub fn write(bands: &[QueuedInBand]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for band in bands.iter().filter(|band| band.requests > 0) {
         words::append(
@@ -30,11 +30,11 @@ pub fn write(bands: &[BandHeld]) -> Vec<u8> {
 
 /// Reads a backlog, up to the first incomplete band.
 #[must_use]
-pub fn read(mut bytes: &[u8]) -> Vec<BandHeld> {
+pub fn read(mut bytes: &[u8]) -> Vec<QueuedInBand> {
     let band = || {
         let ([priority, requests], rest) = words::split(bytes)?;
         bytes = rest;
-        Some(BandHeld {
+        Some(QueuedInBand {
             priority: unpair(priority).0.cast_signed(),
             requests: requests.min(REQUESTS_MAX),
             bytes: 0,
@@ -44,7 +44,7 @@ pub fn read(mut bytes: &[u8]) -> Vec<BandHeld> {
 }
 
 /// Adds the requests of `more` to those of `sum`.
-pub fn add(sum: &mut Vec<BandHeld>, more: &[BandHeld]) {
+pub fn add(sum: &mut Vec<QueuedInBand>, more: &[QueuedInBand]) {
     for band in more {
         match sum.iter_mut().find(|known| known.priority == band.priority) {
             Some(known) => known.requests = known.requests.saturating_add(band.requests),
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_backlog_is_read_back_and_bounded() {
-        let band = |priority, requests| BandHeld {
+        let band = |priority, requests| QueuedInBand {
             priority,
             requests,
             bytes: 0,

@@ -9,7 +9,7 @@ pub(crate) use control::{PLUGIN, Policies};
 
 mod order;
 pub use order::{
-    BandHeld, BandService, FullEndpoint, HeldTag, OrderRow, OrderStep, SharedOrder,
+    BandService, FullEndpoint, OrderRow, OrderStep, QueuedInBand, QueuedTag, SharedOrder,
     TRIES_AT_ENDPOINT,
 };
 
@@ -57,7 +57,7 @@ pub struct BandAccount {
 
 /// A request that waits, as ordering policies see it.
 #[derive(Clone, Copy, Debug)]
-pub struct HeldFacts {
+pub struct QueuedFacts {
     /// When the request arrived.
     pub arrived: Timestamp,
     /// When it is given up.
@@ -146,7 +146,7 @@ pub trait FairnessPolicy: PluginDebug + Send + Sync {
 /// Orders the requests of a flow.
 pub trait OrderingPolicy: PluginDebug + Send + Sync {
     /// The key of a request: the lowest goes first; among equals, the one that arrived first.
-    fn key(&self, request: &HeldFacts) -> u64;
+    fn key(&self, request: &QueuedFacts) -> u64;
 }
 
 /// Says how much of the pool a band may fill.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use e2e::held_requests::{self, SEATS};
+use e2e::queued_requests::{self, SEATS};
 use http::Request;
 use testbed::client::{self, ClientReply};
 use testbed::stack::{PickerMode, Stack};
@@ -36,7 +36,7 @@ fn ask(
 ) -> Result<JoinHandle<Result<(ClientReply, usize)>>> {
     let address = stack.address();
     let turns = Arc::clone(turns);
-    let request = held_requests::request(objective, TOKENS)?;
+    let request = queued_requests::request(objective, TOKENS)?;
     Ok(tokio::spawn(async move {
         let reply = client::send(address, request).await?;
         Ok((reply, turns.fetch_add(1, Ordering::Relaxed)))
@@ -44,7 +44,7 @@ fn ask(
 }
 
 async fn stack(front: PickerMode, folder: &std::path::Path) -> Result<Stack> {
-    held_requests::builder(front, folder, &held_requests::slow_engine())?
+    queued_requests::builder(front, folder, &queued_requests::slow_engine())?
         .start()
         .await
 }
@@ -52,9 +52,9 @@ async fn stack(front: PickerMode, folder: &std::path::Path) -> Result<Stack> {
 /// The output tokens of a request that is held for long enough to be seen on the daemon's page.
 const LONG: u32 = 400;
 
-async fn until_held(stack: &Stack, enough: impl Fn(u64) -> bool) -> Result<()> {
+async fn until_queued(stack: &Stack, enough: impl Fn(u64) -> bool) -> Result<()> {
     let held = || async {
-        held_requests::held(stack)
+        queued_requests::held(stack)
             .await
             .filter(|held| enough(*held))
             .map(|_| ())
@@ -100,9 +100,9 @@ async fn chat_passes_a_batch_wave_and_nothing_is_lost_without_the_daemon() -> Re
     );
     stack.daemon()?.start_again()?;
     let counted = || async {
-        let ended = |outcome| held_requests::ended(&stack, outcome);
+        let ended = |outcome| queued_requests::ended(&stack, outcome);
         let found = (
-            held_requests::held(&stack).await?,
+            queued_requests::held(&stack).await?,
             ended("Dispatched").await?,
             ended("EvictedContextCancelled").await?,
         );
@@ -129,7 +129,7 @@ async fn chat_passes_a_batch_wave_through_the_ext_proc_server() -> Result<()> {
     let wave = (0..WAVE)
         .map(|_| ask(&stack, "batch", &turns))
         .collect::<Result<Vec<_>>>()?;
-    until_held(&stack, |held| held > 2).await?;
+    until_queued(&stack, |held| held > 2).await?;
     let (reply, turn) = ask(&stack, "chat", &turns)?.await??;
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert!(
@@ -140,7 +140,7 @@ async fn chat_passes_a_batch_wave_through_the_ext_proc_server() -> Result<()> {
         let (reply, _) = request.await??;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
-    until_held(&stack, |held| held == 0).await
+    until_queued(&stack, |held| held == 0).await
 }
 
 /// First a pool that scales from zero loses its endpoint and gets it back, then flow control is
@@ -149,22 +149,22 @@ async fn chat_passes_a_batch_wave_through_the_ext_proc_server() -> Result<()> {
 async fn held_requests_survive_an_empty_pool_and_are_answered_when_flow_control_ends() -> Result<()>
 {
     let folder = tempfile::tempdir()?;
-    let builder = held_requests::builder(
+    let builder = queued_requests::builder(
         PickerMode::Filter,
         folder.path(),
-        &held_requests::slow_engine(),
+        &queued_requests::slow_engine(),
     )?;
-    let picker = held_requests::picker(Some(SEATS)) + "  noEndpointRequestTTL: 120s\n";
+    let picker = queued_requests::picker(Some(SEATS)) + "  noEndpointRequestTTL: 120s\n";
     std::fs::write(folder.path().join("picker.yaml"), picker)?;
     let mut stack = builder.start().await?;
-    let wave = held_requests::send(&stack, 6, "batch", LONG)?;
-    until_held(&stack, |held| held == 4).await?;
-    let rows = held_requests::queues(&stack).await.ok_or("no queues")?;
+    let wave = queued_requests::send(&stack, 6, "batch", LONG)?;
+    until_queued(&stack, |held| held == 4).await?;
+    let rows = queued_requests::queues(&stack).await.ok_or("no queues")?;
     let waits = rows
         .iter()
         .any(|row| row["priority"] == -10 && row["oldest"]["full"].is_string());
     assert!(waits, "the page says which endpoint has no room: {rows:?}");
-    let request = held_requests::request("batch", LONG)?;
+    let request = queued_requests::request("batch", LONG)?;
     let (mut head, body) = request.into_parts();
     head.headers.insert("x-request-id", "find-me".parse()?);
     let asked = tokio::spawn(client::send(
@@ -197,16 +197,16 @@ async fn held_requests_survive_an_empty_pool_and_are_answered_when_flow_control_
             .map(|_| ())
     };
     wait_for(LIMIT, "the daemon to have no endpoint", empty).await?;
-    let later = held_requests::send(&stack, 1, "chat", TOKENS)?;
-    until_held(&stack, |held| held > 1).await?;
+    let later = queued_requests::send(&stack, 1, "chat", TOKENS)?;
+    until_queued(&stack, |held| held > 1).await?;
     stack.set_pool(&[0])?;
     for request in wave.into_iter().chain(later) {
         let reply = request.await??;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
-    let wave = held_requests::send(&stack, 6, "batch", LONG)?;
-    until_held(&stack, |held| held == 4).await?;
-    held_requests::replace(folder.path(), None)?;
+    let wave = queued_requests::send(&stack, 6, "batch", LONG)?;
+    until_queued(&stack, |held| held == 4).await?;
+    queued_requests::replace(folder.path(), None)?;
     let mut served = 0;
     let mut refused = 0;
     for request in wave {

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use e2e::held_requests::{self, SEATS};
 use e2e::ledger_metrics::note;
+use e2e::queued_requests::{self, SEATS};
 use http::Request;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -23,9 +23,9 @@ const WAVE: usize = 8;
 /// The output tokens of a request, which take the engine for long enough to see what is held.
 const TOKENS: u32 = 400;
 
-async fn until_held(stack: &Stack, enough: impl Fn(u64) -> bool) -> Result<()> {
+async fn until_queued(stack: &Stack, enough: impl Fn(u64) -> bool) -> Result<()> {
     let held = || async {
-        held_requests::held(stack)
+        queued_requests::held(stack)
             .await
             .filter(|held| enough(*held))
             .map(|_| ())
@@ -44,14 +44,14 @@ async fn all_served(requests: Vec<JoinHandle<Result<ClientReply>>>) -> Result<()
 #[tokio::test]
 async fn a_proxy_that_drains_serves_what_it_holds() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let builder = held_requests::builder(
+    let builder = queued_requests::builder(
         PickerMode::Filter,
         folder.path(),
-        &held_requests::slow_engine(),
+        &queued_requests::slow_engine(),
     )?;
     let mut stack = builder.start_script(30).start().await?;
-    let wave = held_requests::send(&stack, WAVE, "batch", TOKENS)?;
-    until_held(&stack, |held| held > 2).await?;
+    let wave = queued_requests::send(&stack, WAVE, "batch", TOKENS)?;
+    until_queued(&stack, |held| held > 2).await?;
     stack.envoy.process().signal(Signal::TERM)?;
     all_served(wave).await?;
     let status = stack.envoy.process().wait(LIMIT).await?;
@@ -74,18 +74,18 @@ async fn a_hot_restart_serves_what_the_old_process_holds() -> Result<()> {
     };
     let first = arguments("0");
     let first: Vec<&str> = first.iter().map(String::as_str).collect();
-    let builder = held_requests::builder(
+    let builder = queued_requests::builder(
         PickerMode::Filter,
         folder.path(),
-        &held_requests::slow_engine(),
+        &queued_requests::slow_engine(),
     )?;
     let mut stack = builder
         .hot_restart()
         .envoy_arguments(&first)
         .start()
         .await?;
-    let wave = held_requests::send(&stack, WAVE, "batch", TOKENS)?;
-    until_held(&stack, |held| held > 2).await?;
+    let wave = queued_requests::send(&stack, WAVE, "batch", TOKENS)?;
+    until_queued(&stack, |held| held > 2).await?;
     let options = EnvoyOptions {
         concurrency: 1,
         arguments: arguments("1"),
@@ -104,7 +104,7 @@ async fn a_hot_restart_serves_what_the_old_process_holds() -> Result<()> {
     all_served(wave).await?;
     let first = std::mem::replace(&mut stack.envoy, second);
     drop(first); // every request is answered
-    all_served(held_requests::send(&stack, 1, "chat", 1)?).await
+    all_served(queued_requests::send(&stack, 1, "chat", 1)?).await
 }
 
 /// Envoy tells a VM nothing any more that has trapped, so a request that was held there waits until
@@ -112,10 +112,10 @@ async fn a_hot_restart_serves_what_the_old_process_holds() -> Result<()> {
 #[tokio::test]
 async fn what_a_vm_held_that_trapped_is_answered_by_the_idle_timeout() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let builder = held_requests::builder(
+    let builder = queued_requests::builder(
         PickerMode::Filter,
         folder.path(),
-        &held_requests::slow_engine(),
+        &queued_requests::slow_engine(),
     )?;
     let shorter = |config: &mut Value| {
         let manager = config
@@ -129,8 +129,8 @@ async fn what_a_vm_held_that_trapped_is_answered_by_the_idle_timeout() -> Result
         .envoy_config(shorter)
         .start()
         .await?;
-    let wave = held_requests::send(&stack, WAVE, "batch", TOKENS)?;
-    until_held(&stack, |held| held > 2).await?;
+    let wave = queued_requests::send(&stack, WAVE, "batch", TOKENS)?;
+    until_queued(&stack, |held| held > 2).await?;
     let poison = Request::post("/v1/chat/completions")
         .header(drill::TRAP, "1")
         .body(client::full("{}"))?;
@@ -158,14 +158,14 @@ async fn what_a_vm_held_that_trapped_is_answered_by_the_idle_timeout() -> Result
     );
     let served = || async {
         stack
-            .send(held_requests::request("chat", 1).ok()?)
+            .send(queued_requests::request("chat", 1).ok()?)
             .await
             .ok()
             .filter(|reply| reply.status == 200)
             .map(|_| ())
     };
     wait_for(LIMIT, "the next VM to serve", served).await?;
-    until_held(&stack, |held| held == 0).await
+    until_queued(&stack, |held| held == 0).await
 }
 
 #[tokio::test]
@@ -179,7 +179,7 @@ async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
         chunk_delay_ms: 100,
         ..ModelServerOptions::default()
     };
-    let mut stack = held_requests::builder(PickerMode::Filter, folder.path(), &engine)?
+    let mut stack = queued_requests::builder(PickerMode::Filter, folder.path(), &engine)?
         .start()
         .await?;
     // Two streams fill the engine for longer than the test takes.
@@ -197,19 +197,19 @@ async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
         let client = std::sync::Arc::new(Http2Client::connect(stack.address()).await?);
         for _ in 0..HELD / CONNECTIONS {
             let client = std::sync::Arc::clone(&client);
-            let request = held_requests::request("batch", 1)?;
+            let request = queued_requests::request("batch", 1)?;
             requests.push(tokio::spawn(async move {
                 ClientReply::read(client.start_within(request, LIMIT).await?).await
             }));
         }
     }
-    until_held(&stack, |held| held == HELD as u64).await?;
+    until_queued(&stack, |held| held == HELD as u64).await?;
     let each = (stack.envoy.process().memory_bytes()?.saturating_sub(before)) / HELD as u64;
-    held_requests::replace(folder.path(), Some(500))?;
+    queued_requests::replace(folder.path(), Some(500))?;
     all_served(requests).await?;
     drop(streams);
-    until_held(&stack, |held| held == 0).await?;
-    let dispatched = held_requests::ended(&stack, "Dispatched")
+    until_queued(&stack, |held| held == 0).await?;
+    let dispatched = queued_requests::ended(&stack, "Dispatched")
         .await
         .ok_or("no queues")?;
     assert_eq!(dispatched, HELD as u64 + u64::from(SEATS));

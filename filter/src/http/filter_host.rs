@@ -214,7 +214,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
             self.vm
                 .borrow()
                 .look_at_freed(&mut replica.borrow_mut(), now);
-            self.release_held(replica);
+            self.release_queued(replica);
         }
     }
 
@@ -226,7 +226,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
         self.vm.borrow().claim(&mut replica.borrow_mut(), now)
     }
 
-    fn release_held(&mut self, replica: &Self::Pool) {
+    fn release_queued(&mut self, replica: &Self::Pool) {
         // Freed room that is still to be looked at waits for the end of the stream, which follows.
         if replica.borrow().pool.queues().is_due() {
             self.vm.borrow_mut().release_soon(&mut replica.borrow_mut());

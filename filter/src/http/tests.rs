@@ -1,9 +1,9 @@
 //! Requests of a client to a proxy in memory.
 
-mod held;
 mod host_calls;
 mod long_bodies;
 mod parked;
+mod queued;
 mod refusing;
 mod traced;
 

@@ -151,7 +151,7 @@ fn model(m: &ModelCounters) -> state::ModelCounters {
 fn band(b: &BandCounters) -> state::BandCounters {
     state::BandCounters {
         priority: b.priority,
-        held: b.held,
+        held: b.queued,
         bytes: b.bytes,
         outcomes: b.outcomes.to_vec(),
         queue_ms: Some(histogram(&b.queue_ms)),

@@ -68,8 +68,8 @@ impl FlowOrder {
         vm: u64,
         now: Timestamp,
     ) -> Vec<u8> {
-        let mut sum = pool.queues().held_by_band();
-        if !pool.queues().any_held() || !self.read(host) {
+        let mut sum = pool.queues().queued_by_band();
+        if !pool.queues().any_queued() || !self.read(host) {
             return Vec::new();
         }
         self.order

@@ -21,7 +21,7 @@ use pool_state::peers::take_peer_report;
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, PeerReport};
 use proto::shared_data::{RemotePeers, RingPosition};
 use proto::{placements, state};
-use scheduler::flow::BandHeld;
+use scheduler::flow::QueuedInBand;
 
 use super::placement_ring::PlacementRingWriter;
 use super::vm_table::VmTable;
@@ -62,7 +62,7 @@ pub struct LoadSharing {
     /// The other proxies together, as the leader reports them.
     outside: PeerVm,
     /// The requests that the other proxies hold, and the key of that value.
-    outside_held: (Vec<BandHeld>, String),
+    outside_held: (Vec<QueuedInBand>, String),
     /// The number of other VMs that pick.
     picking: u64,
     read: ReadTimes,
@@ -145,7 +145,7 @@ impl LoadSharing {
         moment: SharingOccasion,
     ) {
         let changes = pool.changes();
-        let holds = pool.queues().held() > 0;
+        let holds = pool.queues().queued() > 0;
         let must_stay = moment == SharingOccasion::Tick && (holds || !self.own.report.is_idle());
         let is_news = match self.own.changes {
             None => changes > 0 || holds,

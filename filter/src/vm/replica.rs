@@ -50,12 +50,12 @@ pub struct PoolReplica {
     /// Where the leader publishes learned models.
     models: FollowedStore,
     observations: ObservationRings,
-    held: HeldStreams,
+    held: QueuedStreams,
 }
 
 /// The streams that the pool holds, by number. A stream stays here until it ends.
 #[derive(Debug, Default)]
-struct HeldStreams {
+struct QueuedStreams {
     /// In the order of numbers.
     streams: Vec<(u64, Weak<dyn ParkedRequest>)>,
     /// How many there were after the last time that ended ones were removed.
@@ -97,9 +97,9 @@ impl FollowedStore {
     }
 }
 
-// === impl HeldStreams ===
+// === impl QueuedStreams ===
 
-impl HeldStreams {
+impl QueuedStreams {
     fn push(&mut self, number: u64, stream: Weak<dyn ParkedRequest>) {
         if self.streams.len()
             >= self
@@ -139,14 +139,14 @@ impl PoolReplica {
         }
     }
 
-    pub fn held_stream(&self, number: u64) -> Option<Rc<dyn ParkedRequest>> {
+    pub fn queued_stream(&self, number: u64) -> Option<Rc<dyn ParkedRequest>> {
         self.held.get(number)
     }
 
     /// Returns the next held request to resume.
-    pub fn next_held(&mut self, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
+    pub fn next_queued(&mut self, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
         while let Some(number) = self.pool.next_due(now) {
-            if let Some(stream) = self.held_stream(number) {
+            if let Some(stream) = self.queued_stream(number) {
                 return Some(stream);
             }
         }
@@ -168,7 +168,7 @@ impl PoolReplica {
             snapshots: FollowedStore::new(SharedSnapshotStore::new(name)),
             models: FollowedStore::new(SharedSnapshotStore::for_models(name)),
             observations: ObservationRings::default(),
-            held: HeldStreams::default(),
+            held: QueuedStreams::default(),
         }
     }
 

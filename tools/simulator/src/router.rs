@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use pool_state::queues::{FlowArrival, HeldTicket};
+use pool_state::queues::{FlowArrival, QueuedTicket};
 use pool_state::{
     DecideBy, FlowAdmission, LedgerHold, LoadReportHead, ManagedPool, OwnLoadReport,
     PeerLoadReport, Placement, Plan, RecordedPick, TokenUsage,
 };
-use scheduler::flow::BandHeld;
+use scheduler::flow::QueuedInBand;
 use scheduler::in_flight::EndpointLoad;
 use scheduler::prefix::{ENTRIES_DEFAULT, blocks_of};
 use scheduler::{
@@ -29,7 +29,7 @@ pub(crate) struct PolicyRouter {
     /// The last load report of each proxy; of this one it stays empty.
     peers: Vec<PeerLoadReport>,
     /// The requests that each other proxy holds, by band.
-    peers_held: Vec<Vec<BandHeld>>,
+    peers_held: Vec<Vec<QueuedInBand>>,
     /// Whether the next tick is planned.
     ticks: bool,
     /// Whether a change is published when all of this moment has happened.
@@ -41,7 +41,7 @@ pub(crate) struct PolicyRouter {
     /// The memory of a rival policy.
     memory: PolicyMemory,
     /// The requests that flow control holds, with their tickets.
-    held: Vec<(u32, HeldTicket)>,
+    held: Vec<(u32, QueuedTicket)>,
     /// The queue of another router, where its policy has one.
     gate: Option<RequestGate>,
 }
@@ -68,7 +68,7 @@ pub(crate) struct ProxyRequest<'r, 'w> {
 pub(crate) struct ProxyUpdate {
     report: Vec<u8>,
     placements: VecDeque<Placement>,
-    held: Vec<BandHeld>,
+    held: Vec<QueuedInBand>,
     /// When it was published.
     at: f64,
 }
@@ -291,7 +291,7 @@ impl PolicyRouter {
     }
 
     /// The next request that is held and that may have room now.
-    pub(crate) fn next_held(&mut self, now: f64) -> Option<u32> {
+    pub(crate) fn next_queued(&mut self, now: f64) -> Option<u32> {
         if let Some(gate) = &mut self.gate {
             let snapshot = self.pool.snapshot()?;
             let in_flight = self.pool.in_flight();
@@ -326,7 +326,7 @@ impl PolicyRouter {
     ///
     /// # Errors
     /// When the pool gives it up.
-    pub(crate) fn pick_held<'w>(
+    pub(crate) fn pick_queued<'w>(
         &mut self,
         policy: &RoutingPolicy,
         from: ProxyRequest<'_, 'w>,
@@ -433,7 +433,7 @@ impl PolicyRouter {
         ProxyUpdate {
             report,
             placements: self.pool.take_placements(),
-            held: self.pool.queues().held_by_band(),
+            held: self.pool.queues().queued_by_band(),
             at: now,
         }
     }
@@ -457,16 +457,16 @@ impl PolicyRouter {
                 .record_peer_placement(*endpoint, blocks, virtual_time(now));
         }
         if self.pool.flow_control().is_some() {
-            self.hear_of_held(from, update, now);
+            self.receive_queued(from, update, now);
         }
     }
 
     /// Takes over what proxy `from` holds. Other proxies are never idle here.
-    fn hear_of_held(&mut self, from: usize, update: &ProxyUpdate, now: f64) {
+    fn receive_queued(&mut self, from: usize, update: &ProxyUpdate, now: f64) {
         if let Some(held) = self.peers_held.get_mut(from) {
             held.clone_from(&update.held);
         }
-        let mut all: Vec<BandHeld> = Vec::new();
+        let mut all: Vec<QueuedInBand> = Vec::new();
         for held in self.peers_held.iter().flatten() {
             match all.iter_mut().find(|band| band.priority == held.priority) {
                 Some(band) => band.requests += held.requests,

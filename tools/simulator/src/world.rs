@@ -11,7 +11,7 @@
 mod change;
 mod closed;
 mod endpoints;
-mod held;
+mod queued;
 mod room;
 mod scrape;
 mod setting;

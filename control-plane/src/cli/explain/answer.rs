@@ -7,7 +7,7 @@ use exchange::record::ParsedRecord;
 use exchange::{
     Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, ObjectiveHeader, Timestamp,
 };
-use pool_state::queues::HeldReason;
+use pool_state::queues::QueuedReason;
 use proto::LearnedModels;
 use scheduler::flow::FLOW_CONTROL;
 use scheduler::in_flight::EndpointLoad;
@@ -68,7 +68,7 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
                 fresh = FreshRequest::decide(live(false)?, learned.clone(), &totals, question)?;
                 fresh
                     .answer
-                    .insert("held".to_owned(), held_members(view, &held));
+                    .insert("held".to_owned(), queued_members(view, &held));
             }
             fresh.answer
         }
@@ -186,7 +186,7 @@ impl ExplainRequest {
 struct FreshRequest {
     answer: Map<String, Value>,
     /// Why flow control holds it, if it does.
-    held: Option<HeldReason>,
+    held: Option<QueuedReason>,
 }
 
 impl FreshRequest {
@@ -234,7 +234,7 @@ impl FreshRequest {
             question.request.as_bytes(),
             now,
         );
-        let held = exchange.held_reason(&pool, now);
+        let held = exchange.queued_reason(&pool, now);
         let mut answer = exchange.reasons().map_or_else(undecided, members);
         if let ExchangeStep::Reply(reply) = step {
             let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
@@ -265,7 +265,7 @@ fn loads(totals: &CounterTotals) -> impl Iterator<Item = (EndpointRef, EndpointL
 }
 
 /// Why a request is held, in the same form as in the reasons of a request that was held.
-fn held_members(view: &PoolView, held: &HeldReason) -> Value {
+fn queued_members(view: &PoolView, held: &QueuedReason) -> Value {
     let full = held
         .full_at
         .and_then(|full| view.members.iter().find(|member| member.id == full));

@@ -61,7 +61,7 @@ impl BandTotals {
     fn of_local(band: &queues::BandCounters) -> Self {
         let full_at = band.oldest.and_then(|oldest| oldest.full_at);
         Self {
-            held: band.held,
+            held: band.queued,
             bytes: band.bytes,
             oldest_ms: band.oldest.map_or(0, |oldest| oldest.ms),
             full_at: full_at.map(|endpoint| (endpoint.slot.0.into(), endpoint.generation.0)),

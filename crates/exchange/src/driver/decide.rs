@@ -84,7 +84,7 @@ impl<H: RequestHost> RequestDriver<H> {
                     )
                 });
                 if due {
-                    host.release_held(pool);
+                    host.release_queued(pool);
                 }
                 step
             }
@@ -112,7 +112,7 @@ impl<H: RequestHost> RequestDriver<H> {
     }
 
     /// Decides on a held request. Its body was read before; the host needs it only to change it.
-    pub(super) fn decide_held(&mut self, host: &mut H, now: Timestamp) -> FilterStatus {
+    pub(super) fn decide_queued(&mut self, host: &mut H, now: Timestamp) -> FilterStatus {
         let Some(pool) = &self.pool else {
             return FilterStatus::Go;
         };
@@ -139,7 +139,7 @@ impl<H: RequestHost> RequestDriver<H> {
             }
         };
         if due {
-            host.release_held(pool);
+            host.release_queued(pool);
         }
         log_decision(&mut self.exchange, host);
         if let (Some((since, priority)), Some(ExchangeStep::Forward(_) | ExchangeStep::Reply(_))) =
@@ -208,7 +208,7 @@ impl<H: RequestHost> RequestDriver<H> {
             (exchange.give_up(pool, now), pool.has_due())
         });
         if due {
-            host.release_held(pool);
+            host.release_queued(pool);
         }
         let Some((reply, outcome)) = given_up else {
             return false;

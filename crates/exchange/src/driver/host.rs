@@ -148,18 +148,18 @@ pub trait RequestHost {
         None
     }
 
-    /// Holds the request under this number, until [`Self::release_held`] resumes it.
+    /// Holds the request under this number, until [`Self::release_queued`] resumes it.
     fn hold(&mut self, pool: &Self::Pool, number: u64);
 
     /// The request was sent, and may be given up before its first response byte: until then,
-    /// [`Self::release_held`] may resume it under this number, too.
+    /// [`Self::release_queued`] may resume it under this number, too.
     fn watch(&mut self, _pool: &Self::Pool, _number: u64) {}
 
     /// Soon, and outside of this call, asks [`ManagedPool::next_due`] for numbers, and calls
     /// [`resume`](super::RequestDriver::resume) of each request held under one, until there is
     /// none. A host also does so after a tick of the pool and after new state. A number that the
     /// host does not hold is passed over.
-    fn release_held(&mut self, pool: &Self::Pool);
+    fn release_queued(&mut self, pool: &Self::Pool);
 
     /// Claims the room of the pick that was made for a held request just now. A host whose pool
     /// shares its queues with other pools ([`pool_state::queues::FlowQueues::is_shared`]) returns

@@ -1,6 +1,6 @@
 //! How far a request is: the one enum of phases, below every host.
 
-use pool_state::queues::HeldTicket;
+use pool_state::queues::QueuedTicket;
 
 use super::queued_request::QueuedRequest;
 use super::routed_request::RoutedRequest;
@@ -15,7 +15,7 @@ pub(crate) enum ExchangePhase {
     /// Held until the pool has its first state, or the deadline.
     Parked,
     /// Held by flow control until its endpoint has room; the pool's queues count it until then.
-    Queued(HeldTicket, Box<QueuedRequest>),
+    Queued(QueuedTicket, Box<QueuedRequest>),
     /// Sent to a picked endpoint; the in-flight ledger counts it until the end.
     Routed(Box<RoutedRequest>),
     /// Goes on without a pick.

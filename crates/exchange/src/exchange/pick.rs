@@ -1,6 +1,6 @@
 //! The pick of an exchange: at once, or when flow control releases the request.
 
-use pool_state::queues::{FlowArrival, HeldReason, HeldTicket};
+use pool_state::queues::{FlowArrival, QueuedReason, QueuedTicket};
 use pool_state::{Claim, FlowAdmission, ManagedPool, PickRefusal, RecordedPick, Timestamp};
 use scheduler::{Decision, FAIRNESS_ID, REQUEST_ID, Request, UnavailableReason};
 
@@ -47,7 +47,7 @@ pub struct ClaimedRequest {
 )]
 enum AdmittedRequest {
     Sent(RecordedPick),
-    Queued(HeldTicket),
+    Queued(QueuedTicket),
 }
 
 /// Plans a request that arrives, and records its plan, or queues it.
@@ -198,7 +198,7 @@ impl Exchange {
         let held_ms = now.ms_since(queued.since);
         let step = self.send(settings, pool, queued.pending, picked, now);
         if let ExchangePhase::Routed(routed) = &mut self.phase {
-            routed.set_held(held_ms);
+            routed.set_queued(held_ms);
         }
         step
     }
@@ -213,7 +213,7 @@ impl Exchange {
 
     /// Why flow control holds the request; `None` if it does not.
     #[must_use]
-    pub fn held_reason(&self, pool: &ManagedPool, now: Timestamp) -> Option<HeldReason> {
+    pub fn queued_reason(&self, pool: &ManagedPool, now: Timestamp) -> Option<QueuedReason> {
         match &self.phase {
             ExchangePhase::Queued(ticket, _) => pool.queues().reason(ticket, now),
             _ => None,
@@ -222,7 +222,7 @@ impl Exchange {
 
     /// Holds the request. A pick without room is neither explained nor recorded.
     #[inline(never)] // several callers, and the wasm module should be small
-    fn queue(&mut self, ticket: HeldTicket, queued: Box<QueuedRequest>) -> ExchangeStep {
+    fn queue(&mut self, ticket: QueuedTicket, queued: Box<QueuedRequest>) -> ExchangeStep {
         let number = ticket.number;
         self.phase = ExchangePhase::Queued(ticket, queued);
         self.why.reasons = None;

@@ -203,7 +203,7 @@ impl RoutedRequest {
         self
     }
 
-    pub(super) fn set_held(&mut self, ms: u64) {
+    pub(super) fn set_queued(&mut self, ms: u64) {
         self.pick.held_ms = ms;
     }
 

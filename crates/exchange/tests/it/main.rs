@@ -18,7 +18,6 @@ mod captured;
 #[cfg(not(target_arch = "wasm32"))] // reads a folder that the wasm build cannot reach
 mod docs;
 mod golden;
-mod held;
 mod hosts;
 mod json;
 mod memory_host;
@@ -28,6 +27,7 @@ mod pieces;
 mod plans;
 mod policy;
 mod pool;
+mod queued;
 mod record;
 mod release;
 mod responses;

@@ -198,7 +198,7 @@ impl RequestHost for MemoryHost {
     }
 
     /// A test calls [`ManagedPool::next_due`] itself.
-    fn release_held(&mut self, _pool: &Self::Pool) {}
+    fn release_queued(&mut self, _pool: &Self::Pool) {}
 
     fn log_hold(&mut self, ms: u64, priority: i32) {
         self.log

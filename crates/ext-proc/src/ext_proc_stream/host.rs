@@ -259,7 +259,7 @@ impl RequestHost for ExtProcHost {
         pool.lock().hold(number, wakes);
     }
 
-    fn release_held(&mut self, pool: &Arc<ServedPool>) {
+    fn release_queued(&mut self, pool: &Arc<ServedPool>) {
         pool.lock().release_next(self.server.now());
     }
 

@@ -185,7 +185,8 @@ async fn a_request_that_waits_keeps_nothing_once_its_client_has_gone() {
     let mut running = OpenStream::begin(&full, &patient, &[chat(BUFFERED), prompt()]).await;
     while running.next().await.is_some() {}
     assert_eq!(under_way(&full), 1);
-    let held = |server: &Arc<ExtProcServer>| server.pool(None).unwrap().lock().pool.queues().held();
+    let held =
+        |server: &Arc<ExtProcServer>| server.pool(None).unwrap().lock().pool.queues().queued();
     for (why, server, held_before) in [
         ("no room", full, 1),
         ("no state", ExtProcServer::new(&["p".into()]), 0),

@@ -6,7 +6,7 @@ use scheduler::{EndpointRef, Request, Timestamp};
 
 use super::flow::flow_control;
 use super::{LedgerHold, ManagedPool, Plan, RecordedPick};
-use crate::queues::{ClaimedEntry, FlowArrival, FlowOutcome, HeldTicket, SentFlow, Waiting};
+use crate::queues::{ClaimedEntry, FlowArrival, FlowOutcome, QueuedTicket, SentFlow, Waiting};
 use crate::refusal::PickRefusal;
 
 /// The result for a request that arrives.
@@ -21,7 +21,7 @@ pub enum FlowAdmission {
     /// The request was queued, and its endpoint has room.
     Claim(Claim),
     /// The request waits.
-    Wait(HeldTicket),
+    Wait(QueuedTicket),
 }
 
 /// The room of a queued request, which has left its queue: its load counts already. The host
@@ -32,7 +32,7 @@ pub enum FlowAdmission {
 pub struct Claim {
     plan: Plan,
     picked: RecordedPick,
-    ticket: HeldTicket,
+    ticket: QueuedTicket,
     entry: ClaimedEntry,
 }
 
@@ -104,7 +104,7 @@ impl ManagedPool {
         arrival: &FlowArrival<'_>,
         no_room: Option<(EndpointRef, NoRoom)>,
         now: Timestamp,
-    ) -> Result<(HeldTicket, bool), PickRefusal> {
+    ) -> Result<(QueuedTicket, bool), PickRefusal> {
         let cost = FlowCost {
             prompt: f64::from(request.prompt_tokens),
             output: self.expected_output(request),
@@ -119,7 +119,7 @@ impl ManagedPool {
         let queued = self
             .queues
             .hold(control.ok_or(PickRefusal::NoState)?, arrival, waiting, now);
-        let (ticket, is_near) = queued.map_err(PickRefusal::Held)?;
+        let (ticket, is_near) = queued.map_err(PickRefusal::Queue)?;
         match no_room {
             Some((endpoint, NoRoom::Full)) => {
                 self.found_no_room(&ticket, endpoint, NoRoom::Full, now);
@@ -150,9 +150,9 @@ impl ManagedPool {
     }
 
     /// Takes the refusal of a queued request whose wait has ended, so that it need not be planned.
-    pub fn take_refusal(&mut self, ticket: &HeldTicket) -> Option<PickRefusal> {
+    pub fn take_refusal(&mut self, ticket: &QueuedTicket) -> Option<PickRefusal> {
         let refusal = self.queues.take_refusal(ticket.number);
-        refusal.map(PickRefusal::Held)
+        refusal.map(PickRefusal::Queue)
     }
 
     /// Says whether a queued request, with its plan, may go now. While other VMs serve requests
@@ -162,7 +162,7 @@ impl ManagedPool {
     /// Why the request is refused. It is not queued any more.
     pub fn admit_queued(
         &mut self,
-        ticket: HeldTicket,
+        ticket: QueuedTicket,
         planned: Result<Plan, PickRefusal>,
         request: &Request<'_>,
         now: Timestamp,
@@ -200,7 +200,7 @@ impl ManagedPool {
     }
 
     /// A queued request is refused, because waiting cannot help it any more.
-    fn given_up(&mut self, ticket: &HeldTicket, refusal: &PickRefusal, now: Timestamp) {
+    fn given_up(&mut self, ticket: &QueuedTicket, refusal: &PickRefusal, now: Timestamp) {
         let outcome = if refusal.is_without_endpoints() {
             FlowOutcome::EvictedNoEndpoints
         } else {
@@ -213,7 +213,7 @@ impl ManagedPool {
     #[inline(never)] // several callers, and the wasm module should be small
     fn found_no_room(
         &mut self,
-        ticket: &HeldTicket,
+        ticket: &QueuedTicket,
         endpoint: EndpointRef,
         why: NoRoom,
         now: Timestamp,
@@ -229,7 +229,7 @@ impl ManagedPool {
 
     fn claim(
         &mut self,
-        ticket: HeldTicket,
+        ticket: QueuedTicket,
         plan: Plan,
         limits: RoomLimits,
         request: &Request<'_>,
@@ -274,7 +274,7 @@ impl ManagedPool {
     }
 
     /// Another VM was first: the request stays queued.
-    pub fn give_back(&mut self, claim: Claim) -> HeldTicket {
+    pub fn give_back(&mut self, claim: Claim) -> QueuedTicket {
         self.queues.put_back(&claim.ticket, claim.entry);
         self.withdraw(claim.picked);
         self.discard(claim.plan);
@@ -296,7 +296,7 @@ impl ManagedPool {
     /// up for it.
     fn ask_for_room(
         &mut self,
-        ticket: &HeldTicket,
+        ticket: &QueuedTicket,
         endpoint: EndpointRef,
         why: NoRoom,
         now: Timestamp,

@@ -5,7 +5,7 @@ use scheduler::{EndpointRef, LocalState, Timestamp};
 
 use super::endpoints::Endpoints;
 use super::{LedgerHold, ManagedPool};
-use crate::queues::{FlowCharge, FlowOutcome, FlowQueues, FlowTurn, HeldTicket};
+use crate::queues::{FlowCharge, FlowOutcome, FlowQueues, FlowTurn, QueuedTicket};
 
 // === impl ManagedPool ===
 
@@ -150,7 +150,7 @@ impl ManagedPool {
         clippy::needless_pass_by_value,
         reason = "taking the ticket is what rules out a second end"
     )]
-    pub fn drop_queued(&mut self, ticket: HeldTicket, now: Timestamp) {
+    pub fn drop_queued(&mut self, ticket: QueuedTicket, now: Timestamp) {
         self.queues
             .remove(&ticket, FlowOutcome::EvictedContextCancelled, now);
     }

@@ -1,11 +1,11 @@
 //! A request that arrives, and how it is queued.
 
-use scheduler::flow::{FlowControl, FlowCost, HeldFacts};
+use scheduler::flow::{FlowControl, FlowCost, QueuedFacts};
 use scheduler::{EndpointRef, Timestamp, name_hash};
 
-use super::band::HeldEntry;
+use super::band::QueuedEntry;
 use super::pass::LOOK_AHEAD;
-use super::{FlowOutcome, FlowQueues, HeldRefusal, HeldTicket};
+use super::{FlowOutcome, FlowQueues, QueueRefusal, QueuedTicket};
 
 /// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies
 /// make UUIDs of 36 bytes.
@@ -75,7 +75,7 @@ impl FlowQueues {
         arrival: &FlowArrival<'_>,
         waiting: Waiting,
         now: Timestamp,
-    ) -> Result<(HeldTicket, bool), HeldRefusal> {
+    ) -> Result<(QueuedTicket, bool), QueueRefusal> {
         let priority = waiting.priority;
         let Some(rules) = control.band(priority) else {
             return Err(self.refusal(FlowOutcome::RejectedOther, priority));
@@ -83,8 +83,8 @@ impl FlowQueues {
         let band = self.band_mut(priority);
         band.seen = now;
         let own = band.priority;
-        let here = band.held_here();
-        let elsewhere = self.shared.held(own);
+        let here = band.queued_here();
+        let elsewhere = self.shared.queued(own);
         let fits_band = here.requests + elsewhere.requests < rules.max_requests
             && here.bytes + elsewhere.bytes + arrival.bytes <= rules.max_bytes;
         if !fits_band || !self.make_room(control, arrival.bytes, own, now) {
@@ -97,8 +97,8 @@ impl FlowQueues {
         let arrived = arrival.arrived;
         let ttl_ms = |of_band: u64| arrival.ttl_ms.map_or(of_band, |ttl| ttl.min(of_band));
         let expires = arrived.plus_ms(ttl_ms(rules.ttl_ms));
-        let entry = HeldEntry {
-            key: rules.ordering.key(&HeldFacts {
+        let entry = QueuedEntry {
+            key: rules.ordering.key(&QueuedFacts {
                 arrived,
                 expires,
                 ttft_slo_us: waiting.ttft_slo_us,
@@ -116,22 +116,22 @@ impl FlowQueues {
             request_id: short_id(arrival.request_id).into(),
         };
         let key = entry.key;
-        self.held += 1;
+        self.queued += 1;
         self.bytes = self.bytes.saturating_add(arrival.bytes);
         // While a pass is due, the requests before this one are tried first.
         let is_due = self.pass.is_due();
         let band = self.band_mut(own);
-        let is_first = band.held == 0;
+        let is_first = band.queued == 0;
         let flow = band.flow_ref(arrival.flow_id());
         band.push(flow.at, rules.fairness, entry);
         Ok((
-            HeldTicket {
+            QueuedTicket {
                 number,
                 flow,
                 key,
                 is_first,
             },
-            !is_due && band.held <= LOOK_AHEAD,
+            !is_due && band.queued <= LOOK_AHEAD,
         ))
     }
 
@@ -146,10 +146,10 @@ impl FlowQueues {
     ) -> bool {
         let (max_requests, max_bytes) = control.limits();
         loop {
-            let elsewhere = self.shared.held_in_all();
-            let held = self.held as u64 + elsewhere.requests;
-            let held_bytes = self.bytes + elsewhere.bytes;
-            if held < max_requests && held_bytes.saturating_add(bytes) <= max_bytes {
+            let elsewhere = self.shared.queued_in_all();
+            let queued = self.queued as u64 + elsewhere.requests;
+            let queued_bytes = self.bytes + elsewhere.bytes;
+            if queued < max_requests && queued_bytes.saturating_add(bytes) <= max_bytes {
                 return true;
             }
             if !self.evict_below(priority, now) && !self.shared.evict_below(priority, self.lowest())
@@ -164,7 +164,7 @@ impl FlowQueues {
         self.bands
             .iter()
             .rev()
-            .find(|band| band.held > 0)
+            .find(|band| band.queued > 0)
             .map(|band| band.priority)
     }
 
@@ -176,9 +176,9 @@ impl FlowQueues {
         self.lowest().is_some_and(is_lowest) && self.evict_newest(now)
     }
 
-    /// Removes the newest request of the lowest band. False if nothing is held.
+    /// Removes the newest request of the lowest band. False if nothing is queued.
     pub(super) fn evict_newest(&mut self, now: Timestamp) -> bool {
-        let Some(band) = self.bands.iter_mut().rev().find(|band| band.held > 0) else {
+        let Some(band) = self.bands.iter_mut().rev().find(|band| band.queued > 0) else {
             return false;
         };
         let (lowest, Some(entry)) = (band.priority, band.take_newest()) else {

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use scheduler::flow::{BandAccount, BandHeld, FairnessPolicy, FlowAccount, FlowCost};
+use scheduler::flow::{BandAccount, FairnessPolicy, FlowAccount, FlowCost, QueuedInBand};
 use scheduler::{EndpointRef, Timestamp};
 
-use super::counters::{BandCounters, HeldReason};
+use super::counters::{BandCounters, QueuedReason};
 
 /// The most flows of a band with an account of their own. Fairness ids may come from many tenants;
 /// further flows share the accounts.
@@ -23,7 +23,7 @@ pub struct FlowRef {
 pub(super) struct BandQueue {
     pub(super) priority: i32,
     flows: Vec<FlowQueue>,
-    pub(super) held: usize,
+    pub(super) queued: usize,
     pub(super) bytes: u64,
     pub(super) account: BandAccount,
     /// Tokens that the band is owed for its minimum share.
@@ -50,12 +50,12 @@ pub(super) struct FlowQueue {
     /// When the flow last had a request.
     seen: Timestamp,
     /// By key and number.
-    pub(super) held: VecDeque<HeldEntry>,
+    pub(super) queued: VecDeque<QueuedEntry>,
 }
 
 /// One request.
 #[derive(Clone, Debug)]
-pub(super) struct HeldEntry {
+pub(super) struct QueuedEntry {
     pub(super) key: u64,
     pub(super) number: u64,
     pub(super) since: Timestamp,
@@ -82,7 +82,7 @@ impl BandQueue {
         Self {
             priority,
             flows: Vec::new(),
-            held: 0,
+            queued: 0,
             bytes: 0,
             account: BandAccount::default(),
             credit: 0.0,
@@ -96,11 +96,11 @@ impl BandQueue {
         }
     }
 
-    /// The requests held.
-    pub(super) fn held_here(&self) -> BandHeld {
-        BandHeld {
+    /// The requests queued.
+    pub(super) fn queued_here(&self) -> QueuedInBand {
+        QueuedInBand {
             priority: self.priority,
-            requests: self.held as u64,
+            requests: self.queued as u64,
             bytes: self.bytes,
         }
     }
@@ -134,7 +134,7 @@ impl BandQueue {
                     .flows
                     .iter()
                     .enumerate()
-                    .filter(|(_, flow)| flow.held.is_empty())
+                    .filter(|(_, flow)| flow.queued.is_empty())
                     .min_by_key(|(_, flow)| flow.seen);
                 match idle.map(|(at, _)| at) {
                     Some(at) => {
@@ -156,11 +156,11 @@ impl BandQueue {
         }
     }
 
-    pub(super) fn push(&mut self, at: usize, fairness: &dyn FairnessPolicy, entry: HeldEntry) {
+    pub(super) fn push(&mut self, at: usize, fairness: &dyn FairnessPolicy, entry: QueuedEntry) {
         let Some(flow) = self.flows.get_mut(at) else {
             return;
         };
-        if flow.held.is_empty() {
+        if flow.queued.is_empty() {
             fairness.begin(&mut flow.account, &self.account);
         }
         flow.seen = entry.since;
@@ -170,14 +170,14 @@ impl BandQueue {
     fn position(&self, flow: usize, key: u64, number: u64) -> Option<usize> {
         self.flows
             .get(flow)?
-            .held
+            .queued
             .binary_search_by(|other| (other.key, other.number).cmp(&(key, number)))
             .ok()
     }
 
-    pub(super) fn entry(&self, flow: usize, key: u64, number: u64) -> Option<&HeldEntry> {
+    pub(super) fn entry(&self, flow: usize, key: u64, number: u64) -> Option<&QueuedEntry> {
         let at = self.position(flow, key, number)?;
-        self.flows.get(flow)?.held.get(at)
+        self.flows.get(flow)?.queued.get(at)
     }
 
     pub(super) fn entry_mut(
@@ -185,49 +185,49 @@ impl BandQueue {
         flow: usize,
         key: u64,
         number: u64,
-    ) -> Option<&mut HeldEntry> {
+    ) -> Option<&mut QueuedEntry> {
         let at = self.position(flow, key, number)?;
-        self.flows.get_mut(flow)?.held.get_mut(at)
+        self.flows.get_mut(flow)?.queued.get_mut(at)
     }
 
-    /// The requests held, flow by flow.
-    pub(super) fn held_mut(&mut self) -> impl Iterator<Item = &mut HeldEntry> {
-        self.flows.iter_mut().flat_map(|flow| &mut flow.held)
+    /// The requests queued, flow by flow.
+    pub(super) fn queued_mut(&mut self) -> impl Iterator<Item = &mut QueuedEntry> {
+        self.flows.iter_mut().flat_map(|flow| &mut flow.queued)
     }
 
     /// Puts a request back that was taken out just now.
-    pub(super) fn put_back(&mut self, flow: usize, entry: HeldEntry) {
+    pub(super) fn put_back(&mut self, flow: usize, entry: QueuedEntry) {
         let Some(flow) = self.flows.get_mut(flow) else {
             return;
         };
-        self.held += 1;
+        self.queued += 1;
         self.bytes = self.bytes.saturating_add(entry.bytes);
         let at = flow
-            .held
+            .queued
             .partition_point(|other| (other.key, other.number) < (entry.key, entry.number));
-        flow.held.insert(at, entry);
+        flow.queued.insert(at, entry);
         self.show();
     }
 
     /// Takes a request out.
-    pub(super) fn take(&mut self, flow: usize, key: u64, number: u64) -> Option<HeldEntry> {
+    pub(super) fn take(&mut self, flow: usize, key: u64, number: u64) -> Option<QueuedEntry> {
         let at = self.position(flow, key, number)?;
         self.take_at(flow, at)
     }
 
-    fn take_at(&mut self, flow: usize, at: usize) -> Option<HeldEntry> {
-        let entry = self.flows.get_mut(flow)?.held.remove(at)?;
-        self.held = self.held.saturating_sub(1);
+    fn take_at(&mut self, flow: usize, at: usize) -> Option<QueuedEntry> {
+        let entry = self.flows.get_mut(flow)?.queued.remove(at)?;
+        self.queued = self.queued.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(entry.bytes);
         self.show();
         Some(entry)
     }
 
     /// Takes the request out that arrived last.
-    pub(super) fn take_newest(&mut self) -> Option<HeldEntry> {
+    pub(super) fn take_newest(&mut self) -> Option<QueuedEntry> {
         let all = self.flows.iter().enumerate().flat_map(|(flow, queue)| {
             queue
-                .held
+                .queued
                 .iter()
                 .map(move |entry| (entry.number, (flow, entry.key)))
         });
@@ -236,13 +236,14 @@ impl BandQueue {
     }
 
     /// Takes a request out whose time is over.
-    pub(super) fn take_expired(&mut self, is_empty: bool, now: Timestamp) -> Option<HeldEntry> {
-        let over = |entry: &HeldEntry| entry.expires <= now || (is_empty && entry.gives_up <= now);
+    pub(super) fn take_expired(&mut self, is_empty: bool, now: Timestamp) -> Option<QueuedEntry> {
+        let over =
+            |entry: &QueuedEntry| entry.expires <= now || (is_empty && entry.gives_up <= now);
         let found = self
             .flows
             .iter()
             .enumerate()
-            .find_map(|(flow, queue)| Some((flow, queue.held.iter().position(over)?)));
+            .find_map(|(flow, queue)| Some((flow, queue.queued.iter().position(over)?)));
         found.and_then(|(flow, at)| self.take_at(flow, at))
     }
 
@@ -259,7 +260,7 @@ impl BandQueue {
         let head = self
             .flows
             .iter()
-            .filter_map(|flow| flow.held.front())
+            .filter_map(|flow| flow.queued.front())
             .min_by_key(|entry| entry.number);
         head.is_some_and(|entry| self.credit >= entry.cost.tokens())
     }
@@ -285,7 +286,7 @@ impl BandQueue {
             .flows
             .iter()
             .enumerate()
-            .filter(|(at, other)| *at == flow || !other.held.is_empty());
+            .filter(|(at, other)| *at == flow || !other.queued.is_empty());
         let ranks =
             waiting.map(|(_, other)| fairness.rank(&other.account, &self.account, 0.0, now));
         let lowest = ranks.chain(rival).min_by(f64::total_cmp);
@@ -316,9 +317,9 @@ impl BandQueue {
     }
 
     fn show(&mut self) {
-        self.counters.held = self.held as u64;
+        self.counters.queued = self.queued as u64;
         self.counters.bytes = self.bytes;
-        if self.held == 0 {
+        if self.queued == 0 {
             self.counters.oldest = None;
         }
     }
@@ -328,17 +329,17 @@ impl BandQueue {
         let oldest = self
             .flows
             .iter()
-            .flat_map(|flow| &flow.held)
+            .flat_map(|flow| &flow.queued)
             .min_by_key(|entry| entry.since);
         self.counters.oldest = oldest.map(|entry| entry.reason(self.priority, now));
     }
 }
 
-// === impl HeldEntry ===
+// === impl QueuedEntry ===
 
-impl HeldEntry {
-    pub(super) fn reason(&self, priority: i32, now: Timestamp) -> HeldReason {
-        HeldReason {
+impl QueuedEntry {
+    pub(super) fn reason(&self, priority: i32, now: Timestamp) -> QueuedReason {
+        QueuedReason {
             ms: now.ms_since(self.since),
             priority,
             full_at: self.full_at.filter(|_| !self.nowhere),

@@ -40,9 +40,9 @@ pub const FLOW_OUTCOMES: [&str; 8] = [
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BandCounters {
     pub priority: i32,
-    /// Requests held now.
-    pub held: u64,
-    /// Bytes held now.
+    /// Requests queued now.
+    pub queued: u64,
+    /// Bytes queued now.
     pub bytes: u64,
     /// Requests by outcome.
     pub outcomes: [u64; 8],
@@ -52,13 +52,13 @@ pub struct BandCounters {
     pub given_up_for: u64,
     /// Time in the queue by outcome, in ms, of requests that were sent.
     pub queue_ms: CountHistogram,
-    /// The oldest request held, as of the last tick.
-    pub oldest: Option<HeldReason>,
+    /// The oldest request queued, as of the last tick.
+    pub oldest: Option<QueuedReason>,
 }
 
-/// How long a request has been held, and why.
+/// How long a request has been queued, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeldReason {
+pub struct QueuedReason {
     /// How long, in ms.
     pub ms: u64,
     /// The priority of its band.
@@ -71,7 +71,7 @@ pub struct HeldReason {
 // === impl BandCounters ===
 
 impl BandCounters {
-    /// Counts a request that was held for `ms`.
+    /// Counts a request that was queued for `ms`.
     #[expect(
         clippy::cast_precision_loss,
         reason = "milliseconds stay far below 2^52"

@@ -1,7 +1,7 @@
 //! The requests that the other VMs of the process hold, as far as a VM knows.
 
 use scheduler::Timestamp;
-use scheduler::flow::{BandHeld, SharedOrder};
+use scheduler::flow::{QueuedInBand, SharedOrder};
 
 /// What is known of the other VMs.
 #[derive(Debug, Default)]
@@ -16,7 +16,7 @@ pub(super) struct SharedQueues {
     /// Whether the order must be read.
     pub(super) look: bool,
     /// The requests that the others hold, by band, and the lowest rank there.
-    bands: Vec<(BandHeld, f64)>,
+    bands: Vec<(QueuedInBand, f64)>,
     /// Requests that other VMs must refuse, until they are asked to.
     pub(super) evict: u64,
     /// How many requests others asked this VM to refuse, and it has.
@@ -94,7 +94,7 @@ impl SharedQueues {
     }
 
     /// The requests that the others hold of a band.
-    pub(super) fn held(&self, priority: i32) -> BandHeld {
+    pub(super) fn queued(&self, priority: i32) -> QueuedInBand {
         self.bands
             .iter()
             .map(|(band, _)| *band)
@@ -103,17 +103,17 @@ impl SharedQueues {
     }
 
     /// The requests that the others hold in all.
-    pub(super) fn held_in_all(&self) -> BandHeld {
-        let add = |sum: BandHeld, (band, _): &(BandHeld, f64)| BandHeld {
+    pub(super) fn queued_in_all(&self) -> QueuedInBand {
+        let add = |sum: QueuedInBand, (band, _): &(QueuedInBand, f64)| QueuedInBand {
             requests: sum.requests.saturating_add(band.requests),
             bytes: sum.bytes.saturating_add(band.bytes),
             ..sum
         };
-        self.bands.iter().fold(BandHeld::default(), add)
+        self.bands.iter().fold(QueuedInBand::default(), add)
     }
 
     /// The requests that the others hold of this priority or a higher one.
-    pub(super) fn held_from(&self, priority: i32) -> u64 {
+    pub(super) fn queued_from(&self, priority: i32) -> u64 {
         self.bands
             .iter()
             .filter(|(band, _)| band.priority >= priority)
@@ -167,22 +167,22 @@ impl SharedQueues {
     pub(super) fn read(&mut self, order: &SharedOrder, vm: u64, now: Timestamp) {
         self.bands.clear();
         for row in order.rivals(vm, now) {
-            for held in &row.bands {
+            for queued in &row.bands {
                 let rank = row
                     .first
-                    .filter(|tag| tag.priority == held.priority)
+                    .filter(|tag| tag.priority == queued.priority)
                     .map_or(f64::INFINITY, |tag| tag.rank);
                 match self
                     .bands
                     .iter_mut()
-                    .find(|(band, _)| band.priority == held.priority)
+                    .find(|(band, _)| band.priority == queued.priority)
                 {
                     Some((band, lowest)) => {
-                        band.requests = band.requests.saturating_add(held.requests);
-                        band.bytes = band.bytes.saturating_add(held.bytes);
+                        band.requests = band.requests.saturating_add(queued.requests);
+                        band.bytes = band.bytes.saturating_add(queued.bytes);
                         *lowest = lowest.min(rank);
                     }
-                    None => self.bands.push((*held, rank)),
+                    None => self.bands.push((*queued, rank)),
                 }
             }
         }

@@ -7,7 +7,7 @@
 //! finds to the others for [`PATIENCE_MS`] and twice the sharing delay, and takes it after that.
 
 use scheduler::Timestamp;
-use scheduler::flow::BandHeld;
+use scheduler::flow::QueuedInBand;
 
 /// How long room is left to others, in ms, beside the time in which they hear of it and answer.
 const PATIENCE_MS: u64 = 10;
@@ -25,7 +25,7 @@ const STALE: u64 = 8;
 #[derive(Debug, Default)]
 pub(super) struct OutsideQueues {
     /// The requests that the others hold together.
-    bands: Vec<BandHeld>,
+    bands: Vec<QueuedInBand>,
     /// The running requests of the other proxies.
     running: u64,
     delay_us: u64,
@@ -39,7 +39,7 @@ pub(super) struct OutsideQueues {
 
 impl OutsideQueues {
     /// Sets what the others hold. Returns whether that has changed.
-    pub(super) fn set(&mut self, bands: &[BandHeld], running: u64, delay_us: u64) -> bool {
+    pub(super) fn set(&mut self, bands: &[QueuedInBand], running: u64, delay_us: u64) -> bool {
         self.running = running;
         self.delay_us = delay_us;
         let is_changed = self.bands != bands;
@@ -75,9 +75,9 @@ impl OutsideQueues {
         !self.bands.is_empty()
     }
 
-    /// Whether a band with `held` requests here must leave to others what it finds, while `running`
-    /// requests run in all.
-    pub(super) fn is_over_share(&self, priority: i32, held: u64, running: u64) -> bool {
+    /// Whether a band with `queued` requests here must leave to others what it finds, while
+    /// `running` requests run in all.
+    pub(super) fn is_over_share(&self, priority: i32, queued: u64, running: u64) -> bool {
         let running = running.saturating_sub(self.running);
         let higher = self
             .bands
@@ -89,9 +89,9 @@ impl OutsideQueues {
             .find(|band| band.priority == priority)
             .map_or(0, |band| band.requests);
         let all = running + self.running + 1;
-        // (running + 1) / all > held / (held + beside), with the margin, rounded up to requests.
+        // (running + 1) / all > queued / (queued + beside), with the margin, rounded up.
         let share =
-            (held * all * (MARGIN_PARTS + 1)).div_ceil((held + beside).max(1) * MARGIN_PARTS);
+            (queued * all * (MARGIN_PARTS + 1)).div_ceil((queued + beside).max(1) * MARGIN_PARTS);
         higher || (beside > 0 && running + 1 > share)
     }
 
@@ -121,8 +121,8 @@ impl OutsideQueues {
 mod tests {
     use super::*;
 
-    fn held(priority: i32, requests: u64) -> BandHeld {
-        BandHeld {
+    fn queued(priority: i32, requests: u64) -> QueuedInBand {
+        QueuedInBand {
             priority,
             requests,
             bytes: 0,
@@ -133,16 +133,16 @@ mod tests {
     fn a_proxy_takes_its_share_of_the_backlog_at_once() {
         let mut outside = OutsideQueues::default();
         assert!(!outside.is_over_share(0, 5, 100), "the others hold nothing");
-        outside.set(&[held(0, 30)], 4, 0);
+        outside.set(&[queued(0, 30)], 4, 0);
         // A quarter of the backlog and a sixteenth more, rounded up: two of six or seven requests.
         assert!(!outside.is_over_share(0, 10, 5) && outside.is_over_share(0, 10, 6));
         assert!(outside.is_over_share(0, 10, 7));
         // A quarter of 1,000 and a sixteenth of that: 266 of them, rounded up.
-        outside.set(&[held(0, 30)], 734, 0);
+        outside.set(&[queued(0, 30)], 734, 0);
         assert!(
             !outside.is_over_share(0, 10, 734 + 265) && outside.is_over_share(0, 10, 734 + 267)
         );
-        outside.set(&[held(1, 1)], 0, 0);
+        outside.set(&[queued(1, 1)], 0, 0);
         assert!(
             outside.is_over_share(0, 10, 0) && !outside.is_over_share(2, 10, 100),
             "bands are in one order"
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn room_is_left_to_others_for_a_while_only() {
         let mut outside = OutsideQueues::default();
-        outside.set(&[held(1, 1)], 0, 5_000);
+        outside.set(&[queued(1, 1)], 0, 5_000);
         let at = |ms: u64| Timestamp(0).plus_ms(1_000 + ms);
         assert!(
             outside.leaves_room(0, at(0)) && outside.leaves_room(0, at(19)) && outside.is_patient()
@@ -182,7 +182,7 @@ mod tests {
             [true, false].map(|holds| outside.stands_for(holds, 3)),
             [3, 3]
         );
-        outside.set(&[held(0, 20)], 0, 0);
+        outside.set(&[queued(0, 20)], 0, 0);
         assert_eq!(
             [true, false].map(|holds| outside.stands_for(holds, 3)),
             [0, 3]

@@ -1,9 +1,9 @@
 //! The order in which the requests of the queues are tried.
 
-use scheduler::flow::{FlowAccount, FlowControl, FullEndpoint, HeldTag, SharedOrder};
+use scheduler::flow::{FlowAccount, FlowControl, FullEndpoint, QueuedTag, SharedOrder};
 use scheduler::{EndpointRef, Timestamp};
 
-use super::band::{BandQueue, FlowQueue, HeldEntry};
+use super::band::{BandQueue, FlowQueue, QueuedEntry};
 
 /// The most requests of a band that are tried in one pass without success. With one, a prompt that
 /// waits for its own cache costs a tenth of the throughput in simulation; more than eight gain
@@ -45,7 +45,7 @@ pub(super) struct ReleasePass {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
     pub(super) number: u64,
-    pub(super) tag: HeldTag,
+    pub(super) tag: QueuedTag,
     /// Whether no endpoint could serve it before: such a request takes no place from others.
     nowhere: bool,
 }
@@ -190,7 +190,7 @@ impl ReleasePass {
         let waiting = |owed: bool| {
             bands
                 .iter()
-                .filter(move |band| band.held > 0 && band.is_owed() == owed)
+                .filter(move |band| band.queued > 0 && band.is_owed() == owed)
         };
         waiting(true)
             .chain(waiting(false))
@@ -238,7 +238,7 @@ impl ReleasePass {
             let tried = self.tried.contains(&number);
             if !tried && !self.is_hopeless(entry, band.priority) {
                 let flow = if is_only_flow { walk.queue.id } else { 0 };
-                let tag = HeldTag {
+                let tag = QueuedTag {
                     owed: band.is_owed(),
                     priority: band.priority,
                     flow,
@@ -262,7 +262,7 @@ impl ReleasePass {
     }
 
     /// Whether enough requests found no room where this one would go.
-    fn is_hopeless(&self, entry: &HeldEntry, priority: i32) -> bool {
+    fn is_hopeless(&self, entry: &QueuedEntry, priority: i32) -> bool {
         if entry.nowhere {
             return self.nowhere >= SCAN_MAX;
         }
@@ -281,14 +281,14 @@ struct FlowWalk<'b> {
 
 impl<'b> FlowWalk<'b> {
     fn from_queue(queue: &'b FlowQueue) -> Option<Self> {
-        (!queue.held.is_empty()).then_some(Self {
+        (!queue.queued.is_empty()).then_some(Self {
             queue,
             account: queue.account,
             at: 0,
         })
     }
 
-    fn entry(&self) -> Option<&'b HeldEntry> {
-        self.queue.held.get(self.at)
+    fn entry(&self) -> Option<&'b QueuedEntry> {
+        self.queue.queued.get(self.at)
     }
 }

@@ -19,9 +19,9 @@
 use scheduler::flow::RoomAsk;
 use scheduler::{EndpointRef, Timestamp};
 
-use super::band::HeldEntry;
+use super::band::QueuedEntry;
 use super::pass::SCAN_MAX;
-use super::{FlowCharge, FlowOutcome, FlowQueues, HeldTicket};
+use super::{FlowCharge, FlowOutcome, FlowQueues, QueuedTicket};
 
 /// The most requests that one VM gives up in a second. The work of an engine is lost each time, and
 /// clients send again: a burst of more important requests takes room at this pace, and what ends by
@@ -55,14 +55,14 @@ struct RevocableRequest {
 }
 
 /// Whether the last ask of the request was long ago.
-fn may_ask(entry: &HeldEntry, now: Timestamp) -> bool {
+fn may_ask(entry: &QueuedEntry, now: Timestamp) -> bool {
     entry
         .asked
         .is_none_or(|asked| now.ms_since(asked) >= ASK_AGAIN_MS)
 }
 
 /// Whether the request waits for the room that another one asks for.
-fn waits_for(entry: &HeldEntry, endpoint: Option<EndpointRef>) -> bool {
+fn waits_for(entry: &QueuedEntry, endpoint: Option<EndpointRef>) -> bool {
     !entry.nowhere && entry.full_at.is_some() && (endpoint.is_none() || entry.full_at == endpoint)
 }
 
@@ -113,7 +113,7 @@ impl Revocations {
 
 impl FlowQueues {
     /// A request of negative priority was sent: it may be given up until its first byte. `number`
-    /// is its number, if it was held. Returns its number; `None` if it must not be given up.
+    /// is its number, if it was queued. Returns its number; `None` if it must not be given up.
     pub(crate) fn watch(
         &mut self,
         charge: &FlowCharge,
@@ -171,7 +171,7 @@ impl FlowQueues {
     /// for it are not tried now, and ask too.
     pub(crate) fn ask_for_room(
         &mut self,
-        ticket: &HeldTicket,
+        ticket: &QueuedTicket,
         endpoint: Option<EndpointRef>,
         is_full: bool,
         now: Timestamp,
@@ -185,7 +185,7 @@ impl FlowQueues {
             .filter(|entry| may_ask(entry, now));
         let own = own.map(|entry| entry.asked = Some(now)).count();
         let others = band
-            .held_mut()
+            .queued_mut()
             .filter(|entry| is_full && waits_for(entry, endpoint) && may_ask(entry, now));
         let others = others
             .take(SCAN_MAX)
@@ -202,7 +202,7 @@ impl FlowQueues {
     /// Another VM asks for room. False if a further one must be asked: no running request is given
     /// up here. The caller knows by the load reports whether any request waits.
     pub fn give_room(&mut self, ask: RoomAsk, now: Timestamp) -> bool {
-        !self.any_held() || self.give_up_for(ask, now)
+        !self.any_queued() || self.give_up_for(ask, now)
     }
 
     /// Gives a running request up. False if there is none, or too many were.

@@ -54,7 +54,7 @@ impl FlowQueues {
         priority: i32,
         now: Timestamp,
     ) -> RoomLimits {
-        let in_use = |band: &&BandQueue| band.held > 0 || now.ms_since(band.seen) < BAND_IDLE_MS;
+        let in_use = |band: &&BandQueue| band.queued > 0 || now.ms_since(band.seen) < BAND_IDLE_MS;
         let highest = self
             .bands
             .iter()
@@ -110,7 +110,7 @@ impl FlowQueues {
             .bands
             .iter_mut()
             .skip(at)
-            .filter(|band| band.priority < priority && band.held > 0)
+            .filter(|band| band.priority < priority && band.queued > 0)
         {
             let share = control
                 .band(band.priority)

@@ -6,15 +6,15 @@
 //! [`FlowQueues::order_written`], or [`FlowQueues::put_back`] if another VM wrote first.
 
 use scheduler::flow::{
-    BandAccount, BandHeld, FlowAccount, FlowControl, OrderRow, OrderStep, SharedOrder,
+    BandAccount, FlowAccount, FlowControl, OrderRow, OrderStep, QueuedInBand, SharedOrder,
 };
 use scheduler::{EndpointRef, Timestamp};
 
-use super::band::{BandQueue, HeldEntry};
+use super::band::{BandQueue, QueuedEntry};
 use super::counters::FlowOutcome;
 use super::other_vms::{OtherVms, RoundState, SharedQueues};
 use super::pass::{ReleasePass, SCAN_MAX};
-use super::{FlowQueues, HeldTicket};
+use super::{FlowQueues, QueuedTicket};
 
 /// A new round begins at a tick if a load report changed and the last round is this old, in ms: the
 /// net under events that no VM saw.
@@ -24,7 +24,7 @@ const ROUND_MS: u64 = 10;
 /// whether one of them could go. A pass looks at the first [`SCAN_MAX`] of a flow at most.
 const ROW_ENTRIES_MAX: usize = 256;
 
-/// The next step of a host for held requests.
+/// The next step of a host for queued requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowTurn {
     /// Resume the request of this number, to refuse it.
@@ -50,7 +50,7 @@ impl FlowQueues {
     pub fn is_shared(&self) -> bool {
         match self.shared.others {
             OtherVms::None => false,
-            OtherVms::Idle => self.held > 0,
+            OtherVms::Idle => self.queued > 0,
             OtherVms::Holding => true,
         }
     }
@@ -83,7 +83,7 @@ impl FlowQueues {
         if was_shared && !self.is_shared() {
             self.shared = SharedQueues::default();
             self.shared.others = others;
-            if self.held > 0 {
+            if self.queued > 0 {
                 self.room_changed();
             }
         }
@@ -92,23 +92,23 @@ impl FlowQueues {
     /// The requests that this VM holds, in the bytes that other proxies get.
     #[must_use]
     pub fn backlog(&self) -> Vec<u8> {
-        proto::backlog::write(&self.held_by_band())
+        proto::backlog::write(&self.queued_by_band())
     }
 
     /// The requests that this VM holds, by band.
-    pub fn held_by_band(&self) -> Vec<BandHeld> {
-        let held = self.bands.iter().filter(|band| band.held > 0);
-        held.map(BandQueue::held_here).collect()
+    pub fn queued_by_band(&self) -> Vec<QueuedInBand> {
+        let queued = self.bands.iter().filter(|band| band.queued > 0);
+        queued.map(BandQueue::queued_here).collect()
     }
 
     /// Whether this VM or another one of the process holds requests.
     #[must_use]
-    pub fn any_held(&self) -> bool {
-        self.held > 0 || self.shared.others == OtherVms::Holding
+    pub fn any_queued(&self) -> bool {
+        self.queued > 0 || self.shared.others == OtherVms::Holding
     }
 
     /// Sets what other proxies hold, how many requests of theirs run, and the age of that in µs.
-    pub fn set_outside(&mut self, bands: &[BandHeld], running: u64, delay_us: u64) {
+    pub fn set_outside(&mut self, bands: &[QueuedInBand], running: u64, delay_us: u64) {
         if self.outside.set(bands, running, delay_us) {
             self.others_freed();
         }
@@ -133,7 +133,7 @@ impl FlowQueues {
 
     /// How many picks of other proxies a pick here stands for.
     pub(crate) fn stands_for(&self, active: u32) -> u32 {
-        self.outside.stands_for(self.any_held(), active)
+        self.outside.stands_for(self.any_queued(), active)
     }
 
     /// Whether a request of this priority must leave to other proxies what it finds.
@@ -146,8 +146,11 @@ impl FlowQueues {
         else {
             return false;
         };
-        let held = band.held as u64 + self.shared.held(priority).requests;
-        !band.is_owed() && self.outside.is_over_share(priority, held.max(1), running())
+        let queued = band.queued as u64 + self.shared.queued(priority).requests;
+        !band.is_owed()
+            && self
+                .outside
+                .is_over_share(priority, queued.max(1), running())
     }
 
     /// A band over its share has found room. Whether it leaves that to other proxies.
@@ -167,7 +170,7 @@ impl FlowQueues {
     pub(crate) fn peer_changed(&mut self) {
         if self.is_shared() {
             self.shared.rows_changed = true;
-        } else if self.held > 0 {
+        } else if self.queued > 0 {
             self.room_changed();
         }
     }
@@ -282,11 +285,11 @@ impl FlowQueues {
     }
 
     /// Takes a request out, for the time of its claim.
-    pub(crate) fn take_for_claim(&mut self, ticket: &HeldTicket) -> Option<ClaimedEntry> {
+    pub(crate) fn take_for_claim(&mut self, ticket: &QueuedTicket) -> Option<ClaimedEntry> {
         let entry =
             self.band_mut(ticket.flow.priority)
                 .take(ticket.flow.at, ticket.key, ticket.number)?;
-        self.held = self.held.saturating_sub(1);
+        self.queued = self.queued.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(entry.bytes);
         let band = self.band_mut(ticket.flow.priority);
         let band_account = band.account;
@@ -300,7 +303,7 @@ impl FlowQueues {
     }
 
     /// The request was sent.
-    pub(crate) fn claimed(&mut self, ticket: &HeldTicket, entry: &ClaimedEntry, now: Timestamp) {
+    pub(crate) fn claimed(&mut self, ticket: &QueuedTicket, entry: &ClaimedEntry, now: Timestamp) {
         self.band_mut(ticket.flow.priority)
             .counters
             .count(FlowOutcome::Dispatched, now.ms_since(entry.entry.since));
@@ -309,14 +312,14 @@ impl FlowQueues {
 
     /// The request waits again, and its flow is not charged. Its place had been free meanwhile, for
     /// others to see: that is an event.
-    pub(crate) fn put_back(&mut self, ticket: &HeldTicket, claimed: ClaimedEntry) {
+    pub(crate) fn put_back(&mut self, ticket: &QueuedTicket, claimed: ClaimedEntry) {
         let ClaimedEntry {
             entry,
             band_account,
             flow_account,
             sent,
         } = claimed;
-        self.held += 1;
+        self.queued += 1;
         self.bytes = self.bytes.saturating_add(entry.bytes);
         self.sent = sent;
         let band = self.band_mut(ticket.flow.priority);
@@ -358,7 +361,7 @@ impl FlowQueues {
                 .peek(&self.bands, control, now)
                 .map(|next| next.tag),
             evict: order.row(vm).map_or(0, |row| row.evict),
-            bands: self.held_by_band(),
+            bands: self.queued_by_band(),
             endpoints: self.awaited(),
         }
     }
@@ -372,7 +375,7 @@ impl FlowQueues {
             .iter()
             .flat_map(|band| band.flows().iter().map(|flow| (flow, band.priority)));
         let entries = flows.flat_map(|(flow, priority)| {
-            flow.held
+            flow.queued
                 .iter()
                 .take(SCAN_MAX)
                 .map(move |entry| (entry, priority))
@@ -412,7 +415,7 @@ impl FlowQueues {
 /// A request that is taken out of its queue for the time of its claim.
 #[derive(Debug)]
 pub(crate) struct ClaimedEntry {
-    entry: HeldEntry,
+    entry: QueuedEntry,
     /// The accounts of its band and flow before it was charged.
     band_account: BandAccount,
     flow_account: FlowAccount,

@@ -1,4 +1,4 @@
-//! Each request that is held leaves exactly once, whatever happens; the counters end at zero.
+//! Each request that is queued leaves exactly once, whatever happens; the counters end at zero.
 
 use proptest::prelude::*;
 use scheduler::plugin::ParameterValue;
@@ -7,7 +7,7 @@ use scheduler::{
     Readiness, Request, Slot, Snapshot, Timestamp, Version,
 };
 
-use super::{FLOW_OUTCOMES, FlowArrival, FlowOutcome, HeldTicket};
+use super::{FLOW_OUTCOMES, FlowArrival, FlowOutcome, QueuedTicket};
 use crate::pool::{FlowAdmission, LedgerHold, ManagedPool, RecordedPick};
 use crate::refusal::PickRefusal;
 
@@ -60,7 +60,7 @@ pub(super) fn snapshot(endpoints: u16, spec: &PipelineSpec) -> Snapshot {
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a test has few clients")]
 pub(super) enum QueueClient {
-    Held(HeldTicket),
+    Queued(QueuedTicket),
     Running(LedgerHold),
     Gone,
 }
@@ -70,7 +70,7 @@ pub(super) enum QueueClient {
 #[expect(clippy::large_enum_variant, reason = "a test has few requests")]
 pub(super) enum Admitted {
     Sent(RecordedPick),
-    Queued(HeldTicket),
+    Queued(QueuedTicket),
 }
 
 /// Plans a request that arrives, and sends or queues it.
@@ -88,7 +88,7 @@ pub(super) fn admit(
 /// Plans a queued request, and sends it if it has room.
 pub(super) fn admit_queued(
     pool: &mut ManagedPool,
-    ticket: HeldTicket,
+    ticket: QueuedTicket,
     request: &Request<'_>,
     now: Timestamp,
 ) -> Result<Admitted, PickRefusal> {
@@ -163,7 +163,7 @@ impl Drill {
         let request = Self::request(priority, tokens);
         let client = match admit(&mut self.pool, &request, &arrival, self.now) {
             Ok(Admitted::Sent(picked)) => self.send(self.clients.len(), picked.hold),
-            Ok(Admitted::Queued(ticket)) => QueueClient::Held(ticket),
+            Ok(Admitted::Queued(ticket)) => QueueClient::Queued(ticket),
             Err(_) => {
                 self.refused += 1;
                 QueueClient::Gone
@@ -183,7 +183,7 @@ impl Drill {
     pub(super) fn release(&mut self) {
         while let Some(number) = self.pool.next_due(self.now) {
             let is = |(_, _, client): &(i32, u32, QueueClient)| match client {
-                QueueClient::Held(ticket) => ticket.number == number,
+                QueueClient::Queued(ticket) => ticket.number == number,
                 QueueClient::Running(hold) => hold.revocable() == Some(number),
                 QueueClient::Gone => false,
             };
@@ -196,12 +196,12 @@ impl Drill {
             }
             let (priority, tokens, client) = &mut self.clients[at];
             let request = Self::request(*priority, *tokens);
-            let QueueClient::Held(ticket) = std::mem::replace(client, QueueClient::Gone) else {
+            let QueueClient::Queued(ticket) = std::mem::replace(client, QueueClient::Gone) else {
                 unreachable!()
             };
             let after = match admit_queued(&mut self.pool, ticket, &request, self.now) {
                 Ok(Admitted::Sent(picked)) => self.send(at, picked.hold),
-                Ok(Admitted::Queued(ticket)) => QueueClient::Held(ticket),
+                Ok(Admitted::Queued(ticket)) => QueueClient::Queued(ticket),
                 Err(_) => {
                     self.refused += 1;
                     QueueClient::Gone
@@ -228,7 +228,7 @@ impl Drill {
             return;
         };
         match std::mem::replace(client, QueueClient::Gone) {
-            QueueClient::Held(ticket) => {
+            QueueClient::Queued(ticket) => {
                 self.left += 1;
                 self.pool.drop_queued(ticket, self.now);
             }
@@ -244,10 +244,10 @@ impl Drill {
         self.release();
     }
 
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn queued(&self) -> usize {
         self.clients
             .iter()
-            .filter(|(.., client)| matches!(client, QueueClient::Held(_)))
+            .filter(|(.., client)| matches!(client, QueueClient::Queued(_)))
             .count()
     }
 
@@ -270,7 +270,7 @@ fn the_higher_band_goes_first_and_within_a_band_the_first_come() {
     for (priority, tokens) in [(0, 10), (-1, 10), (0, 10), (5, 10), (0, 10)] {
         drill.arrives(priority, "", tokens);
     }
-    assert_eq!((drill.order.as_slice(), drill.held()), (&[0][..], 4));
+    assert_eq!((drill.order.as_slice(), drill.queued()), (&[0][..], 4));
     for client in [0, 3, 2, 4] {
         drill.ends(client);
     }
@@ -304,7 +304,7 @@ fn the_newest_of_the_lowest_band_is_left_out_first() {
     for priority in [0, -1, -1] {
         drill.arrives(priority, "", 1);
     }
-    assert_eq!((drill.held(), drill.refused), (2, 0));
+    assert_eq!((drill.queued(), drill.refused), (2, 0));
     drill.arrives(3, "", 1);
     assert!(
         matches!(drill.clients[2].2, QueueClient::Gone),
@@ -315,7 +315,7 @@ fn the_newest_of_the_lowest_band_is_left_out_first() {
         matches!(drill.clients[4].2, QueueClient::Gone),
         "it is the newest of the lowest band itself"
     );
-    assert_eq!((drill.held(), drill.refused), (2, 2));
+    assert_eq!((drill.queued(), drill.refused), (2, 2));
     assert_eq!(drill.outcomes()[FlowOutcome::RejectedCapacity as usize], 2);
 }
 
@@ -335,12 +335,12 @@ fn time_ends_a_wait_and_says_whether_endpoints_were_there() {
         drill.arrives(0, "", 1);
         drill.arrives(0, "", 1);
         drill.passes(1_900);
-        assert!(drill.held() > 0);
+        assert!(drill.queued() > 0);
         drill.passes(200);
-        assert_eq!(drill.held() > 0, endpoints > 0);
+        assert_eq!(drill.queued() > 0, endpoints > 0);
         drill.passes(4_000);
         assert_eq!(
-            (drill.held(), drill.outcomes()[outcome as usize]),
+            (drill.queued(), drill.outcomes()[outcome as usize]),
             (0, drill.refused),
             "{}",
             FLOW_OUTCOMES[outcome as usize]
@@ -358,12 +358,12 @@ fn without_endpoints_a_request_waits_only_where_the_pool_scales_from_zero() {
         let spec = pipeline(1.0, section);
         let mut drill = Drill::new(1, &spec);
         (0..3).for_each(|_| drill.arrives(0, "", 1));
-        assert_eq!((drill.held(), drill.refused), (2, 0));
+        assert_eq!((drill.queued(), drill.refused), (2, 0));
         drill.pool.install(snapshot(0, &spec), 0, u32::MAX);
         drill.release();
         let all = if waits { (2, 0) } else { (0, 2) };
         assert_eq!(
-            (drill.held(), drill.refused),
+            (drill.queued(), drill.refused),
             all,
             "those that waited already"
         );
@@ -375,12 +375,12 @@ fn without_endpoints_a_request_waits_only_where_the_pool_scales_from_zero() {
         drill.arrives(0, "", 1);
         drill.arrives(5, "", 1);
         assert_eq!(
-            (drill.held(), drill.refused),
+            (drill.queued(), drill.refused),
             if waits { (4, 0) } else { (0, 4) }
         );
         drill.pool.install(snapshot(5, &spec), 0, u32::MAX);
         drill.passes(100);
-        assert_eq!((drill.held(), drill.sent), (0, if waits { 5 } else { 1 }));
+        assert_eq!((drill.queued(), drill.sent), (0, if waits { 5 } else { 1 }));
     }
 }
 
@@ -411,14 +411,14 @@ fn a_band_behind_others_keeps_its_share() {
 fn without_flow_control_nothing_is_held_and_requests_held_before_are_refused() {
     let mut drill = Drill::new(1, &pipeline(1.0, Vec::new()));
     (0..3).for_each(|_| drill.arrives(0, "", 1));
-    assert_eq!(drill.held(), 2);
+    assert_eq!(drill.queued(), 2);
     drill
         .pool
         .install(snapshot(1, &PipelineSpec::default()), 0, u32::MAX);
     drill.release();
-    assert_eq!((drill.held(), drill.refused), (0, 2));
+    assert_eq!((drill.queued(), drill.refused), (0, 2));
     (0..3).for_each(|_| drill.arrives(0, "", 1));
-    assert_eq!((drill.held(), drill.sent), (0, 4));
+    assert_eq!((drill.queued(), drill.sent), (0, 4));
 }
 
 #[test]
@@ -495,7 +495,7 @@ fn retry_after_follows_the_rate_of_releases() {
     };
     let request = Drill::request(0, 1);
     let refused = admit(&mut drill.pool, &request, &arrival, drill.now).unwrap_err();
-    let PickRefusal::Held(refusal) = refused else {
+    let PickRefusal::Queue(refusal) = refused else {
         panic!("{refused:?}")
     };
     assert!(
@@ -548,15 +548,15 @@ proptest! {
                 drill.pool.install(snapshot(endpoints, &spec), 0, u32::MAX);
                 drill.release();
             }
-            let held: u64 = drill.pool.queues().counters().map(|counters| counters.held).sum();
-            prop_assert_eq!((drill.pool.queues().held(), held), (drill.held(), drill.held() as u64));
-            prop_assert!(drill.held() <= 12);
+            let queued: u64 = drill.pool.queues().counters().map(|counters| counters.queued).sum();
+            prop_assert_eq!((drill.pool.queues().queued(), queued), (drill.queued(), drill.queued() as u64));
+            prop_assert!(drill.queued() <= 12);
         }
         (0..drill.clients.len()).for_each(|at| drill.ends(at));
         (0..drill.clients.len()).for_each(|at| drill.ends(at));
-        prop_assert_eq!((drill.pool.queues().held(), drill.pool.queues().bytes(), drill.held()), (0, 0, 0));
+        prop_assert_eq!((drill.pool.queues().queued(), drill.pool.queues().bytes(), drill.queued()), (0, 0, 0));
         prop_assert!(drill.pool.queues().is_empty());
-        prop_assert!(drill.pool.queues().counters().all(|counters| (counters.held, counters.bytes) == (0, 0)));
+        prop_assert!(drill.pool.queues().counters().all(|counters| (counters.queued, counters.bytes) == (0, 0)));
         prop_assert_eq!(drill.sent + drill.refused + drill.left, drill.clients.len() as u64, "each request has one outcome");
         prop_assert_eq!(drill.pool.in_flight().rows().count(), 0, "nothing stays in the ledger");
     }

@@ -15,7 +15,8 @@
 
 use scheduler::Timestamp;
 use scheduler::flow::{
-    BandAccount, BandHeld, BandService, FlowAccount, FullEndpoint, HeldTag, OrderRow, SharedOrder,
+    BandAccount, BandService, FlowAccount, FullEndpoint, OrderRow, QueuedInBand, QueuedTag,
+    SharedOrder,
 };
 
 use crate::words::{self, WORD, pair, unpair};
@@ -152,7 +153,7 @@ impl Words<'_> {
         row.first = self.tag()?;
         row.next = self.tag()?;
         for _ in 0..kinds {
-            row.bands.push(BandHeld {
+            row.bands.push(QueuedInBand {
                 priority: unpair(self.next()?).0.cast_signed(),
                 requests: self.next()?,
                 bytes: self.next()?,
@@ -191,9 +192,9 @@ impl Words<'_> {
     }
 
     /// A tag, if there is one; `None` without enough words.
-    fn tag(&mut self) -> Option<Option<HeldTag>> {
+    fn tag(&mut self) -> Option<Option<QueuedTag>> {
         let (priority, owed) = unpair(self.next()?);
-        let tag = HeldTag {
+        let tag = QueuedTag {
             owed: owed & 1 == 1,
             priority: priority.cast_signed(),
             flow: self.next()?,

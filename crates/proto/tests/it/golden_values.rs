@@ -16,8 +16,8 @@ use proto::shared_data::{
 };
 use proto::{frames, placements};
 use scheduler::flow::{
-    BandAccount, BandHeld, BandService, FlowAccount, FullEndpoint, HeldTag, OrderRow, RoomAsk,
-    SharedOrder,
+    BandAccount, BandService, FlowAccount, FullEndpoint, OrderRow, QueuedInBand, QueuedTag,
+    RoomAsk, SharedOrder,
 };
 use scheduler::in_flight::{EndpointLoad, PendingPrefills};
 use scheduler::latency::step::StepModel;
@@ -380,15 +380,15 @@ fn vm_table_and_peers() {
 }
 
 #[test]
-fn held_requests() {
-    let tag = HeldTag {
+fn queued_requests() {
+    let tag = QueuedTag {
         owed: true,
         priority: -10,
         flow: 5,
         rank: 1.5,
         key: 7,
     };
-    let bands = vec![BandHeld {
+    let bands = vec![QueuedInBand {
         priority: -10,
         requests: 3,
         bytes: 900,
@@ -406,7 +406,7 @@ fn held_requests() {
     };
     let second = OrderRow {
         vm: 9,
-        next: Some(HeldTag { owed: false, ..tag }),
+        next: Some(QueuedTag { owed: false, ..tag }),
         ..OrderRow::default()
     };
     let flow = FlowAccount {

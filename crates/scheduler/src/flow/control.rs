@@ -42,9 +42,9 @@ pub struct FlowControl {
 
 #[derive(Clone, Copy, Debug)]
 pub struct BandRules<'f> {
-    /// The most requests held.
+    /// The most requests queued.
     pub max_requests: u64,
-    /// The most bytes held.
+    /// The most bytes queued.
     pub max_bytes: u64,
     /// The longest wait, in ms.
     pub ttl_ms: u64,
@@ -136,7 +136,7 @@ impl FlowControl {
         })
     }
 
-    /// The most requests and bytes held in all.
+    /// The most requests and bytes queued in all.
     pub fn limits(&self) -> (u64, u64) {
         (self.settings.max_requests, self.settings.max_bytes)
     }

@@ -4,7 +4,7 @@
 //! back only if no other VM wrote meanwhile (compare and set); otherwise it reads again.
 //!
 //! - An event that may have made room begins a *round*. In a round each request is tried at most
-//!   once, the smallest [`HeldTag`] of all VMs first. A VM tries its own next request while that is
+//!   once, the smallest [`QueuedTag`] of all VMs first. A VM tries its own next request while that is
 //!   the smallest; then it passes the turn on and wakes the owner of the smallest.
 //! - A VM first publishes its load with the pick, then writes the order: the *claim*. If the write
 //!   fails, it takes the pick back. A VM reads the loads of the others after the order, so of two
@@ -39,7 +39,7 @@ const OWED_TOKENS_MAX: f64 = 10_000.0;
 
 /// The place of a request among all that wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HeldTag {
+pub struct QueuedTag {
     /// Whether its band is owed its minimum share.
     pub owed: bool,
     /// The priority of its band.
@@ -55,7 +55,7 @@ pub struct HeldTag {
 
 /// The requests of a band that one VM holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BandHeld {
+pub struct QueuedInBand {
     pub priority: i32,
     pub requests: u64,
     /// The bytes of the requests.
@@ -83,13 +83,13 @@ pub struct OrderRow {
     /// The round of `next`.
     pub round: u64,
     /// The first request of the VM.
-    pub first: Option<HeldTag>,
+    pub first: Option<QueuedTag>,
     /// The first request that was not tried in `round`.
-    pub next: Option<HeldTag>,
+    pub next: Option<QueuedTag>,
     /// How many requests of its lowest band it must refuse, because the limits of all are reached.
     pub evict: u64,
     /// The requests that the VM holds.
-    pub bands: Vec<BandHeld>,
+    pub bands: Vec<QueuedInBand>,
     /// The endpoints that the requests wait for, and the highest priority at each. Empty if one may
     /// go elsewhere: then the VM must look itself.
     pub endpoints: Vec<(EndpointRef, i32)>,
@@ -131,9 +131,9 @@ pub struct SharedOrder {
     pub full: Vec<FullEndpoint>,
 }
 
-// === impl HeldTag ===
+// === impl QueuedTag ===
 
-impl HeldTag {
+impl QueuedTag {
     /// The smallest goes first.
     pub fn compare(&self, other: &Self) -> Ordering {
         let bands = other
@@ -165,7 +165,7 @@ impl OrderRow {
     }
 
     /// The smallest request that was not tried in this round.
-    fn untried(&self, round: u64) -> Option<HeldTag> {
+    fn untried(&self, round: u64) -> Option<QueuedTag> {
         if self.round == round {
             self.next
         } else {
@@ -227,7 +227,7 @@ impl SharedOrder {
     }
 
     /// The smallest request that another VM has not tried in this round.
-    fn smallest(&self, vm: u64, now: Timestamp) -> Option<(HeldTag, u64)> {
+    fn smallest(&self, vm: u64, now: Timestamp) -> Option<(QueuedTag, u64)> {
         let rivals = self
             .rows
             .iter()
@@ -268,7 +268,7 @@ impl SharedOrder {
     }
 
     /// Whether `vm` may try its request `tag`: no other VM has a smaller one to try.
-    fn is_turn(&self, vm: u64, tag: &HeldTag, now: Timestamp) -> bool {
+    fn is_turn(&self, vm: u64, tag: &QueuedTag, now: Timestamp) -> bool {
         self.smallest(vm, now)
             .is_none_or(|(other, other_vm)| tag.compare(&other).then(vm.cmp(&other_vm)).is_lt())
     }

@@ -1,7 +1,7 @@
 //! Ordering policies: which request of a flow goes next.
 
 use super::settings::ORDERING_DEFAULT;
-use super::{HeldFacts, OrderingPolicy};
+use super::{OrderingPolicy, QueuedFacts};
 use crate::plugin::readable;
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
@@ -45,19 +45,19 @@ struct ByDeadline;
 struct BySloDeadline;
 
 impl OrderingPolicy for ByArrival {
-    fn key(&self, request: &HeldFacts) -> u64 {
+    fn key(&self, request: &QueuedFacts) -> u64 {
         request.arrived.0
     }
 }
 
 impl OrderingPolicy for ByDeadline {
-    fn key(&self, request: &HeldFacts) -> u64 {
+    fn key(&self, request: &QueuedFacts) -> u64 {
         request.expires.0
     }
 }
 
 impl OrderingPolicy for BySloDeadline {
-    fn key(&self, request: &HeldFacts) -> u64 {
+    fn key(&self, request: &QueuedFacts) -> u64 {
         let slo_ns = |us: u32| u64::from(us).saturating_mul(1_000);
         request
             .ttft_slo_us
@@ -80,7 +80,7 @@ mod tests {
             };
             let key = |&i: &usize| {
                 let (arrived, expires, ttft_slo_us) = requests[i];
-                policy.key(&HeldFacts {
+                policy.key(&QueuedFacts {
                     arrived: at(arrived),
                     expires: at(expires),
                     ttft_slo_us,

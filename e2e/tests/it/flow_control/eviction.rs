@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use e2e::held_requests;
 use e2e::ledger_metrics::note;
+use e2e::queued_requests;
 use http::Request;
 use serde_json::json;
 use testbed::client::{self, ClientReply};
@@ -59,7 +59,7 @@ async fn stack(
         .servers(0)
         .stranger(engine.address)
         .concurrency(workers);
-    let builder = held_requests::holding(builder, folder, SEATS)?;
+    let builder = queued_requests::holding(builder, folder, SEATS)?;
     let config = folder.join("picker.yaml");
     let text = std::fs::read_to_string(&config)?;
     std::fs::write(config, format!("{text}  enableEviction: {eviction}\n"))?;
@@ -144,12 +144,12 @@ async fn chats_take_room(front: PickerMode, workers: u32, rounds: u64) -> Result
     );
     assert_eq!((served, given_up), (u64::from(SEATS) - 1, rounds));
     let counted = || async {
-        let rows = held_requests::queues(&stack).await?;
+        let rows = queued_requests::queues(&stack).await?;
         let row = |priority: i64| rows.iter().find(|row| row["priority"] == priority);
         let found = (
             row(-10)?["given_up"].as_u64()?,
             row(10)?["given_up_for"].as_u64()?,
-            held_requests::held(&stack).await?,
+            queued_requests::held(&stack).await?,
         );
         let page = stack.daemon.as_ref()?.admin("/metrics").await.ok()?.text();
         let metric = format!(
@@ -183,7 +183,7 @@ async fn chat_waits(front: PickerMode, workers: u32, eviction: bool, begun: bool
     let mut batch = fill(&stack, &engine, begun).await?;
     // As above, the first ones may go too far.
     let mut chats = Vec::new();
-    while held_requests::held(&stack).await != Some(1) {
+    while queued_requests::held(&stack).await != Some(1) {
         if chats.iter().all(Reply::is_finished) {
             chats.push(ask(stack.address(), "chat")?);
         }

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use e2e::held_requests;
 use e2e::ledger_metrics::note;
+use e2e::queued_requests;
 use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
@@ -37,7 +37,7 @@ impl TwoProxies {
             .servers(0)
             .stranger(engine.address)
             .concurrency(WORKERS);
-        let stack = held_requests::holding_tenants(builder, folder.path(), SEATS)?
+        let stack = queued_requests::holding_tenants(builder, folder.path(), SEATS)?
             .start()
             .await?;
         let second = SecondEnvoy::start(&stack, "second", WORKERS).await?;
@@ -123,7 +123,7 @@ async fn chat_of_one_proxy_goes_before_batch_of_the_other() -> Result<()> {
     let [first, second] = two.addresses();
     replies.extend(send_to(first, 90, "batch", "")?);
     let held = || async {
-        held_requests::held(&two.stack)
+        queued_requests::held(&two.stack)
             .await
             .filter(|held| *held > 40)
             .map(|_| ())

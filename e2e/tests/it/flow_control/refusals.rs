@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use e2e::held_requests::{self, SEATS};
+use e2e::queued_requests::{self, SEATS};
 use e2e::slo::example;
 use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
@@ -17,7 +17,7 @@ use testbed::stack::{PickerMode, Stack, StackBuilder};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::{LIMIT, until_held};
+use super::{LIMIT, until_queued};
 
 /// Longest time to a refusal. A held request would wait for seconds, until one that runs has ended.
 const AT_ONCE: Duration = Duration::from_secs(2);
@@ -47,14 +47,14 @@ fn builder(
 ) -> Result<StackBuilder> {
     let builder = Stack::builder()
         .front(front)
-        .servers_like(2, &held_requests::slow_engine())
+        .servers_like(2, &queued_requests::slow_engine())
         .concurrency(workers);
-    let builder = held_requests::holding(
+    let builder = queued_requests::holding(
         builder.filter_before_picker(subset_hint_filter()),
         folder,
         SEATS,
     )?;
-    held_requests::replace(folder, has_flow_control.then_some(SEATS))?;
+    queued_requests::replace(folder, has_flow_control.then_some(SEATS))?;
     let model = json!({"apiVersion": "inference.networking.x-k8s.io/v1alpha2", "kind": "InferenceModel", "metadata": {"name": "demo"},
                        "spec": {"modelName": "demo", "poolRef": {"name": "default"}}});
     let objects = folder.join("objects.yaml");
@@ -104,11 +104,11 @@ async fn refusals(
     // two workers may give the same room away.
     let mut running = Vec::new();
     for _ in 0..6 {
-        running.extend(held_requests::send(&stack, 1, "batch", ENDLESS)?);
+        running.extend(queued_requests::send(&stack, 1, "batch", ENDLESS)?);
         tokio::time::sleep(APART).await;
     }
     if has_flow_control {
-        until_held(&stack, |held| held == 2).await?;
+        until_queued(&stack, |held| held == 2).await?;
     }
     let mut verdicts = BTreeMap::new();
     let hopeless = |name, model, subset: Option<&str>| HopelessRequest {
@@ -129,7 +129,7 @@ async fn refusals(
     let request = hopeless("a subset that leaves", "demo", Some(&leaving));
     let asked = if has_flow_control {
         let asked = send(&stack, &request)?;
-        until_held(&stack, |held| held == 3).await?;
+        until_queued(&stack, |held| held == 3).await?;
         stack.set_pool(&[0])?;
         asked
     } else {
@@ -157,7 +157,7 @@ async fn refusals(
     let waits = hopeless("a pool that becomes empty", "demo", None);
     let asked = if has_flow_control {
         let asked = send(&stack, &waits)?;
-        until_held(&stack, |held| held == 3).await?;
+        until_queued(&stack, |held| held == 3).await?;
         Some(asked)
     } else {
         None
@@ -191,7 +191,7 @@ async fn refusals(
         .map_err(|_| format!("{}: no answer", request.name))???;
     verdicts.insert(request.name, verdict(&reply)?);
     if has_flow_control {
-        until_held(&stack, |held| held == 0).await?;
+        until_queued(&stack, |held| held == 0).await?;
     }
     running.iter().for_each(JoinHandle::abort);
     Ok(verdicts)
@@ -368,7 +368,7 @@ fn slo_builder(front: PickerMode, has_flow_control: bool, folder: &Path) -> Resu
     ];
     let builder = Stack::builder()
         .front(front)
-        .servers_like(1, &held_requests::slow_engine());
+        .servers_like(1, &queued_requests::slow_engine());
     Ok(builder
         .picker(json!({"objective_header": "trust"}))
         .daemon_arguments(&arguments))
@@ -384,7 +384,7 @@ async fn check_slos(front: PickerMode) -> Result<()> {
         let mut running = Vec::new();
         for _ in 0..2 {
             // Every request of such a pool must say an SLO.
-            let mut request = held_requests::request("critical", ENDLESS)?;
+            let mut request = queued_requests::request("critical", ENDLESS)?;
             request
                 .headers_mut()
                 .insert("x-slo-ttft-ms", http::HeaderValue::from_static("60000"));
@@ -467,18 +467,18 @@ async fn held_by_envoy(stack: &Stack) -> Option<f64> {
 /// Clients with long bodies leave while their requests are held.
 async fn check_leaving(front: PickerMode) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let stack = held_requests::builder(front, folder.path(), &held_requests::slow_engine())?
+    let stack = queued_requests::builder(front, folder.path(), &queued_requests::slow_engine())?
         .start()
         .await?;
-    let running = held_requests::send(&stack, SEATS as usize + 1, "chat", ENDLESS)?;
-    until_held(&stack, |held| held == 1).await?;
+    let running = queued_requests::send(&stack, SEATS as usize + 1, "chat", ENDLESS)?;
+    until_queued(&stack, |held| held == 1).await?;
     let before = held_by_envoy(&stack).await.ok_or("Envoy's memory")?;
     let body = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "x".repeat(LONG_BODY)}]}).to_string();
     let request = || http::Request::post("/v1/chat/completions").body(client::full(body.clone()));
     let waiting: Vec<_> = (0..LEAVING)
         .map(|_| Ok(tokio::spawn(client::send(stack.address(), request()?))))
         .collect::<Result<_>>()?;
-    until_held(&stack, |held| held == 1 + LEAVING as u64).await?;
+    until_queued(&stack, |held| held == 1 + LEAVING as u64).await?;
     let all = (LEAVING * LONG_BODY) as f64;
     let full = held_by_envoy(&stack).await.ok_or("Envoy's memory")?;
     assert!(
@@ -486,7 +486,7 @@ async fn check_leaving(front: PickerMode) -> Result<()> {
         "Envoy has the bodies: {before} bytes, then {full}"
     );
     waiting.iter().for_each(JoinHandle::abort);
-    until_held(&stack, |held| held == 1).await?;
+    until_queued(&stack, |held| held == 1).await?;
     let freed = || async {
         let envoy = held_by_envoy(&stack).await?;
         let daemon = held_by_daemon(&stack).await?;

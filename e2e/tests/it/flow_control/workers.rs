@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use e2e::held_requests;
 use e2e::ledger_metrics::note;
+use e2e::queued_requests;
 use http::Request;
 use serde_json::{Value, json};
 use testbed::client::{self, ClientReply};
@@ -69,10 +69,10 @@ async fn fill(stack: &Stack, count: usize) -> Result<Replies> {
 }
 
 /// Waits until each of `sent` requests is at the engine or held.
-async fn all_held(stack: &Stack, engine: &SeatEngine, sent: usize) -> Result<()> {
+async fn all_queued(stack: &Stack, engine: &SeatEngine, sent: usize) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     while Instant::now() < deadline {
-        let held = held_requests::held(stack).await.unwrap_or(0);
+        let held = queued_requests::held(stack).await.unwrap_or(0);
         if held + engine.arrivals().len() as u64 == sent as u64 {
             return Ok(());
         }
@@ -86,7 +86,7 @@ async fn stack(engine: &SeatEngine, folder: &std::path::Path) -> Result<Stack> {
         .servers(0)
         .stranger(engine.address)
         .concurrency(WORKERS);
-    held_requests::holding_tenants(builder, folder, SEATS)?
+    queued_requests::holding_tenants(builder, folder, SEATS)?
         .start()
         .await
 }
@@ -131,7 +131,7 @@ async fn chat_goes_before_the_batch_of_all_workers() -> Result<()> {
     engine.close();
     let mut replies = fill(&stack, 60).await?;
     replies.extend(send(&stack, 12, "chat", "")?);
-    all_held(&stack, &engine, replies.len()).await?;
+    all_queued(&stack, &engine, replies.len()).await?;
     engine.open();
     all_served(replies).await?;
     let arrivals = engine.arrivals();
@@ -165,7 +165,7 @@ async fn tenants_of_four_workers_get_equal_shares() -> Result<()> {
     let mut replies = fill(&stack, 20).await?;
     replies.extend(send(&stack, 120, "batch", "large")?);
     replies.extend(send(&stack, 40, "batch", "small")?);
-    all_held(&stack, &engine, replies.len()).await?;
+    all_queued(&stack, &engine, replies.len()).await?;
     engine.open();
     all_served(replies).await?;
     let arrivals = engine.arrivals();
@@ -215,7 +215,7 @@ async fn a_trapped_worker_does_not_block_the_others() -> Result<()> {
     let builder = builder
         .envoy_config(drill::envoy_config()?)
         .envoy_config(shorter);
-    let stack = held_requests::holding_tenants(builder, folder.path(), SEATS)?
+    let stack = queued_requests::holding_tenants(builder, folder.path(), SEATS)?
         .start()
         .await?;
     let replies = fill(&stack, 240).await?;

@@ -56,7 +56,7 @@ fn the_newest_of_the_lowest_priority_goes_and_the_one_that_waits_takes_its_room(
         assert_eq!(drill.given_up, given_up, "priority {more}");
     }
     assert!([3, 4, 7, 8].iter().all(|at| is_running(&drill, *at)));
-    assert_eq!((counted(&drill), drill.held()), ([4, 4], 2));
+    assert_eq!((counted(&drill), drill.queued()), ([4, 4], 2));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn without_the_option_or_after_the_first_byte_nothing_is_given_up() {
         first_byte(drill, 0);
         drill.arrives(5, "", 10);
         drill.passes(500);
-        assert!(drill.given_up.is_empty() && is_running(drill, 0) && drill.held() == 1);
+        assert!(drill.given_up.is_empty() && is_running(drill, 0) && drill.queued() == 1);
     }
 }
 
@@ -162,17 +162,17 @@ fn an_ask_that_no_other_vm_could_grant_is_repeated() {
     for at in (0..=3_000).step_by(100) {
         if at > 0 {
             drill.now = drill.now.plus_ms(100);
-            let QueueClient::Held(ticket) =
+            let QueueClient::Queued(ticket) =
                 std::mem::replace(&mut drill.clients[1].2, QueueClient::Gone)
             else {
-                panic!("it is not held")
+                panic!("it is not queued")
             };
             let request = Drill::request(5, 10);
             let tried = admit_queued(&mut drill.pool, ticket, &request, drill.now);
             let Ok(Admitted::Queued(ticket)) = tried else {
                 panic!("{tried:?}")
             };
-            drill.clients[1].2 = QueueClient::Held(ticket);
+            drill.clients[1].2 = QueueClient::Queued(ticket);
         }
         asks.extend(drill.pool.queues_mut().take_asks().iter().map(|_| at));
     }

@@ -25,7 +25,7 @@ struct Vm {
     own: OwnLoadReport,
     published: Vec<u8>,
     peers: Vec<PeerReport>,
-    held: Vec<(HeldTicket, usize)>,
+    queued: Vec<(QueuedTicket, usize)>,
     woken: bool,
     /// Asks of other VMs for room: how many VMs may still be asked, and the job that waits.
     asks: VecDeque<(RoomAsk, usize, usize)>,
@@ -40,13 +40,13 @@ struct Job {
     tokens: u32,
     slot: u16,
     arrived: Timestamp,
-    /// When it was not held any more.
-    held_until: Option<Timestamp>,
+    /// When it was not queued any more.
+    queued_until: Option<Timestamp>,
     running: Option<(usize, LedgerHold)>,
     refused: bool,
     /// Whether its first byte has come.
     begun: bool,
-    /// Whether its client left while it was held.
+    /// Whether its client left while it was queued.
     left: bool,
 }
 
@@ -56,8 +56,8 @@ struct RoomMark {
     vm: usize,
     job: usize,
     waits: usize,
-    /// Whether any request was held at that moment.
-    any_held: bool,
+    /// Whether any request was queued at that moment.
+    any_queued: bool,
     at: Timestamp,
 }
 
@@ -71,7 +71,7 @@ struct Process {
     /// At one of so many writes, another VM seems to have written first; 0 for never.
     conflict_each: u64,
     writes: u64,
-    /// How often a held request was tried, and a VM woken.
+    /// How often a queued request was tried, and a VM woken.
     tries: usize,
     wakes: usize,
     given_up: Vec<usize>,
@@ -115,7 +115,7 @@ impl Process {
                 own: OwnLoadReport::default(),
                 published: Vec::new(),
                 peers,
-                held: Vec::new(),
+                queued: Vec::new(),
                 woken: false,
                 asks: VecDeque::new(),
             }
@@ -153,7 +153,7 @@ impl Process {
         let others: Vec<_> = self
             .vms
             .iter()
-            .map(|vm| (vm.id, vm.published.clone(), vm.pool.queues().held() > 0))
+            .map(|vm| (vm.id, vm.published.clone(), vm.pool.queues().queued() > 0))
             .collect();
         let vm = &mut self.vms[at];
         let mut holds = false;
@@ -220,16 +220,16 @@ impl Process {
             arrived: now,
             ttl_ms: None,
         };
-        let mut is_held = false;
+        let mut is_queued = false;
         match admit(&mut vm.pool, &job.request(&job.subset()), &arrival, now) {
             Ok(Admitted::Sent(picked)) => {
                 self.sent.push(number);
                 job.running = Some((at, picked.hold));
-                job.held_until = Some(now);
+                job.queued_until = Some(now);
             }
             Ok(Admitted::Queued(ticket)) => {
-                vm.held.push((ticket, number));
-                is_held = true;
+                vm.queued.push((ticket, number));
+                is_queued = true;
             }
             Err(_) => job.refused = true,
         }
@@ -239,12 +239,12 @@ impl Process {
         });
         self.publish(at);
         let vm = &mut self.vms[at];
-        if is_held && vm.pool.queues().is_shared() {
+        if is_queued && vm.pool.queues().is_shared() {
             let wake = vm.pool.write_order(&mut order, vm.id, now);
             self.write(at, order, wake);
         }
         self.sends_asks(at, number);
-        if is_held && self.vms[at].pool.queues().is_shared() {
+        if is_queued && self.vms[at].pool.queues().is_shared() {
             self.looks_at_freed(at);
         }
     }
@@ -372,7 +372,7 @@ impl Process {
     }
 
     fn records_marks(&mut self, at: usize, waits: usize) {
-        let any_held = self.held() > 0;
+        let any_queued = self.queued() > 0;
         let now = self.now;
         for number in self.vms[at].pool.queues().revocations.numbers() {
             let Some(job) = self.running_as(at, number) else {
@@ -383,7 +383,7 @@ impl Process {
                     vm: at,
                     job,
                     waits,
-                    any_held,
+                    any_queued,
                     at: now,
                 });
             }
@@ -445,13 +445,13 @@ impl Process {
         let id = self.vms[at].id;
         let now = self.now;
         let Some(place) = self.vms[at]
-            .held
+            .queued
             .iter()
             .position(|(ticket, _)| ticket.number == number)
         else {
             return self.gives_up(at, number);
         };
-        let (ticket, job) = self.vms[at].held.swap_remove(place);
+        let (ticket, job) = self.vms[at].queued.swap_remove(place);
         let subset = self.jobs[job].subset();
         let request = self.jobs[job].request(&subset);
         let pool = &mut self.vms[at].pool;
@@ -462,7 +462,7 @@ impl Process {
                 return;
             }
             Ok(FlowAdmission::Wait(ticket)) => {
-                self.vms[at].held.push((ticket, job));
+                self.vms[at].queued.push((ticket, job));
                 self.sends_asks(at, job);
                 return;
             }
@@ -477,16 +477,16 @@ impl Process {
             let picked = self.vms[at].pool.redeem(claim, &request, now);
             self.sent.push(job);
             self.jobs[job].running = Some((at, picked.hold));
-            self.jobs[job].held_until = Some(now);
+            self.jobs[job].queued_until = Some(now);
         } else {
             let ticket = self.vms[at].pool.give_back(claim);
-            self.vms[at].held.push((ticket, job));
+            self.vms[at].queued.push((ticket, job));
         }
         self.publish(at);
     }
 
-    fn held(&self) -> usize {
-        self.vms.iter().map(|vm| vm.held.len()).sum()
+    fn queued(&self) -> usize {
+        self.vms.iter().map(|vm| vm.queued.len()).sum()
     }
 
     fn running(&self) -> usize {
@@ -519,7 +519,10 @@ fn the_higher_band_of_all_vms_goes_first_and_within_a_band_the_first_come() {
     ] {
         process.arrives(vm, priority, "", 10);
     }
-    assert_eq!((process.sent.as_slice(), process.held()), (&[0, 1][..], 6));
+    assert_eq!(
+        (process.sent.as_slice(), process.queued()),
+        (&[0, 1][..], 6)
+    );
     for _ in 0..6 {
         process.end_oldest();
     }
@@ -587,7 +590,7 @@ fn a_claim_that_fails_costs_no_further_patience() {
     for conflict_each in 3..9 {
         let mut process = Process::new(4, &[], conflict_each);
         (0..10).for_each(|at| process.arrives(at % 4, 0, "", 10));
-        let higher = BandHeld {
+        let higher = QueuedInBand {
             priority: 1,
             requests: 1,
             bytes: 0,
@@ -642,11 +645,11 @@ fn the_limits_hold_for_all_vms_and_the_lowest_band_of_any_is_left_out() {
         process.arrives(vm, -1, "", 1);
     }
     process.arrives(1, -1, "", 1);
-    assert_eq!((process.held(), process.jobs[5].refused), (3, true));
+    assert_eq!((process.queued(), process.jobs[5].refused), (3, true));
     // VM 1 holds nothing lower than this: another VM refuses its own.
     process.arrives(1, 3, "", 1);
     process.passes(10);
-    assert_eq!(process.held(), 3);
+    assert_eq!(process.queued(), 3);
     assert_eq!(process.jobs.iter().filter(|job| job.refused).count(), 2);
     assert!(
         process
@@ -673,12 +676,12 @@ proptest! {
                 _ => process.passes(u64::from(tokens)),
             }
             prop_assert!(process.running() <= SEATS as usize, "a room was given twice");
-            prop_assert!(process.held() == 0 || process.running() == SEATS as usize, "free room, and {} wait", process.held());
+            prop_assert!(process.queued() == 0 || process.running() == SEATS as usize, "free room, and {} wait", process.queued());
         }
         while process.running() > 0 {
             process.end_oldest();
         }
-        prop_assert_eq!((process.held(), process.sent.len()), (0, process.jobs.len()));
+        prop_assert_eq!((process.queued(), process.sent.len()), (0, process.jobs.len()));
         prop_assert!(process.vms.iter().all(|vm| vm.pool.queues().is_empty() && vm.pool.in_flight().rows().next().is_none()));
     }
 }

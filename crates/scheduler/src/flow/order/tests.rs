@@ -24,8 +24,8 @@ enum Place {
 #[derive(Clone, Debug)]
 struct ModelVm {
     id: u64,
-    /// The keys of the requests held.
-    held: Vec<u64>,
+    /// The keys of the requests queued.
+    queued: Vec<u64>,
     tried: Vec<u64>,
     round: u64,
     event: bool,
@@ -47,8 +47,8 @@ struct Model {
     sent: Vec<u64>,
 }
 
-fn tag(key: u64) -> HeldTag {
-    HeldTag {
+fn tag(key: u64) -> QueuedTag {
+    QueuedTag {
         owed: false,
         priority: 0,
         flow: 0,
@@ -58,12 +58,12 @@ fn tag(key: u64) -> HeldTag {
 }
 
 impl ModelVm {
-    fn new(id: u64, held: &[u64]) -> Self {
-        let held = held.to_vec();
+    fn new(id: u64, queued: &[u64]) -> Self {
+        let queued = queued.to_vec();
         let tried = Vec::new();
         Self {
             id,
-            held,
+            queued,
             tried,
             round: 0,
             event: true,
@@ -76,17 +76,17 @@ impl ModelVm {
     }
 
     fn row(&self, order: &SharedOrder, now: u64) -> OrderRow {
-        let first = self.held.iter().min().map(|key| tag(*key));
+        let first = self.queued.iter().min().map(|key| tag(*key));
         let next = self
-            .held
+            .queued
             .iter()
             .filter(|key| !self.tried.contains(key))
             .min()
             .map(|key| tag(*key));
         let bands: Vec<_> = self
-            .held
+            .queued
             .iter()
-            .map(|_| BandHeld::default())
+            .map(|_| QueuedInBand::default())
             .take(1)
             .collect();
         OrderRow {
@@ -102,10 +102,10 @@ impl ModelVm {
 }
 
 impl Model {
-    fn new(seats: u64, held: &[&[u64]]) -> Self {
+    fn new(seats: u64, queued: &[&[u64]]) -> Self {
         let vms = (1..)
-            .zip(held)
-            .map(|(id, held)| ModelVm::new(id, held))
+            .zip(queued)
+            .map(|(id, queued)| ModelVm::new(id, queued))
             .collect();
         Self {
             seats,
@@ -156,7 +156,7 @@ impl Model {
                 match order.step(vm.row(&order, now), vm.event) {
                     OrderStep::Try => {
                         let next = *vm
-                            .held
+                            .queued
                             .iter()
                             .filter(|key| !vm.tried.contains(key))
                             .min()
@@ -188,7 +188,7 @@ impl Model {
             }
             Place::Picked(mut order, seen) => {
                 let key = vm.tried.pop().unwrap();
-                vm.held.retain(|held| *held != key);
+                vm.queued.retain(|queued| *queued != key);
                 let smaller = order
                     .rows
                     .iter()
@@ -205,7 +205,7 @@ impl Model {
                     vm.event = false;
                     self.sent.push(key);
                 } else {
-                    vm.held.push(key);
+                    vm.queued.push(key);
                     vm.running -= 1;
                     vm.published = vm.running;
                     vm.event = true;
@@ -240,9 +240,9 @@ impl Model {
     /// Without a step left, no request waits while there is room.
     fn assert_quiet(&self) {
         let running: u64 = self.vms.iter().map(|vm| vm.running).sum();
-        let held = self.vms.iter().any(|vm| !vm.held.is_empty());
+        let queued = self.vms.iter().any(|vm| !vm.queued.is_empty());
         assert!(
-            !held || running == self.seats,
+            !queued || running == self.seats,
             "a wake-up was lost: {self:#?}"
         );
     }
@@ -271,7 +271,7 @@ impl Model {
             format!(
                 "{:?}",
                 (
-                    &vm.held,
+                    &vm.queued,
                     &vm.tried,
                     lag,
                     vm.event,
@@ -344,11 +344,11 @@ fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
 fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
     for seed in 0..300 {
         let mut rng = Rng::seeded(seed);
-        let held: Vec<Vec<u64>> = (0..4)
+        let queued: Vec<Vec<u64>> = (0..4)
             .map(|vm| (0..5).map(|n| n * 4 + vm).collect())
             .collect();
-        let held: Vec<&[u64]> = held.iter().map(Vec::as_slice).collect();
-        let mut model = Model::new(2, &held);
+        let queued: Vec<&[u64]> = queued.iter().map(Vec::as_slice).collect();
+        let mut model = Model::new(2, &queued);
         let dies = seed % 2 == 0;
         for turn in 0..20_000_u64 {
             let at = usize::try_from(rng.next_u64() % 4).unwrap();
@@ -375,7 +375,7 @@ fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
             .vms
             .iter()
             .filter(|vm| !vm.dead)
-            .map(|vm| vm.held.len())
+            .map(|vm| vm.queued.len())
             .sum::<usize>();
         assert_eq!(left, 0, "seed {seed}: {model:#?}");
     }

@@ -109,7 +109,7 @@ impl Process {
 
     /// The client leaves, or its reply ends.
     fn leaves(&mut self, job: usize) {
-        let place = |vm: &Vm| vm.held.iter().position(|(_, held)| *held == job);
+        let place = |vm: &Vm| vm.queued.iter().position(|(_, queued)| *queued == job);
         let Some((at, place)) = self
             .vms
             .iter()
@@ -120,9 +120,9 @@ impl Process {
                 self.release(&[job]);
             };
         };
-        let (ticket, _) = self.vms[at].held.swap_remove(place);
+        let (ticket, _) = self.vms[at].queued.swap_remove(place);
         self.vms[at].pool.drop_queued(ticket, self.now);
-        (self.jobs[job].left, self.jobs[job].held_until) = (true, Some(self.now));
+        (self.jobs[job].left, self.jobs[job].queued_until) = (true, Some(self.now));
         self.publish(at);
         self.looks_at_freed(at);
     }
@@ -164,7 +164,7 @@ impl Process {
     }
 
     /// Only work of negative priority without a first byte is given up, once, for a request of
-    /// higher priority that is held at the same endpoint.
+    /// higher priority that is queued at the same endpoint.
     fn only_lower_work_is_given_up(&self) -> Result<(), TestCaseError> {
         for mark in &self.marks {
             let job = &self.jobs[mark.job];
@@ -174,7 +174,7 @@ impl Process {
                 "{:?}",
                 mark
             );
-            prop_assert!(mark.any_held, "given up though none waits: {:?}", mark);
+            prop_assert!(mark.any_queued, "given up though none waits: {:?}", mark);
         }
         for job in &self.given_up {
             prop_assert!(!self.jobs[*job].begun, "job {} has its first byte", job);
@@ -230,7 +230,7 @@ impl Process {
     /// How often the request may have asked: at its arrival, and once a second while it waited.
     fn asks_most(&self, job: usize) -> u64 {
         let job = &self.jobs[job];
-        1 + job.held_until.unwrap_or(self.now).ms_since(job.arrived) / ASK_AGAIN_MS
+        1 + job.queued_until.unwrap_or(self.now).ms_since(job.arrived) / ASK_AGAIN_MS
     }
 
     /// Each request is in one place, and each is counted once.
@@ -239,12 +239,12 @@ impl Process {
         let refused = of(|job| job.refused);
         let left = of(|job| job.left);
         prop_assert_eq!(
-            self.sent.len() + self.held() + refused + left,
+            self.sent.len() + self.queued() + refused + left,
             self.jobs.len()
         );
         prop_assert_eq!(self.outcome(FlowOutcome::Dispatched), self.sent.len());
         prop_assert_eq!(self.outcome(FlowOutcome::EvictedContextCancelled), left);
-        prop_assert_eq!(self.counted(|band| band.held), self.held());
+        prop_assert_eq!(self.counted(|band| band.queued), self.queued());
         prop_assert_eq!(
             (
                 self.counted(|band| band.given_up),
@@ -257,8 +257,8 @@ impl Process {
 
     /// No request waits where lower work runs that may be given up.
     fn none_waits_behind_lower_work(&self) -> Result<(), TestCaseError> {
-        for (_, held) in self.vms.iter().flat_map(|vm| &vm.held) {
-            let waits = &self.jobs[*held];
+        for (_, queued) in self.vms.iter().flat_map(|vm| &vm.queued) {
+            let waits = &self.jobs[*queued];
             let may_go = |job: &&Job| {
                 job.running
                     .as_ref()
@@ -284,7 +284,7 @@ impl Process {
         while self.running() > 0 {
             self.end_oldest();
         }
-        prop_assert_eq!(self.held(), 0);
+        prop_assert_eq!(self.queued(), 0);
         for vm in &self.vms {
             prop_assert!(
                 vm.pool.queues().is_empty()
@@ -295,7 +295,7 @@ impl Process {
                 vm.pool
                     .queues()
                     .counters()
-                    .all(|band| (band.held, band.bytes) == (0, 0))
+                    .all(|band| (band.queued, band.bytes) == (0, 0))
             );
         }
         Ok(())

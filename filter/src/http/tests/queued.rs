@@ -5,7 +5,7 @@ use proto::state::{self, daemon_message::Message::PoolUpdate};
 
 use super::*;
 use crate::fake::{FakeCall, encode};
-use crate::root::release_held;
+use crate::root::release_queued;
 use crate::shared_data::load_sharing::SharingOccasion;
 
 const SEATS: f64 = 1.0;
@@ -93,7 +93,7 @@ impl Workers {
         for worker in &self.0 {
             let due = worker.vm.borrow_mut().tick(1);
             due.iter().for_each(|request| request.retry());
-            release_held(&worker.vm);
+            release_queued(&worker.vm);
         }
         self.wake();
     }
@@ -113,7 +113,7 @@ impl Workers {
                 .borrow_mut()
                 .on_wake(u32::try_from(at).unwrap() + 1);
             due.iter().for_each(|request| request.retry());
-            release_held(&self.0[at].vm);
+            release_queued(&self.0[at].vm);
         }
         panic!("the workers wake each other for ever");
     }
@@ -149,7 +149,7 @@ impl Workers {
                 .borrow()
                 .pool
                 .queues()
-                .held()
+                .queued()
         };
         self.0.iter().map(held).sum()
     }

@@ -10,7 +10,7 @@ impl Simulation<'_> {
             while let Some(request) = self
                 .routers
                 .get_mut(proxy)
-                .and_then(|router| router.next_held(now))
+                .and_then(|router| router.next_queued(now))
             {
                 let Some(job) = self.workload.job(request) else {
                     continue;
@@ -22,7 +22,7 @@ impl Simulation<'_> {
                 let Some(router) = self.routers.get_mut(proxy) else {
                     continue;
                 };
-                let picked = router.pick_held(self.policy, from, &self.engines, now)?;
+                let picked = router.pick_queued(self.policy, from, &self.engines, now)?;
                 picked.map_or(Ok(()), |picked| self.dispatch(job, proxy, picked, now))?;
             }
         }

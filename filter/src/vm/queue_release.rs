@@ -9,12 +9,12 @@ use scheduler::flow::RoomAsk;
 
 use super::parked_request::ParkedRequest;
 use super::replica::PoolReplica;
-use super::{HeldRelease, VmState};
+use super::{QueueRelease, VmState};
 use crate::host::Host;
 use crate::shared_data::load_sharing::SharingOccasion;
 
 /// The message that wakes a VM whose held request is next.
-pub(super) const HELD_WAKE: &[u8] = b"held";
+pub(super) const QUEUED_WAKE: &[u8] = b"held";
 
 /// The most looks at the order of held requests in a row without one to resume.
 const TURNS_MAX: usize = 64;
@@ -25,7 +25,7 @@ impl<H: Host> VmState<H> {
     /// Has a root context resume held requests of the pool, in this VM or in another one that is
     /// next.
     pub fn release_soon(&mut self, replica: &mut PoolReplica) {
-        if self.releasing == HeldRelease::Idle && !self.pass_turn(replica, self.host.now()) {
+        if self.releasing == QueueRelease::Idle && !self.pass_turn(replica, self.host.now()) {
             self.wake_self();
         }
     }
@@ -33,19 +33,19 @@ impl<H: Host> VmState<H> {
     /// Wakes this VM, so that a root context resumes held requests. Without a VM slot, the next
     /// tick does.
     pub(super) fn wake_self(&mut self) {
-        if self.releasing == HeldRelease::Idle
+        if self.releasing == QueueRelease::Idle
             && self.vm_slot.slot.is_some()
             && self.vm_slot.queue != 0
         {
-            match self.host.queue_push(self.vm_slot.queue, HELD_WAKE) {
-                Ok(()) => self.releasing = HeldRelease::Woken,
+            match self.host.queue_push(self.vm_slot.queue, QUEUED_WAKE) {
+                Ok(()) => self.releasing = QueueRelease::Woken,
                 Err(error) => self.host_error("a wake-up", error),
             }
         }
     }
 
     /// The next one of a pool: while VMs share an order, only if it is this VM's turn.
-    pub(super) fn next_held_of(
+    pub(super) fn next_queued_of(
         &self,
         replica: &mut PoolReplica,
         now: Timestamp,
@@ -55,7 +55,7 @@ impl<H: Host> VmState<H> {
             .vm_context()
             .filter(|_| replica.pool.queues().is_shared())
         else {
-            return replica.next_held(now);
+            return replica.next_queued(now);
         };
         self.pass_asks(replica, now);
         for _ in 0..TURNS_MAX {
@@ -70,7 +70,7 @@ impl<H: Host> VmState<H> {
                 FlowTurn::Write(wake) if self.write_order(replica, wake, now) => return None,
                 FlowTurn::Write(_) => {}
                 FlowTurn::Resume(number) | FlowTurn::Try(number) => {
-                    if let Some(stream) = replica.held_stream(number) {
+                    if let Some(stream) = replica.queued_stream(number) {
                         // The loads are read after the order: see there.
                         self.receive_loads(replica, now, SharingOccasion::Claim);
                         return Some(stream);
@@ -136,7 +136,7 @@ impl<H: Host> VmState<H> {
             .alive(now)
             .map(|(_, row)| row)
             .find(|row| row.vm == vm && row.queue != 0);
-        if let Some(Err(error)) = row.map(|row| self.host.queue_push(row.queue, HELD_WAKE)) {
+        if let Some(Err(error)) = row.map(|row| self.host.queue_push(row.queue, QUEUED_WAKE)) {
             self.host_error("a wake-up", error);
         }
     }

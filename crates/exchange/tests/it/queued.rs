@@ -49,13 +49,13 @@ fn pool(section: &[(&str, f64)]) -> Rc<RefCell<ManagedPool>> {
 }
 
 /// One client: its driver and host.
-struct HeldClient {
+struct QueuedClient {
     host: MemoryHost,
     driver: RequestDriver<MemoryHost>,
     flow: FilterStatus,
 }
 
-impl HeldClient {
+impl QueuedClient {
     fn sends(pool: &Rc<RefCell<ManagedPool>>, objective: &str) -> Self {
         Self::sends_with(pool, objective, &[])
     }
@@ -78,20 +78,20 @@ impl HeldClient {
         Self { host, driver, flow }
     }
 
-    fn is_held(&self) -> bool {
+    fn is_queued(&self) -> bool {
         self.driver.is_queued()
     }
 }
 
 /// Resumes the held requests that the pool names, as a host does.
-fn release(pool: &Rc<RefCell<ManagedPool>>, clients: &mut [HeldClient], now: Timestamp) {
+fn release(pool: &Rc<RefCell<ManagedPool>>, clients: &mut [QueuedClient], now: Timestamp) {
     loop {
         let Some(number) = pool.borrow_mut().next_due(now) else {
             return;
         };
         let client = clients
             .iter_mut()
-            .find(|client| client.is_held() && client.host.held == Some(number));
+            .find(|client| client.is_queued() && client.host.held == Some(number));
         if let Some(client) = client {
             client.host.now = now;
             client.flow = client.driver.resume(&mut client.host, now);
@@ -102,8 +102,8 @@ fn release(pool: &Rc<RefCell<ManagedPool>>, clients: &mut [HeldClient], now: Tim
 #[test]
 fn chat_is_released_before_a_batch_that_came_earlier() {
     let pool = pool(&[]);
-    let mut clients: Vec<HeldClient> = ["batch", "batch", "batch", "chat"]
-        .map(|objective| HeldClient::sends(&pool, objective))
+    let mut clients: Vec<QueuedClient> = ["batch", "batch", "batch", "chat"]
+        .map(|objective| QueuedClient::sends(&pool, objective))
         .into();
     assert_eq!(
         clients.iter().map(|client| client.flow).collect::<Vec<_>>(),
@@ -116,7 +116,7 @@ fn chat_is_released_before_a_batch_that_came_earlier() {
     );
     assert_eq!(clients[3].host.log, ["hold"]);
     for (ends, next) in [(0, 3), (3, 1), (1, 2)] {
-        let HeldClient { host, driver, .. } = &mut clients[ends];
+        let QueuedClient { host, driver, .. } = &mut clients[ends];
         host.answer(driver, "10.0.0.0:8000");
         let now = Timestamp(0).plus_ms(100);
         release(&pool, &mut clients, now);
@@ -131,7 +131,7 @@ fn chat_is_released_before_a_batch_that_came_earlier() {
             "{log:?}"
         );
     }
-    let HeldClient { host, driver, .. } = &mut clients[2];
+    let QueuedClient { host, driver, .. } = &mut clients[2];
     host.answer(driver, "10.0.0.0:8000");
     let pool = pool.borrow();
     assert!(pool.queues().is_empty() && pool.in_flight().rows().next().is_none());
@@ -150,16 +150,16 @@ fn chat_is_released_before_a_batch_that_came_earlier() {
 #[test]
 fn a_client_that_leaves_while_held_costs_nothing_more() {
     let pool = pool(&[]);
-    let mut clients: Vec<HeldClient> = ["batch", "batch"]
-        .map(|objective| HeldClient::sends(&pool, objective))
+    let mut clients: Vec<QueuedClient> = ["batch", "batch"]
+        .map(|objective| QueuedClient::sends(&pool, objective))
         .into();
-    let HeldClient { host, driver, .. } = &mut clients[1];
+    let QueuedClient { host, driver, .. } = &mut clients[1];
     driver.end(host);
     assert_eq!(
-        (pool.borrow().queues().held(), host.log.as_slice()),
+        (pool.borrow().queues().queued(), host.log.as_slice()),
         (0, &["hold".to_owned()][..])
     );
-    let HeldClient { host, driver, .. } = &mut clients[0];
+    let QueuedClient { host, driver, .. } = &mut clients[0];
     host.answer(driver, "10.0.0.0:8000");
     release(&pool, &mut clients, Timestamp(0).plus_ms(9));
     assert_eq!(clients[1].host.log, ["hold"], "it is never sent");
@@ -168,10 +168,10 @@ fn a_client_that_leaves_while_held_costs_nothing_more() {
 #[test]
 fn a_request_that_waits_too_long_or_over_the_limit_is_refused_with_its_reason() {
     let pool = pool(&[("ttlMs", 50.0), ("maxRequests", 1.0)]);
-    let mut clients: Vec<HeldClient> = ["batch", "batch", "batch", "chat"]
-        .map(|objective| HeldClient::sends(&pool, objective))
+    let mut clients: Vec<QueuedClient> = ["batch", "batch", "batch", "chat"]
+        .map(|objective| QueuedClient::sends(&pool, objective))
         .into();
-    let refused = |client: &HeldClient| client.host.log.last().cloned().unwrap_or_default();
+    let refused = |client: &QueuedClient| client.host.log.last().cloned().unwrap_or_default();
     assert!(
         refused(&clients[2]).starts_with("reply 429 rejected-saturated, retry after "),
         "{:?}",
@@ -193,7 +193,7 @@ fn a_request_that_waits_too_long_or_over_the_limit_is_refused_with_its_reason() 
     );
     clients
         .iter_mut()
-        .for_each(|HeldClient { host, driver, .. }| driver.end(host));
+        .for_each(|QueuedClient { host, driver, .. }| driver.end(host));
     let pool = pool.borrow();
     assert!(pool.queues().is_empty() && pool.in_flight().rows().next().is_none());
 }
@@ -201,14 +201,14 @@ fn a_request_that_waits_too_long_or_over_the_limit_is_refused_with_its_reason() 
 #[test]
 fn a_request_may_shorten_its_wait_and_not_prolong_it() {
     let pool = pool(&[("ttlMs", 50.0)]);
-    let ttl = |ms| HeldClient::sends_with(&pool, "batch", &[(b"x-queue-ttl-ms", ms)]);
+    let ttl = |ms| QueuedClient::sends_with(&pool, "batch", &[(b"x-queue-ttl-ms", ms)]);
     let mut clients = [
-        HeldClient::sends(&pool, "batch"),
+        QueuedClient::sends(&pool, "batch"),
         ttl(b"20"),
         ttl(b"5000"),
         ttl(b"soon"),
     ];
-    let expired = |clients: &[HeldClient]| {
+    let expired = |clients: &[QueuedClient]| {
         clients
             .iter()
             .map(|client| {
@@ -236,8 +236,8 @@ fn a_request_may_shorten_its_wait_and_not_prolong_it() {
 fn the_operator_finds_a_held_request_by_its_id() {
     let pool = pool(&[]);
     let _clients = [
-        HeldClient::sends(&pool, "batch"),
-        HeldClient::sends_with(&pool, "batch", &[(b"x-request-id", b"find-me")]),
+        QueuedClient::sends(&pool, "batch"),
+        QueuedClient::sends_with(&pool, "batch", &[(b"x-request-id", b"find-me")]),
     ];
     pool.borrow_mut().tick(Timestamp(0).plus_ms(41));
     let shown = exchange::record::running(&pool.borrow());
@@ -250,7 +250,8 @@ fn the_operator_finds_a_held_request_by_its_id() {
 #[test]
 fn the_client_may_ask_why_a_request_was_held_and_how_long() {
     let pool = pool(&[]);
-    let explained = || HeldClient::sends_with(&pool, "batch", &[(b"x-switchpoint-explain", b"1")]);
+    let explained =
+        || QueuedClient::sends_with(&pool, "batch", &[(b"x-switchpoint-explain", b"1")]);
     let mut clients = [explained(), explained()];
     let oldest = |ms| {
         pool.borrow_mut().tick(Timestamp(0).plus_ms(ms));
@@ -262,8 +263,8 @@ fn the_client_may_ask_why_a_request_was_held_and_how_long() {
     };
     assert_eq!(oldest(41), Some((40, true)), "the operator sees it, too");
     let now = Timestamp(0).plus_ms(100);
-    let answer = |at: usize, clients: &mut [HeldClient]| {
-        let HeldClient { host, driver, .. } = &mut clients[at];
+    let answer = |at: usize, clients: &mut [QueuedClient]| {
+        let QueuedClient { host, driver, .. } = &mut clients[at];
         host.answer(driver, "10.0.0.0:8000");
         release(&pool, clients, now);
         clients[at].host.reasons.clone().unwrap()
@@ -284,7 +285,7 @@ fn the_client_may_ask_why_a_request_was_held_and_how_long() {
 fn the_limit_of_bytes_counts_the_memory_that_the_proxy_keeps() {
     let limit = CHAT.len() as f64 + 100.0;
     let pool = pool(&[("maxBytes", limit)]);
-    let clients = ["batch", "batch"].map(|objective| HeldClient::sends(&pool, objective));
+    let clients = ["batch", "batch"].map(|objective| QueuedClient::sends(&pool, objective));
     let last = clients[1].host.log.last().unwrap();
     assert!(
         last.starts_with("reply 429 rejected-saturated"),
@@ -298,10 +299,10 @@ fn a_request_that_waited_too_long_is_refused_without_a_decision() {
     let pool = pool(&[]);
     let asks: [(&[u8], &[u8]); 2] = [(b"x-queue-ttl-ms", b"20"), (b"x-switchpoint-explain", b"1")];
     let mut clients = vec![
-        HeldClient::sends(&pool, "chat"),
-        HeldClient::sends_with(&pool, "chat", &asks),
+        QueuedClient::sends(&pool, "chat"),
+        QueuedClient::sends_with(&pool, "chat", &asks),
     ];
-    assert!(clients[1].is_held());
+    assert!(clients[1].is_queued());
     let now = Timestamp(0).plus_ms(60);
     pool.borrow_mut().tick(now);
     release(&pool, &mut clients, now);
