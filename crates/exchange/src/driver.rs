@@ -59,8 +59,8 @@
 //!    ([`PoolUse::Resolve`]); `subset_hint`; `with_pool` ([`PoolUse::Pick`]); `log_decision`. Then
 //!    `forward` and `count`, or `count` and `reply`, or `park` or `hold`, and `keep_body`.
 //! 3. Response headers: `with_pool` ([`PoolUse::Respond`]), `send_response_headers`.
-//! 4. Response body: `take_response_body`, `with_pool` ([`PoolUse::ReadResponse`]),
-//!    `send_response_body`.
+//! 4. Response body: `take_response_body`; `with_pool` ([`PoolUse::ReadResponse`]) at the first
+//!    token, each 50 ms and at the end; `send_response_body`.
 //! 5. End: `with_pool` ([`PoolUse::Release`]), `ended`.
 //!
 //! # What a host must never do
@@ -466,10 +466,11 @@ impl<H: RequestHost> RequestDriver<H> {
         let bytes = host.take_response_body(size);
         let exchange = &mut self.exchange;
         let now = host.now();
-        let due = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
-            exchange.read_chunk(pool, bytes.as_ref(), last, now);
-            pool.has_due()
-        });
+        let due = exchange.read_chunk(bytes.as_ref(), last, now)
+            && host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
+                exchange.report_progress(pool, now);
+                pool.has_due()
+            });
         if due {
             host.release_queued(pool);
         }

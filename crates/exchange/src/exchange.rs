@@ -13,6 +13,7 @@ mod pending_request;
 mod phase;
 mod pick;
 mod queued_request;
+mod reply_progress;
 mod request_head;
 mod resolve;
 mod response_head;
@@ -354,24 +355,29 @@ impl Exchange {
         last: bool,
         now: Timestamp,
     ) -> Option<&[u8]> {
-        self.read_chunk(pool, bytes, last, now);
+        if self.read_chunk(bytes, last, now) {
+            self.report_progress(pool, now);
+        }
         self.restore_chunk(bytes, last)
     }
 
-    /// The first step of [`Self::response_chunk`]: reads the piece.
-    pub(crate) fn read_chunk(
-        &mut self,
-        pool: &mut ManagedPool,
-        bytes: &[u8],
-        last: bool,
-        now: Timestamp,
-    ) {
-        if let ExchangePhase::Routed(routed) = &mut self.phase {
-            routed.response_chunk(pool, bytes, last, now);
+    /// The first step of [`Self::response_chunk`]: reads the piece. Returns whether
+    /// [`Self::report_progress`] must follow.
+    pub(crate) fn read_chunk(&mut self, bytes: &[u8], last: bool, now: Timestamp) -> bool {
+        match &mut self.phase {
+            ExchangePhase::Routed(routed) => routed.read_chunk(bytes, last, now),
+            _ => false,
         }
     }
 
-    /// The second step of [`Self::response_chunk`].
+    /// The second step of [`Self::response_chunk`]: reports what the reply has shown to the pool.
+    pub(crate) fn report_progress(&mut self, pool: &mut ManagedPool, now: Timestamp) {
+        if let ExchangePhase::Routed(routed) = &mut self.phase {
+            routed.report_progress(pool, now);
+        }
+    }
+
+    /// The last step of [`Self::response_chunk`].
     pub(crate) fn restore_chunk(&mut self, bytes: &[u8], last: bool) -> Option<&[u8]> {
         if let ExchangePhase::Routed(routed) = &mut self.phase {
             routed.restore_chunk(bytes, last)

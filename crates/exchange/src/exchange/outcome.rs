@@ -69,10 +69,15 @@ impl RoutedRequest {
             .as_mut()
             .map(ResponseReader::finish)
             .unwrap_or_default();
+        // The tokens that came since the last report, at the time of the last of them.
+        if let Some(last) = self.reply.progress.last_token_at {
+            self.report_progress(pool, last);
+        }
         let verdict = self.judge(pool, now);
         let outcome = self.outcome(pool, verdict, usage, now);
         let ttft_ms = self
             .reply
+            .progress
             .first_token_at
             .filter(|_| self.reply.streamed)
             .map(|at| ms_between(self.pick.at, at));
@@ -135,6 +140,7 @@ impl RoutedRequest {
             failed_attempts: self.reply.failed_attempts,
             ttft_ms: self
                 .reply
+                .progress
                 .first_token_at
                 .filter(|_| self.reply.streamed)
                 .map(|at| at.ms_since(self.pick.at)),
@@ -224,9 +230,10 @@ impl RoutedRequest {
     fn tpot_ms(&self, usage: &TokenUsage) -> Option<f32> {
         let (first, last) = self
             .reply
+            .progress
             .first_token_at
             .filter(|_| self.reply.streamed)
-            .zip(self.reply.last_token_at)?;
+            .zip(self.reply.progress.last_token_at)?;
         let further = usage
             .completion_tokens?
             .checked_sub(1)

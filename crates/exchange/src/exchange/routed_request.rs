@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use scheduler::EndpointRef;
 
+use super::reply_progress::ReplyProgress;
 use super::response_head::{ResponseHead, ResponseOrigin};
 use crate::api::RequestApi;
 use crate::headers;
@@ -50,10 +51,6 @@ pub struct ResponseStep {
     /// How to handle the body.
     pub body: ResponseBody,
 }
-
-/// The number of tokens after which their mean pace is published: often enough to see a stream slow
-/// down, rarely enough to cost nothing.
-const PACE_TOKENS: u32 = 16;
 
 /// The properties of the prompt that are needed after it was sent.
 #[derive(Debug)]
@@ -124,10 +121,7 @@ pub(super) struct ReplyState {
     pub(super) complete: bool,
     pub(super) bytes: u64,
     pub(super) reader: Option<ResponseReader>,
-    pub(super) first_token_at: Option<Timestamp>,
-    pub(super) last_token_at: Option<Timestamp>,
-    /// A moment, and the tokens since then whose pace was not published yet.
-    pub(super) unpublished_tokens: (Timestamp, u32),
+    pub(super) progress: ReplyProgress,
 }
 
 /// Whether the body of a reply with this status is read. Errors are read to distinguish the
@@ -152,9 +146,7 @@ impl ReplyState {
             complete: false,
             bytes: 0,
             reader: None,
-            first_token_at: None,
-            last_token_at: None,
-            unpublished_tokens: (now, 0),
+            progress: ReplyProgress::new(now),
         }
     }
 }
@@ -291,69 +283,57 @@ impl RoutedRequest {
         (restored != bytes).then_some(restored)
     }
 
-    pub(super) fn response_chunk(
-        &mut self,
-        pool: &mut ManagedPool,
-        bytes: &[u8],
-        last: bool,
-        now: Timestamp,
-    ) {
+    /// Reads a piece of the reply. Returns whether [`Self::report_progress`] must follow.
+    pub(super) fn read_chunk(&mut self, bytes: &[u8], last: bool, now: Timestamp) -> bool {
         self.reply.bytes += bytes.len() as u64;
         self.reply.complete |= last;
         let Some(reader) = &mut self.reply.reader else {
-            return;
+            return false;
         };
-        let progress = reader.chunk(bytes);
+        let progress = &mut self.reply.progress;
+        progress.add_chunk(&reader.chunk(bytes), now);
         if self.api.stores() && self.reply.status == 200 {
             if last {
                 let _ = reader.finish(); // an unstreamed reply shows its id only now
             }
-            if let Some((server, id)) = self.reply.served_by.zip(reader.take_stored_id()) {
-                pool.record_stored_answer(server, id);
+            if let Some(answer) = self.reply.served_by.zip(reader.take_stored_id()) {
+                progress.add_stored(answer);
             }
         }
-        if progress.first_token {
-            self.reply.first_token_at = Some(now);
+        last || progress.is_report_due(now)
+    }
+
+    /// Reports to the pool what the reply has shown since the last report.
+    pub(super) fn report_progress(&mut self, pool: &mut ManagedPool, now: Timestamp) {
+        let reported = self.reply.progress.take_unreported(now);
+        if let Some((server, id)) = reported.stored {
+            pool.record_stored_answer(server, id);
+        }
+        if reported.first_token {
             pool.record_first_token(&mut self.pick.hold, self.prompt.tokens, now);
-            self.reply.unpublished_tokens = (now, 0);
             if self.reply.streamed {
                 pool.record_ttft(&self.pick.hold, ms_between(self.pick.at, now));
             }
         }
-        if progress.events > 0 {
-            self.reply.last_token_at = Some(now);
-            pool.record_output(&mut self.pick.hold, progress.events, now);
-            self.publish_pace(pool, progress.events, now);
+        if reported.tokens > 0 {
+            pool.record_output(&mut self.pick.hold, reported.tokens, now);
+        }
+        let pace_ms = self.reply.progress.take_pace(&reported, now);
+        if let Some(pace_ms) = pace_ms.filter(|_| self.reply.streamed) {
+            self.publish_pace(pool, pace_ms, now);
         }
     }
 
     /// Publishes the mean pace of a few tokens to the queue of running requests.
-    #[expect(clippy::cast_precision_loss, reason = "a few tokens")]
-    fn publish_pace(&mut self, pool: &mut ManagedPool, tokens: u32, now: Timestamp) {
-        let (since, unpublished) = self.reply.unpublished_tokens;
-        // Tokens that came with the first token do not count: their time is the TTFT.
-        self.reply.unpublished_tokens = (
-            since,
-            if since == now {
-                0
-            } else {
-                unpublished.saturating_add(tokens)
-            },
-        );
-        if self.reply.unpublished_tokens.1 >= PACE_TOKENS && self.reply.streamed {
-            pool.record_tpot(
-                &self.pick.hold,
-                ms_between(since, now) / self.reply.unpublished_tokens.1 as f32,
-            );
-            self.reply.unpublished_tokens = (now, 0);
-            // A probe has shown enough: its stream may go on for minutes.
-            if let Some(endpoint) = self
-                .reply
-                .served_by
-                .filter(|_| ManagedPool::is_probe(&self.pick.hold))
-            {
-                pool.record_success(endpoint, self.pick.at, &mut self.pick.hold, now);
-            }
+    fn publish_pace(&mut self, pool: &mut ManagedPool, pace_ms: f32, now: Timestamp) {
+        pool.record_tpot(&self.pick.hold, pace_ms);
+        // A probe has shown enough: its stream may go on for minutes.
+        if let Some(endpoint) = self
+            .reply
+            .served_by
+            .filter(|_| ManagedPool::is_probe(&self.pick.hold))
+        {
+            pool.record_success(endpoint, self.pick.at, &mut self.pick.hold, now);
         }
     }
 

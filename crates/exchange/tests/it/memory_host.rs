@@ -2,7 +2,7 @@
 //! the rules in `crates/exchange/src/driver.rs`.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use exchange::driver::{
@@ -32,6 +32,8 @@ pub(crate) struct MemoryHost {
     pub(crate) held: Option<u64>,
     /// The reasons of the decision, which the client got in a header.
     pub(crate) reasons: Option<String>,
+    /// How often the pool was touched for a piece of a reply.
+    reports: Cell<usize>,
 }
 
 // === impl MemoryHost ===
@@ -50,6 +52,7 @@ impl MemoryHost {
             log: Vec::new(),
             held: None,
             reasons: None,
+            reports: Cell::new(0),
         }
     }
 
@@ -119,10 +122,12 @@ impl RequestHost for MemoryHost {
     fn with_pool<R>(
         &self,
         pool: &Self::Pool,
-        _usage: PoolUse,
+        usage: PoolUse,
         _now: Timestamp,
         act: impl FnOnce(&mut ManagedPool) -> R,
     ) -> R {
+        let reports = usize::from(usage == PoolUse::ReadResponse);
+        self.reports.set(self.reports.get() + reports);
         act(&mut pool.borrow_mut())
     }
 
@@ -386,4 +391,47 @@ fn a_body_in_pieces_has_the_blocks_of_a_whole_one_though_the_secret_changes() {
         in_two_pieces(|pool| pool.install(pool_update(2, 1), 8, 1_000)),
         unchanged
     );
+}
+
+#[test]
+fn a_stream_touches_the_pool_at_its_first_token_each_50_ms_and_at_its_end() {
+    let pool = pool(true);
+    let mut host = MemoryHost::new(&pool, CHAT);
+    let (mut driver, _) = host.send();
+    let head = ResponseHead {
+        origin: ResponseOrigin::Upstream,
+        status: 200,
+        upstream_address: Some(b"10.0.0.0:8000"),
+        attempts: 1,
+        content_type: Some(b"text/event-stream"),
+        ..ResponseHead::default()
+    };
+    let _ = driver.response_headers(&mut host, &head);
+    let endpoint = pool.borrow().snapshot().unwrap().endpoints()[0].id;
+    let decode_tokens = || pool.borrow().in_flight().load(endpoint).decode_tokens;
+    let mut reports = Vec::new();
+    for piece in 0..20 {
+        host.now = Timestamp(0).plus_ms(100 + 10 * piece);
+        host.response = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n".to_vec();
+        let size = host.response.len();
+        let before = host.reports.get();
+        let _ = driver.response_body(&mut host, size, false);
+        if host.reports.get() != before {
+            reports.push((piece, decode_tokens()));
+        }
+    }
+    let prompt = reports[0].1 - 1;
+    let seen: Vec<_> = reports
+        .iter()
+        .map(|(at, all)| (*at, all - prompt))
+        .collect();
+    assert_eq!(seen, [(0, 1), (5, 6), (10, 11), (15, 16)]);
+    // The last four tokens are part of the outcome without a report of their own.
+    driver.end(&mut host);
+    assert!(
+        host.log.last().unwrap().contains("Some(20) tokens"),
+        "{:?}",
+        host.log
+    );
+    assert_eq!((host.reports.get(), decode_tokens()), (4, 0));
 }

@@ -1,0 +1,115 @@
+//! The tokens of one reply: when they came, and what the pool does not know of them yet.
+
+use pool_state::{Timestamp, ms_between};
+use scheduler::EndpointRef;
+
+use crate::sse::ChunkProgress;
+
+/// The number of tokens after which their mean pace is published: often enough to see a stream slow
+/// down, rarely enough to cost nothing.
+const PACE_TOKENS: u32 = 16;
+
+/// How often a stream reports its tokens to the pool, in ms. The pool reads them for load reports,
+/// which are sent each 100 ms or less often. A stream of 100 tokens/s then touches the pool with one
+/// chunk of five.
+const REPORT_MS: u64 = 50;
+
+#[derive(Debug)]
+pub(super) struct ReplyProgress {
+    pub(super) first_token_at: Option<Timestamp>,
+    pub(super) last_token_at: Option<Timestamp>,
+    unreported: UnreportedProgress,
+    /// The tokens whose pace was not published yet, and the time before the first of them.
+    paced_tokens: u32,
+    paced_since: Timestamp,
+}
+
+/// The progress since it was reported to the pool.
+#[derive(Debug)]
+pub(super) struct UnreportedProgress {
+    /// When the progress before was reported.
+    since: Timestamp,
+    /// Tokens, as events of the stream.
+    pub(super) tokens: u32,
+    /// Whether the first token is one of them.
+    pub(super) first_token: bool,
+    /// The endpoint that stored the answer, and the hash of the answer's id.
+    pub(super) stored: Option<(EndpointRef, u64)>,
+}
+
+// === impl ReplyProgress ===
+
+impl ReplyProgress {
+    pub(super) const fn new(now: Timestamp) -> Self {
+        Self {
+            first_token_at: None,
+            last_token_at: None,
+            unreported: UnreportedProgress::new(now),
+            paced_tokens: 0,
+            paced_since: now,
+        }
+    }
+
+    pub(super) fn add_chunk(&mut self, chunk: &ChunkProgress, now: Timestamp) {
+        if chunk.first_token {
+            self.first_token_at = Some(now);
+            self.unreported.first_token = true;
+        }
+        if chunk.events > 0 {
+            self.last_token_at = Some(now);
+            self.unreported.tokens = self.unreported.tokens.saturating_add(chunk.events);
+        }
+    }
+
+    /// Records that an endpoint stored the answer under the id with this hash.
+    pub(super) const fn add_stored(&mut self, answer: (EndpointRef, u64)) {
+        self.unreported.stored = Some(answer);
+    }
+
+    /// Whether the pool should get what it does not know.
+    pub(super) fn is_report_due(&self, now: Timestamp) -> bool {
+        let unreported = &self.unreported;
+        unreported.first_token
+            || unreported.stored.is_some()
+            || (unreported.tokens > 0 && now.ms_since(unreported.since) >= REPORT_MS)
+    }
+
+    pub(super) const fn take_unreported(&mut self, now: Timestamp) -> UnreportedProgress {
+        std::mem::replace(&mut self.unreported, UnreportedProgress::new(now))
+    }
+
+    /// Adds reported tokens. Returns their mean pace, in ms for each, once they are enough.
+    #[expect(clippy::cast_precision_loss, reason = "a few tokens")]
+    pub(super) fn take_pace(
+        &mut self,
+        reported: &UnreportedProgress,
+        now: Timestamp,
+    ) -> Option<f32> {
+        if reported.first_token {
+            // Tokens that came with the first token have no pace: their time is the TTFT.
+            self.paced_since = now;
+            return None;
+        }
+        self.paced_tokens = self.paced_tokens.saturating_add(reported.tokens);
+        if self.paced_tokens < PACE_TOKENS {
+            return None;
+        }
+        let pace_ms = ms_between(self.paced_since, now) / self.paced_tokens as f32;
+        self.paced_since = now;
+        self.paced_tokens = 0;
+        Some(pace_ms)
+    }
+}
+
+// === impl UnreportedProgress ===
+
+impl UnreportedProgress {
+    const fn new(since: Timestamp) -> Self {
+        Self {
+            since,
+            tokens: 0,
+            first_token: false,
+            stored: None,
+        }
+    }
+}
