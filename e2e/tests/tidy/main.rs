@@ -66,6 +66,9 @@ rules! {
         "docs/reference/failure-drills.md" => "| killed | `missing_module` | 1, 0 |\n",
         "e2e/tests/it/daemon_faults.rs" => "async fn something_else() {",
     ];
+    recipes_list_every_file: [
+        "crates/exchange/src/headers.rs" => "const LAST: RequestApi = RequestApi::Conversations;",
+    ];
     documented_ports_exist: [
         "docs/how-to/envoy.md" => "| 8081 | Envoy | clients |\n",
         "envoy-config/standalone.yaml" => "port_value: 8080",

@@ -424,6 +424,87 @@ pub(crate) fn documented_drills_exist(tree: &SourceTree) -> Vec<String> {
         .collect()
 }
 
+/// A recipe of `CONTRIBUTING.md`, with code that follows it.
+struct RecipeExample {
+    /// The start of the recipe's first line.
+    title: &'static str,
+    /// The name in place of `NAME` in the recipe's paths.
+    name: &'static str,
+    /// Each file that a new case touches names one of these.
+    marks: &'static [&'static str],
+}
+
+const RECIPES: [RecipeExample; 4] = [
+    RecipeExample {
+        title: "**A scorer**",
+        name: "running_requests_size",
+        marks: &[
+            "mod running_requests_size;",
+            "running_requests_size::",
+            "\"running-requests-size-scorer\"",
+        ],
+    },
+    RecipeExample {
+        title: "**An engine's metric**",
+        name: "",
+        marks: &[
+            "name: \"kv_cache_utilization\"",
+            "\"vllm:kv_cache_usage_perc\"",
+        ],
+    },
+    RecipeExample {
+        title: "**A discovery backend**",
+        name: "directory",
+        marks: &[
+            "impl Backend for DirectoryBackend",
+            "struct DirectoryBackend",
+            "DirectorySource",
+        ],
+    },
+    RecipeExample {
+        title: "**A request API**",
+        name: "",
+        marks: &["Conversations"],
+    },
+];
+
+/// A recipe lists every file that its example is in, so that a reader who follows it is done.
+pub(crate) fn recipes_list_every_file(tree: &SourceTree) -> Vec<String> {
+    let guide = tree.text("CONTRIBUTING.md");
+    let crates = ["crates/", "control-plane/src/", "filter/src/"];
+    let is_product = |path: &str| {
+        crates.iter().any(|folder| path.starts_with(folder))
+            && path.ends_with(".rs")
+            && !path.ends_with("/tests.rs")
+            && !["/tests/", "/benches/", "/examples/", "/fuzz/"]
+                .iter()
+                .any(|folder| path.contains(folder))
+    };
+    let mut complaints = Vec::new();
+    for RecipeExample { title, name, marks } in RECIPES {
+        let recipe = guide.find(title).map_or("", |start| &guide[start..]);
+        let steps: String = recipe.lines().take_while(|line| !line.is_empty()).collect();
+        let listed = steps.replace("NAME", name);
+        let named = |file: &&SourceFile| {
+            file.code()
+                .any(|(_, line)| marks.iter().any(|mark| line.contains(mark)))
+        };
+        let files: Vec<&SourceFile> = tree.where_path(is_product).filter(named).collect();
+        if files.len() < 2 {
+            complaints.push(format!(
+                "CONTRIBUTING.md: no code follows the recipe {title}"
+            ));
+        }
+        complaints.extend(
+            files
+                .iter()
+                .filter(|file| !listed.contains(&format!("`{}`", file.path)))
+                .map(|file| format!("CONTRIBUTING.md: the recipe {title} lacks {}", file.path)),
+        );
+    }
+    complaints
+}
+
 // === helpers ===
 
 /// One complaint for each line of code that `judge` objects to.

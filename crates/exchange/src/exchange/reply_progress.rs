@@ -10,8 +10,8 @@ use crate::sse::ChunkProgress;
 const PACE_TOKENS: u32 = 16;
 
 /// How often a stream reports its tokens to the pool, in ms. The pool reads them for load reports,
-/// which are sent each 100 ms or less often. A stream of 100 tokens/s then touches the pool with one
-/// chunk of five.
+/// which are sent each 100 ms or less often. A stream of 100 tokens/s then touches the pool with
+/// one chunk of five.
 const REPORT_MS: u64 = 50;
 
 #[derive(Debug)]
