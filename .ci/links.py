@@ -10,8 +10,6 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# The links of a template are relative to the folder of the page that is generated from it.
-TEMPLATES = {"tools/bench/src/performance.md": "docs/reference"}
 LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
 
@@ -34,7 +32,7 @@ def anchors(text: str) -> set[str]:
 
 def broken(name: str, text: str, root: pathlib.Path = ROOT) -> list[str]:
     """The links of one file that lead nowhere."""
-    folder = root / TEMPLATES.get(name, str(pathlib.Path(name).parent))
+    folder = root / pathlib.Path(name).parent
     complaints = []
     for number, line in enumerate(prose(text).splitlines(), 1):
         for target in LINK.findall(line):

@@ -37,7 +37,6 @@ pub(crate) struct LoadFigures {
     pub(crate) errors: u64,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
-    pub(crate) p999_us: f64,
     pub(crate) rps: f64,
     /// CPU time of Envoy per request.
     pub(crate) cpu_us: f64,
@@ -172,7 +171,6 @@ impl LoadFigures {
             errors,
             p50_us: 1e6 * number("/latencyPercentiles/p50")?,
             p99_us: 1e6 * number("/latencyPercentiles/p99")?,
-            p999_us: 1e6 * number("/latencyPercentiles/p99.9")?,
             rps: number("/summary/requestsPerSec")?,
             cpu_us: envoy_ns as f64 / 1e3 / ok as f64,
             daemon_us: daemon_ns as f64 / 1e3 / ok as f64,

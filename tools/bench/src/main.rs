@@ -153,7 +153,54 @@ fn write_result(part: &str, rows: &[impl Serialize]) -> Result<()> {
         // cores means that other processes used the machine.
         "load_average": load.split(' ').next().and_then(|load| load.parse::<f64>().ok()),
     });
-    std::fs::write(&file, serde_json::to_string_pretty(&result)?)?;
+    std::fs::write(&file, lines(result))?;
     println!("written to target/bench/{part}.json");
     Ok(())
+}
+
+/// The JSON with a line for each row, and floats with three decimals.
+fn lines(mut result: serde_json::Value) -> String {
+    let rows = result["rows"].take();
+    let rows: Vec<String> = rows
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|row| rounded(row).to_string())
+        .collect();
+    let rows = format!("\"rows\":[\n{}\n]", rows.join(",\n"));
+    result.to_string().replace("\"rows\":null", &rows) + "\n"
+}
+
+fn rounded(value: &serde_json::Value) -> serde_json::Value {
+    use serde_json::Value;
+    match value {
+        Value::Number(number) if number.is_f64() => number
+            .as_f64()
+            .map_or(Value::Null, |float| json!((float * 1e3).round() / 1e3)),
+        Value::Array(items) => items.iter().map(rounded).collect(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, field)| (name.clone(), rounded(field)))
+            .collect(),
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_have_a_line_for_each_row_and_short_numbers() {
+        let rows = json!([{ "us": 0.123_456, "count": 7, "of": [1.0, null] }, { "us": 2.0 }]);
+        let text = lines(json!({ "cores": 2, "rows": rows }));
+        assert_eq!(text.lines().count(), 4, "{text}");
+        assert!(text.contains("0.123,") || text.contains("0.123}"), "{text}");
+        let read: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(
+            (&read["cores"], &read["rows"][0]["count"]),
+            (&json!(2), &json!(7))
+        );
+        assert_eq!(read["rows"][1], json!({ "us": 2.0 }));
+    }
 }

@@ -56,8 +56,6 @@ pub(crate) struct OverheadRow {
     pub(crate) requests: u64,
     pub(crate) errors: u64,
     pub(crate) p50_us: f64,
-    pub(crate) p99_us: f64,
-    pub(crate) p999_us: f64,
     /// CPU of Envoy; of Envoy and the daemon where the daemon picks (`ext_proc`).
     pub(crate) cpu_us: f64,
     /// CPU of the daemon. It scrapes all endpoints the whole time, so that few requests pay more
@@ -328,8 +326,6 @@ fn row(
         requests: ours.iter().map(|m| m.requests).sum(),
         errors: ours.iter().map(|m| m.errors).sum(),
         p50_us: median(&of(|m| m.p50_us, ours)),
-        p99_us: median(&of(|m| m.p99_us, ours)),
-        p999_us: median(&of(|m| m.p999_us, ours)),
         cpu_us: median(&of(|m| m.cpu_us, ours)),
         daemon_us: median(&of(|m| m.daemon_us, ours)),
         rps: median(&of(|m| m.rps, ours)),

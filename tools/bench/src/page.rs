@@ -1,6 +1,6 @@
 //! Prints `docs/reference/performance.md` and its plots from the results in `docs/data`. The text
-//! around the figures comes from `performance.md` beside this file. A test compares the page with
-//! the data.
+//! around the figures comes from `performance.md.in` beside this file. A test compares the page
+//! with the data.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ mod chart;
 mod tables;
 mod targets;
 
-const TEMPLATE: &str = include_str!("performance.md");
+const TEMPLATE: &str = include_str!("performance.md.in");
 
 /// The results that the page shows.
 const PARTS: [&str; 5] = ["overhead", "streams", "standing", "flow", "flow-cost"];
@@ -27,7 +27,7 @@ const BUSY_PER_CORE: f64 = 2.0;
 /// Places of the template that figures replace.
 type PagePart = (&'static str, fn(&BenchResults) -> Result<String>);
 
-const MARKS: [PagePart; 13] = [
+const MARKS: [PagePart; 12] = [
     ("<!-- machine: overhead -->", |measured| {
         Ok(measured.overhead.machine())
     }),
@@ -45,12 +45,7 @@ const MARKS: [PagePart; 13] = [
     }),
     ("<!-- targets -->", targets::table),
     ("<!-- bases -->", tables::bases),
-    ("<!-- requests minimal -->", |measured| {
-        tables::requests(measured, RequestPath::Minimal)
-    }),
-    ("<!-- requests shipped -->", |measured| {
-        tables::requests(measured, RequestPath::Shipped)
-    }),
+    ("<!-- requests -->", tables::requests),
     ("<!-- streams -->", tables::chunks),
     ("<!-- standing -->", tables::standing),
     ("<!-- flow -->", |measured| {

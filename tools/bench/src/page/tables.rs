@@ -15,8 +15,7 @@ const SIZES: [usize; 6] = [1_000, 10_000, 100_000, 220_000, 400_000, 1_000_000];
 
 /// A difference with its spread.
 fn spread(value: f64, iqr: f64) -> String {
-    let note = if value.abs() <= iqr { ", noise" } else { "" };
-    format!("{value:.0} ({iqr:.0}{note})")
+    format!("{value:.0} ({iqr:.0})")
 }
 
 /// CPU per request of the minimal Envoy, of the shipped one without a picker, and of both pickers.
@@ -59,41 +58,40 @@ pub(super) fn bases(measured: &BenchResults) -> Result<String> {
     Ok(text)
 }
 
-/// All cases, compared with one base.
-pub(super) fn requests(measured: &BenchResults, base: RequestPath) -> Result<String> {
+/// What both pickers add to the shipped configuration, a row for each case.
+pub(super) fn requests(measured: &BenchResults) -> Result<String> {
+    let base = RequestPath::Shipped;
     let mut text = String::from(
-        "| way | case | p50 of the base, µs | added p50 | added p99 | CPU of the base, µs | added CPU | daemon | req/s of the base | errors |\n\
+        "| case | p50, no picker | filter: p50 | p99 | CPU | requests/s | ext_proc: p50 | p99 | CPU | requests/s |\n\
          |---|---|---|---|---|---|---|---|---|---|\n",
     );
-    let rows = || {
-        measured
-            .overhead
-            .rows
-            .iter()
-            .filter(|row| row.base == base.base_name())
-    };
-    for row in rows().filter(|row| row.front != base.name()) {
-        let OverheadRow {
-            front,
-            case,
-            daemon_us,
-            errors,
-            ..
-        } = row;
-        let plain = measured.request(base, base, *case);
+    let rows = measured.overhead.rows.iter();
+    let plain = |row: &&OverheadRow| row.base == base.base_name() && row.front == base.name();
+    for plain in rows.filter(plain) {
+        let pickers = RequestPath::PICKERS
+            .into_iter()
+            .filter_map(|picker| measured.request(picker, base, plain.case));
+        let columns: Vec<String> = pickers.map(added).collect();
         writeln!(
             text,
-            "| {front} | {} | {:.0} | {} | {} | {:.0} | {} | {daemon_us:.0} | {:.0} % | {errors} |",
-            case.said(),
-            plain.map_or(f64::NAN, |plain| plain.p50_us),
-            spread(row.added_p50_us, row.iqr_us),
-            spread(row.added_p99_us, row.iqr_p99_us),
-            plain.map_or(f64::NAN, |plain| plain.cpu_us),
-            spread(row.added_cpu_us, row.iqr_cpu_us),
-            100.0 * row.rps_ratio,
+            "| {} | {:.0} | {} |",
+            plain.case.said(),
+            plain.p50_us,
+            columns.join(" | ")
         )?;
     }
     Ok(text)
+}
+
+/// The columns of one picker.
+fn added(row: &OverheadRow) -> String {
+    format!(
+        "{} | {} | {} | {:.0} %",
+        spread(row.added_p50_us, row.iqr_us),
+        spread(row.added_p99_us, row.iqr_p99_us),
+        spread(row.added_cpu_us, row.iqr_cpu_us),
+        100.0 * row.rps_ratio
+    )
 }
 
 pub(super) fn chunks(measured: &BenchResults) -> Result<String> {
