@@ -100,11 +100,11 @@ impl RaceFigure {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::EndToEndMean => "end to end, mean",
-            Self::FirstTokenMean => "TTFT, mean",
-            Self::FirstTokenP99 => "TTFT, p99",
-            Self::PerTokenMean => "TPOT, mean",
-            Self::PerTokenP99 => "TPOT, p99",
+            Self::EndToEndMean => "end to end",
+            Self::FirstTokenMean => "TTFT mean",
+            Self::FirstTokenP99 => "TTFT p99",
+            Self::PerTokenMean => "TPOT mean",
+            Self::PerTokenP99 => "TPOT p99",
         }
     }
 

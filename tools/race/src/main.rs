@@ -52,7 +52,7 @@ enum RaceCommand {
     /// Run what is not in the folder yet; stop it at any time and start it again
     Run(RunArgs),
     /// Judge the runs: docs/data/race.json, docs/reference/race.md
-    Page(PageArgs),
+    Page(FolderArgs),
     /// Print the cells and the routers
     List,
     /// Play one cell with one router, in this network namespace
@@ -65,16 +65,6 @@ struct FolderArgs {
     /// The folder of the runs
     #[arg(long, default_value = "target/race")]
     folder: PathBuf,
-}
-
-#[derive(Debug, Args)]
-struct PageArgs {
-    #[command(flatten)]
-    folder: FolderArgs,
-
-    /// A folder with runs of the default policy before, to print beside
-    #[arg(long)]
-    before: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -142,13 +132,7 @@ fn run(command: RaceCommand) -> Result<ExitCode> {
     match command {
         RaceCommand::Run(args) => runtime.block_on(run_campaign(&args)),
         RaceCommand::Page(args) => {
-            let before = args.before.map(|folder| root().join(folder));
-            page::write(
-                &root().join(args.folder.folder),
-                before.as_deref(),
-                &root().join("docs"),
-            )
-            .map(|()| ExitCode::SUCCESS)
+            page::write(&root().join(args.folder), &root().join("docs")).map(|()| ExitCode::SUCCESS)
         }
         RaceCommand::List => {
             Cell::all()

@@ -8,7 +8,7 @@ mod summary;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use race_cells::{Cell, CellChange, CellSource, EngineSpeed, PublishedShape, RaceWorkload};
+use race_cells::{Cell, CellChange, CellSource, EngineSpeed, PublishedShape};
 use testbed::Result;
 
 use crate::campaign::RouterGroup;
@@ -17,39 +17,34 @@ use crate::results::{AGAIN, CellResult, FigureResult, OURS, RaceResults, RouterR
 
 const HEAD: &str = "# The race: beside other routers
 
-`make race` plays the same sessions at several routers, each in front of eight simulated engines of its own that run
-in real time, and prints this page. A session is sent from its first turn to its last; a later turn is sent a
-recorded pause after the reply before it. The same turn of the same session is compared between the routers. Each
-router has two threads.
+`make race` plays the same sessions at several routers, side by side, and prints this page. Each router has two threads
+and eight simulated engines of its own, which run in real time: `qwen3-32b-h200`, at most 24 sequences, unless the cell
+says otherwise. No figure comes from a GPU. A client sends the next turn of a session a recorded pause after the reply
+to the turn before, and gives up after 60 s; a failed request counts as 60 s.
 
-Engines are `qwen3-32b-h200` with at most 24 sequences, unless a cell says otherwise. Load is a share of what round
-robin can serve. \"Cold\" are the sessions that arrive in the first quarter, when caches are empty; \"warm\" are all
-others. A client gives up after 60 s; any request that fails counts as 60 s. Ratios are ours over the other router's,
-with an interval of 95 % (bootstrap over sessions, seeds pooled): below 1, ours is faster. A difference no larger than
-that of ours against ours counts as equal. In pictures, what is below 0.25 or above 2 is drawn at the edge.
-
-The routers of a cell run side by side. A run whose engines or clients were more than 5 ms late (99th percentile) is
-repeated beside fewer others, and left out if it is late even alone. Where commits of ours differ, all are named.
+Load is a share of the rate that round robin sustains. Cold sessions arrive in the first quarter, when caches are empty;
+the others are warm. **A ratio is our time over the other router's: below 1, ours is faster.** The interval of 95 % is a
+bootstrap over sessions, seeds pooled. `=` marks a difference no larger than between two runs of ours, bold a router
+that is faster than ours. A run with a delay of more than 5 ms (99th percentile) at its clients or engines is repeated
+with fewer beside it, or left out.
 
 ";
 
-const CHANGE: &str = "\
-After a quarter of the arrivals the first engine dies, after half of them a ninth is added, after three quarters the
-second restarts, empty.";
+const CHANGE: &str =
+    "an engine dies after a quarter, one is added after half, one restarts after three quarters";
 
-const PUBLISHED_TITLE: &str = "In the shape of published tables
+const PUBLISHED: &str = "
+The last cells have the shape of published benchmarks, not their hardware: `llm-d-groups` and `llm-d-unique` that of
+llm-d-benchmark pull request 1908 (at most 256 sequences), `higress` that of Higress pull request 4352 (three engines
+like Llama 3 8B on an A10), `mooncake` a piece of a public trace. The pictures end at 0.25 and at 2.
 
-`llm-d-groups` and `llm-d-unique` have the shape of llm-d-benchmark pull request 1908, with `qwen3-32b-h200` engines of
-at most 256 sequences; `higress` that of Higress pull request 4352, with three engines that run Llama 3 8B as an A10
-does (at most 32 sequences, 2,400 blocks); `mooncake` is a piece of a public trace. Only the shape is theirs: their
-figures are of real GPUs.";
+";
 
 /// Judges the runs of `folder` and writes the page, the pictures and the data below `docs`.
-/// `before` is a folder with runs of the policy before.
 ///
 /// # Errors
 /// If a run cannot be read, or a file cannot be written.
-pub fn write(folder: &Path, before: Option<&Path>, docs: &Path) -> Result<()> {
+pub fn write(folder: &Path, docs: &Path) -> Result<()> {
     let data = docs.join("data/race.json");
     let mut results = RaceResults::read(&data)?;
     for cell in Cell::all() {
@@ -59,40 +54,51 @@ pub fn write(folder: &Path, before: Option<&Path>, docs: &Path) -> Result<()> {
                 .for_each(|result| results.put(result));
         }
     }
-    if let Some(before) = before {
-        results.before = summary::earlier(before)?;
-    }
-    std::fs::write(&data, serde_json::to_string_pretty(&results)? + "\n")?;
-    std::fs::create_dir_all(docs.join("reference/race"))?;
+    std::fs::write(&data, results.to_lines()?)?;
+    pictures(&results, &docs.join("reference/race"))?;
     let mut page = HEAD.to_owned();
+    page.push_str(&versions(&results));
     page.push_str(&not_run(&results));
-    page.push_str(&summary::section(&results));
     page.push_str(&losses(&results));
-    for workload in RaceWorkload::ALL {
-        let of = |cell: &Cell| cell.workload() == Some(workload);
-        section(
-            &capitalised(workload.name()),
-            workload.name(),
-            of,
-            &results,
-            docs,
-            &mut page,
-        )?;
-    }
-    section(
-        PUBLISHED_TITLE,
-        "published",
-        |cell| cell.workload().is_none(),
-        &results,
-        docs,
-        &mut page,
-    )?;
+    page.push_str(&summary::section(&results));
+    page.push_str(&cells(&results));
     page.push_str(&others(&results));
     page.push_str(&dynamo::section(&results));
     Ok(std::fs::write(
         docs.join("reference/race.md"),
         page.trim_end().to_owned() + "\n",
     )?)
+}
+
+/// A picture of the cells with workloads of ours, and one of the others.
+fn pictures(results: &RaceResults, folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
+    for (name, is_ours) in [("workloads", true), ("published", false)] {
+        let has_workload = |result: &&CellResult| {
+            Cell::find(&result.cell).is_some_and(|cell| cell.workload().is_some() == is_ours)
+        };
+        let cells: Vec<&CellResult> = results.of_group("core").filter(has_workload).collect();
+        if !cells.is_empty() {
+            picture::draw(&cells, name, &folder.join(format!("{name}.svg")))?;
+        }
+    }
+    Ok(())
+}
+
+/// The versions of all routers, in a sentence; nothing without a result.
+fn versions(results: &RaceResults) -> String {
+    let routers = results.cells.iter().flat_map(|cell| &cell.routers);
+    let mut versions: Vec<String> = routers
+        .filter(|router| router.router != AGAIN)
+        .map(|router| format!("{} {}", router.router, router.version))
+        .collect();
+    versions.sort();
+    versions.dedup();
+    if versions.is_empty() {
+        String::new()
+    } else {
+        format!("Versions: {}.\n\n", versions.join(",\n"))
+    }
 }
 
 /// A sentence on the cells without a result.
@@ -120,73 +126,43 @@ fn not_run(results: &RaceResults) -> String {
     }
 }
 
-/// Every place where another router is faster.
+/// Every place where another router is faster, a line for each router and phase of a cell.
 fn losses(results: &RaceResults) -> String {
     if results.cells.is_empty() {
         return String::new();
     }
-    let mut text = "## Where we lose\n\n".to_owned();
-    let before = text.len();
+    let mut lines = Vec::new();
     for result in &results.cells {
         for router in result
             .routers
             .iter()
             .filter(|router| ![OURS, AGAIN].contains(&router.router.as_str()))
         {
-            for (row, figures) in [("cold", &router.cold), ("warm", &router.warm)] {
+            for (phase, figures) in [("cold", &router.cold), ("warm", &router.warm)] {
                 // Of Dynamo's engines only the first figure counts.
                 let counted = if result.group == dynamo::GROUP {
                     1
                 } else {
                     figures.len()
                 };
-                let counted = RaceFigure::ALL.iter().zip(figures).take(counted);
-                for (figure, found) in
-                    counted.filter(|(_, found)| found.verdict.as_deref() == Some("slower"))
-                {
-                    let _ = writeln!(
-                        text,
-                        "- {} ({row}): {} is {} of {}'s.",
-                        result.cell,
-                        figure.name(),
-                        ratio(found),
-                        router.router
-                    ); // a String
+                let lost: Vec<String> = RaceFigure::ALL
+                    .iter()
+                    .zip(figures)
+                    .take(counted)
+                    .filter(|(_, found)| found.verdict.as_deref() == Some("slower"))
+                    .map(|(figure, found)| format!("{} {}", figure.name(), ratio(found)))
+                    .collect();
+                if !lost.is_empty() {
+                    let names = format!("{}, {phase}, to {}", result.cell, router.router);
+                    lines.push(format!("- {names}:\n  {}.\n", lost.join(";\n  ")));
                 }
             }
         }
     }
-    if text.len() == before {
-        text.push_str("Nowhere by these runs.\n");
+    if lines.is_empty() {
+        lines.push("Nowhere by these runs.\n".to_owned());
     }
-    text.push('\n');
-    text
-}
-
-/// The tables and the picture of some cells.
-fn section(
-    title: &str,
-    name: &str,
-    has: impl Fn(&Cell) -> bool,
-    results: &RaceResults,
-    docs: &Path,
-    page: &mut String,
-) -> Result<()> {
-    let of = |result: &&CellResult| Cell::find(&result.cell).is_some_and(|cell| has(&cell));
-    let cells: Vec<&CellResult> = results.of_group("core").filter(of).collect();
-    if cells.is_empty() {
-        return Ok(());
-    }
-    let file = format!("{}.svg", name.replace(' ', "-"));
-    picture::draw(&cells, name, &docs.join("reference/race").join(&file))?;
-    writeln!(
-        page,
-        "## {title}\n\n![Ratio of ours to smg and to ours](race/{file})\n"
-    )?;
-    for result in cells {
-        cell_tables(result, page)?;
-    }
-    Ok(())
+    format!("## Where we lose\n\n{}\n", lines.concat())
 }
 
 /// How the sessions of a cell arrive, in words.
@@ -220,101 +196,59 @@ pub fn arrivals_of(cell: &Cell) -> String {
     }
 }
 
-/// What sets a cell apart from others of its workload; nothing, or lines.
+/// What sets a cell apart from others of its workload; may be empty.
 fn particular_of(cell: &Cell) -> String {
     let mut notes = Vec::new();
     if cell.workload().is_some() {
-        let few = |blocks: u32| {
-            format!(
-                "Each engine has only {},{:03} KV blocks of 16 tokens.",
-                blocks / 1_000,
-                blocks % 1_000
-            )
-        };
+        let few = |blocks: u32| format!("engines with {blocks} KV blocks of 16 tokens");
         notes.extend(cell.engines.kv_blocks.map(few));
     }
     if cell.engines.speed == EngineSpeed::HalfAreHalfAsFast {
-        notes.push("The second half of the engines takes twice as long for each step.".to_owned());
+        notes.push("half of the engines take twice as long for a step".to_owned());
     }
     if cell.change == CellChange::KillAddRestart {
         notes.push(CHANGE.to_owned());
     }
     if cell.gateways > 1 {
-        notes.push(format!(
-            "Each router has {} processes, which take the sessions in turn.",
-            cell.gateways
-        ));
+        notes.push(format!("{} processes of each router", cell.gateways));
     }
-    notes
-        .iter()
-        .fold(String::new(), |text, note| text + note + "\n")
+    notes.join("; ")
 }
 
-fn cell_tables(result: &CellResult, page: &mut String) -> Result<()> {
-    let cell = Cell::find(&result.cell);
-    let mut arrivals = cell.as_ref().map_or_else(String::new, arrivals_of);
-    if cell.is_some_and(|cell| cell.workload().is_some()) {
-        write!(arrivals, ", {:.0} s of arrivals", result.arrivals_s)?;
+/// How the sessions arrive and, where that is not fixed by the cell, for how long.
+fn duration_of(cell: &Cell, arrivals_s: f64) -> String {
+    if cell.workload().is_some() {
+        format!("{}, {arrivals_s:.0} s", arrivals_of(cell))
+    } else {
+        arrivals_of(cell)
     }
-    let particular = cell.as_ref().map_or_else(String::new, particular_of);
-    writeln!(
-        page,
-        "### {}\n\n{arrivals}.\n{particular}{}, {}.\n",
-        result.cell,
-        seeds_of(result),
-        stacks_of(result)
-    )?;
-    for (row, figures) in [
-        (
-            "warm",
-            (|router: &RouterResult| router.warm.clone()) as fn(&RouterResult) -> Vec<FigureResult>,
-        ),
-        ("cold", |router| router.cold.clone()),
-    ] {
-        let header: Vec<&str> = std::iter::once(row)
-            .chain(RaceFigure::ALL.iter().map(|figure| figure.name()))
-            .collect();
-        let mut table = MarkdownTable::with_header(&header);
-        for router in &result.routers {
-            table.row(
-                std::iter::once(router.router.clone()).chain(figures(router).iter().map(cell_text)),
-            );
-        }
-        writeln!(page, "{}", table.0)?;
-    }
-    let mut counts = MarkdownTable::with_header(&[
-        "router",
-        "version",
-        "requests",
-        "failed",
-        "hits",
-        "busiest / mean",
-        "by engine, first seed",
-    ]);
-    for router in &result.routers {
-        counts.row(counts_of(router).into_iter());
-    }
-    writeln!(page, "{}", counts.0)?;
-    Ok(())
 }
 
-fn seeds_of(result: &CellResult) -> String {
-    let seeds: Vec<String> = result.seeds.iter().map(ToString::to_string).collect();
-    format!(
-        "{} {}",
-        if seeds.len() == 1 { "Seed" } else { "Seeds" },
-        seeds.join(" ")
-    )
-}
-
-/// How many stacks ran at the same time, in words.
-fn stacks_of(result: &CellResult) -> String {
-    let [fewest, most] = result.side_by_side;
-    match (fewest, most) {
-        (_, 1) => "1 stack at a time".to_owned(),
-        _ if fewest == most => format!("{most} stacks at once"),
-        _ => format!("{fewest} to {most} stacks at once"),
+/// A table of the cells.
+fn cells(results: &RaceResults) -> String {
+    let mut table =
+        MarkdownTable::with_header(&["cell", "sessions", "differs by", "seeds", "requests"]);
+    for result in results.of_group("core") {
+        let cell = Cell::find(&result.cell);
+        let seeds: Vec<String> = result.seeds.iter().map(ToString::to_string).collect();
+        let requests = result.routers.first().map_or(0, |router| router.requests);
+        table.row(
+            [
+                result.cell.clone(),
+                cell.as_ref()
+                    .map_or_else(String::new, |cell| duration_of(cell, result.arrivals_s)),
+                cell.as_ref().map_or_else(String::new, particular_of),
+                seeds.join(" "),
+                requests.to_string(),
+            ]
+            .into_iter(),
+        );
     }
+    if results.of_group("core").next().is_none() {
+        return String::new();
+    }
+    let pictures = "![Ratio of ours to smg and to ours](race/workloads.svg)\n\n![Ratio of ours to smg and to ours](race/published.svg)\n";
+    format!("## Cells\n\n{}{PUBLISHED}{pictures}\n", table.0)
 }
 
 /// The routers beside ours and smg, one seed each.
@@ -329,40 +263,26 @@ fn others(results: &RaceResults) -> String {
         "TPOT p99",
         "hits",
         "failed",
-        "by engine",
+        "busiest",
     ]);
     let mut rows = 0;
-    let mut versions = Vec::new();
     for result in results
         .cells
         .iter()
         .filter(|result| !["core", dynamo::GROUP].contains(&result.group.as_str()))
     {
-        for router in &result.routers {
-            let engines: Vec<String> = router.by_engine.iter().map(ToString::to_string).collect();
+        for router in result.routers.iter().filter(|router| router.router != OURS) {
             let head = [result.cell.clone(), router.router.clone()];
-            let tail = [
-                percent(router.hit_rate),
-                router.failures.to_string(),
-                engines.join(" "),
-            ];
-            table.row(
-                head.into_iter()
-                    .chain(router.warm.iter().map(cell_text))
-                    .chain(tail),
-            );
-            versions.push(format!("{} {}", router.router, router.version));
+            let figures = router.warm.iter().map(cell_text);
+            table.row(head.into_iter().chain(figures).chain(counts_of(router)));
             rows += 1;
         }
     }
-    versions.sort();
-    versions.dedup();
     if rows == 0 {
         return String::new();
     }
     format!(
-        "## Other routers\n\nWarm rows of one seed. Ratios are of the row of ours above, in the same cell. Versions:\n{}.\n\n{}\n",
-        versions.join(",\n"),
+        "## Other routers\n\nWarm sessions of one seed: ms, and the ratio of ours. \"Busiest\" is the requests of the busiest engine over the mean.\n\n{}\n",
         table.0
     )
 }
@@ -383,38 +303,41 @@ impl MarkdownTable {
     }
 }
 
-fn counts_of(router: &RouterResult) -> Vec<String> {
-    let engines: Vec<String> = router.by_engine.iter().map(ToString::to_string).collect();
-    let counts = [router.requests, router.failures].map(|count| count.to_string());
-    let [requests, failures] = counts;
-    vec![
-        router.router.clone(),
-        router.version.clone(),
-        requests,
-        failures,
+/// Hits, failures, and how uneven the load of the engines was.
+fn counts_of(router: &RouterResult) -> [String; 3] {
+    [
         percent(router.hit_rate),
+        router.failures.to_string(),
         format!("{:.2}", router.busiest),
-        engines.join(" "),
     ]
 }
 
 /// A figure with the ratio of ours to it.
 fn cell_text(figure: &FigureResult) -> String {
     let ms = format!("{:.0}", figure.ms);
-    match (&figure.ours_over, figure.verdict.as_deref()) {
-        (Some(_), Some(verdict)) => format!("{ms}; {} {verdict}", ratio(figure)),
-        _ => ms,
+    if figure.ours_over.is_some() {
+        format!("{ms}; {}", judged(figure))
+    } else {
+        ms
+    }
+}
+
+/// A ratio with a mark of its verdict.
+fn judged(figure: &FigureResult) -> String {
+    let ratio = ratio(figure);
+    match figure.verdict.as_deref() {
+        Some("slower") => format!("**{ratio}**"),
+        Some("equal") => format!("{ratio} ="),
+        _ => ratio,
     }
 }
 
 fn ratio(figure: &FigureResult) -> String {
-    let digits = figure
-        .ours_over
-        .map_or(2, |[ratio, ..]| if ratio < 0.095 { 3 } else { 2 });
     figure
         .ours_over
         .map_or(String::new(), |[ratio, low, high]| {
-            format!("{ratio:.digits$} ({low:.digits$} to {high:.digits$})")
+            let digits = if ratio < 0.095 { 3 } else { 2 };
+            format!("{ratio:.digits$} ({low:.digits$}-{high:.digits$})")
         })
 }
 
@@ -450,7 +373,6 @@ mod tests {
             failures: 1,
             hit_rate: 0.5,
             busiest: 1.25,
-            by_engine: vec![4, 6],
             cold: figures.clone(),
             warm: figures,
         }
@@ -468,7 +390,6 @@ mod tests {
             group: "core".into(),
             seeds: vec![101],
             arrivals_s: 120.0,
-            side_by_side: [2, 3],
             routers,
         });
         results
@@ -477,8 +398,11 @@ mod tests {
     #[test]
     fn a_page_says_where_we_lose_and_what_was_not_run() {
         assert!(
+            losses(&result("slower")).contains(
+                "- agents-50, warm, to smg:\n  end to end 1.10 (1.05-1.20);\n  TTFT mean 1.10"
+            ),
+            "{}",
             losses(&result("slower"))
-                .contains("- agents-50 (warm): TTFT, p99 is 1.10 (1.05 to 1.20) of smg's.")
         );
         assert!(losses(&result("equal")).contains("Nowhere"));
         let missing = not_run(&result("equal"));
@@ -489,37 +413,31 @@ mod tests {
     }
 
     #[test]
-    fn a_page_says_what_sets_a_cell_apart_and_how_it_ran() {
+    fn a_page_says_what_sets_a_cell_apart() {
         let particular = |name| particular_of(&Cell::find(name).expect("a cell"));
-        assert_eq!(particular("agents-50"), "");
         assert_eq!(
-            particular("agents-tight"),
-            "Each engine has only 2,200 KV blocks of 16 tokens.\n"
+            ["agents-50", "higress", "agents-tight", "two-gateways"].map(particular),
+            [
+                "",
+                "",
+                "engines with 2200 KV blocks of 16 tokens",
+                "2 processes of each router"
+            ]
         );
-        assert_eq!(particular("higress"), "", "its section says it");
+        assert!(particular("unequal").contains("half of the engines"));
+        assert_eq!(particular("change"), CHANGE);
+    }
+
+    #[test]
+    fn a_ratio_is_marked_by_its_verdict_and_has_more_digits_if_small() {
+        let marked = |verdict: &str| judged(&figure(1.0, Some([0.0016, 0.001, 0.0024]), verdict));
         assert_eq!(
-            particular("unequal"),
-            "The second half of the engines takes twice as long for each step.\n"
-        );
-        assert!(
-            particular("change").ends_with("restarts, empty.\n")
-                && particular("two-gateways").contains("2 processes")
-        );
-        let mut results = result("equal");
-        let cell = results.cells.first_mut().expect("a cell");
-        assert_eq!(
-            (seeds_of(cell), stacks_of(cell)),
-            ("Seed 101".to_owned(), "2 to 3 stacks at once".to_owned())
-        );
-        cell.seeds = vec![101, 102];
-        cell.side_by_side = [1, 1];
-        assert_eq!(
-            (seeds_of(cell), stacks_of(cell)),
-            ("Seeds 101 102".to_owned(), "1 stack at a time".to_owned())
-        );
-        assert_eq!(
-            ratio(&figure(1.0, Some([0.0016, 0.001, 0.0024]), "faster")),
-            "0.002 (0.001 to 0.002)"
+            ["faster", "equal", "slower"].map(marked),
+            [
+                "0.002 (0.001-0.002)",
+                "0.002 (0.001-0.002) =",
+                "**0.002 (0.001-0.002)**"
+            ]
         );
     }
 
@@ -530,14 +448,14 @@ mod tests {
             cell.cell = "dynamo-agents".into();
             cell.group = dynamo::GROUP.into();
         }
-        assert_eq!(
-            losses(&results).matches("of smg's.").count(),
-            2,
-            "cold and warm"
+        let lost = losses(&results);
+        assert!(
+            lost.contains("cold, to smg:\n  end to end") && !lost.contains("TTFT"),
+            "{lost}"
         );
         let section = dynamo::section(&results);
         assert!(
-            section.contains("| dynamo-agents | smg | 1 | 100; 1.10 (1.05 to 1.20) slower |"),
+            section.contains("| dynamo-agents | smg | 100; **1.10 (1.05-1.20)** |"),
             "{section}"
         );
         assert!(others(&results).is_empty() && dynamo::section(&result("slower")).is_empty());
@@ -551,20 +469,18 @@ mod tests {
     fn a_page_is_written_from_the_data_alone() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir_all(folder.path().join("data")).expect("a folder");
-        std::fs::create_dir_all(folder.path().join("reference")).expect("a folder");
-        std::fs::write(
-            folder.path().join("data/race.json"),
-            serde_json::to_string(&result("slower")).expect("JSON"),
-        )
-        .expect("a file");
-        write(&folder.path().join("no runs"), None, folder.path()).expect("a page");
+        let data = folder.path().join("data/race.json");
+        let results = result("slower");
+        std::fs::write(&data, results.to_lines().expect("JSON")).expect("a file");
+        write(&folder.path().join("no runs"), folder.path()).expect("a page");
         let page =
             std::fs::read_to_string(folder.path().join("reference/race.md")).expect("the page");
         assert!(
-            page.contains("| smg | 100; 1.10 (1.05 to 1.20) slower |"),
+            page.contains("| agents-50 | **1.10 (1.05-1.20)**; 100 |"),
             "{page}"
         );
-        assert!(folder.path().join("reference/race/agents.svg").is_file());
+        assert!(folder.path().join("reference/race/workloads.svg").is_file());
+        assert_eq!(RaceResults::read(&data).expect("results"), results);
     }
 
     #[test]

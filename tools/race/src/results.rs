@@ -29,8 +29,6 @@ pub struct CellResult {
     pub seeds: Vec<u64>,
     /// Seconds in which sessions arrived.
     pub arrivals_s: f64,
-    /// Stacks that ran at the same time: the fewest and the most.
-    pub side_by_side: [usize; 2],
     /// The routers, ours first.
     pub routers: Vec<RouterResult>,
 }
@@ -49,8 +47,6 @@ pub struct RouterResult {
     pub hit_rate: f64,
     /// Requests of the busiest engine over the mean of all, mean over the seeds.
     pub busiest: f64,
-    /// Requests by engine with the first seed.
-    pub by_engine: Vec<u64>,
     /// The figures of the sessions that arrived first, with empty caches, ms.
     pub cold: Vec<FigureResult>,
     /// The figures of all others, ms.
@@ -68,26 +64,11 @@ pub struct FigureResult {
     pub verdict: Option<String>,
 }
 
-/// How ours compared with smg in a cell by an earlier policy.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct EarlierResult {
-    pub cell: String,
-    /// The versions of ours.
-    pub version: String,
-    /// Ours over smg, warm, in the order of the figures.
-    pub ratios: Vec<f64>,
-    /// Hit rates of ours and of smg.
-    pub hit_rates: [f64; 2],
-}
-
 /// All results, in the order of the cells.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RaceResults {
     /// One for each cell and group of routers.
     pub cells: Vec<CellResult>,
-    /// How ours compared with smg by the default policy before.
-    #[serde(default)]
-    pub before: Vec<EarlierResult>,
 }
 
 // === impl RaceResults ===
@@ -104,6 +85,19 @@ impl RaceResults {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The results as JSON with a line for each cell.
+    ///
+    /// # Errors
+    /// If a result cannot be written as JSON.
+    pub fn to_lines(&self) -> Result<String> {
+        let cells: Vec<String> = self
+            .cells
+            .iter()
+            .map(serde_json::to_string)
+            .collect::<std::result::Result<_, _>>()?;
+        Ok(format!("{{\"cells\":[\n{}\n]}}\n", cells.join(",\n")))
     }
 
     /// Puts in a result of a cell in place of an earlier one.
@@ -184,15 +178,11 @@ impl CellResult {
             .map(|router| RouterResult::judge(&chosen(router), &ours, &again))
             .collect();
         let arrivals_s = ours.first().map_or(0.0, |run| run.arrivals_s);
-        let stacks = |router: &String| chosen(router).into_iter().map(|run| run.side_by_side);
-        let stacks = || group.routers.iter().flat_map(stacks);
-        let side_by_side = [stacks().min().unwrap_or(0), stacks().max().unwrap_or(0)];
         Ok(Some(Self {
             cell: cell.name.to_owned(),
             group: group.name.to_owned(),
             seeds: seeds.clone(),
             arrivals_s,
-            side_by_side,
             routers,
         }))
     }
@@ -243,9 +233,6 @@ impl RouterResult {
                 runs.iter().map(|run| run.hit_rate()).sum::<f64>() / runs.len().max(1) as f64,
             ),
             busiest: round(runs.iter().map(busiest).sum::<f64>() / runs.len().max(1) as f64),
-            by_engine: first.map_or_else(Vec::new, |run| {
-                run.engines.iter().map(|engine| engine.requests).collect()
-            }),
             cold: figures(CachePhase::Cold).into(),
             warm: figures(CachePhase::Warm).into(),
         }

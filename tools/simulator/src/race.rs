@@ -50,7 +50,7 @@ pub(crate) enum RaceTask {
         #[arg(long, default_value = PLAYED)]
         file: PathBuf,
     },
-    /// Compares results with those of the race in real time. Prints tables in Markdown.
+    /// Compares results with those of the race in real time. Prints a table in Markdown.
     Compare {
         /// The results of the race.
         #[arg(long, default_value = RACED)]
@@ -59,7 +59,7 @@ pub(crate) enum RaceTask {
         #[arg(long, default_value = PLAYED)]
         file: PathBuf,
     },
-    /// Writes the tables of `compare` and of `table` into their page.
+    /// Writes the table of `compare` into its page.
     Publish {
         /// The results of the race.
         #[arg(long, default_value = RACED)]
@@ -144,14 +144,8 @@ impl RaceTask {
                 &results::read(file)?,
             )?),
             Self::Publish { race, file, page } => {
-                let played = results::read(file)?;
-                publish(
-                    page,
-                    &[
-                        ("compared", compare::text(&results::read(race)?, &played)?),
-                        ("results", table::text(&played)?),
-                    ],
-                )
+                let compared = compare::text(&results::read(race)?, &results::read(file)?)?;
+                publish(page, &compared)
             }
             Self::Fleet {
                 engines,
@@ -199,21 +193,19 @@ fn print(text: &str) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-/// Puts each text between the marks of its name.
-fn publish(page: &Path, texts: &[(&str, String)]) -> Result<(), String> {
+/// Puts the table between its marks.
+fn publish(page: &Path, table: &str) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", page.display());
-    let mut text = std::fs::read_to_string(page).map_err(failed)?;
-    for (name, new) in texts {
-        let [begin, end] = ["begin", "end"].map(|mark| format!("<!-- {name}: {mark} -->"));
-        let (before, rest) = text
-            .split_once(&begin)
-            .ok_or_else(|| format!("the page has no mark `{begin}`"))?;
-        let (_, after) = rest
-            .split_once(&end)
-            .ok_or_else(|| format!("the page has no mark `{end}`"))?;
-        text = format!("{before}{begin}\n\n{}\n\n{end}{after}", new.trim_end());
-    }
-    std::fs::write(page, text).map_err(failed)
+    let text = std::fs::read_to_string(page).map_err(failed)?;
+    let [begin, end] = ["begin", "end"].map(|mark| format!("<!-- compared: {mark} -->"));
+    let (before, rest) = text
+        .split_once(&begin)
+        .ok_or_else(|| format!("the page has no mark `{begin}`"))?;
+    let (_, after) = rest
+        .split_once(&end)
+        .ok_or_else(|| format!("the page has no mark `{end}`"))?;
+    let table = table.trim_end();
+    std::fs::write(page, format!("{before}{begin}\n\n{table}\n\n{end}{after}")).map_err(failed)
 }
 
 /// How long what a gateway shares takes to the others, ms.
@@ -277,21 +269,16 @@ mod tests {
     #[test]
     fn a_table_replaces_what_is_between_its_marks() {
         let page = std::env::temp_dir().join(format!("race-page-{}.md", std::process::id()));
-        std::fs::write(
-            &page,
-            "before <!-- results: begin -->old<!-- results: end --> after",
-        )
-        .unwrap();
-        publish(&page, &[("results", "new\n".to_owned())]).unwrap();
+        let old = "before <!-- compared: begin -->old<!-- compared: end --> after";
+        std::fs::write(&page, old).unwrap();
+        publish(&page, "new\n").unwrap();
         let text = std::fs::read_to_string(&page).unwrap();
-        assert!(
-            publish(&page, &[("compared", String::new())]).is_err(),
-            "the page has no such mark"
-        );
+        std::fs::write(&page, "no mark").unwrap();
+        assert!(publish(&page, "new").is_err());
         std::fs::remove_file(&page).unwrap();
         assert_eq!(
             text,
-            "before <!-- results: begin -->\n\nnew\n\n<!-- results: end --> after"
+            "before <!-- compared: begin -->\n\nnew\n\n<!-- compared: end --> after"
         );
     }
 

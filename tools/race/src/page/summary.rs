@@ -1,173 +1,112 @@
-//! All cells in one table: ours over smg, by the present policy and by the one before.
-
-use std::path::Path;
+//! All cells in two tables, warm and cold: ours, and its ratio to smg.
 
 use race_cells::{Cell, CellSource};
-use testbed::Result;
 
-use super::{MarkdownTable, percent};
-use crate::campaign::RouterGroup;
-use crate::results::{CellResult, EarlierResult, RaceResults};
+use super::{MarkdownTable, judged, percent};
+use crate::judge::RaceFigure;
+use crate::results::{CellResult, FigureResult, OURS, RaceResults, RouterResult};
 
-const HEAD: &str = "## At a glance
+const HEAD: &str = "## Beside smg
 
-Ours over smg, warm rows, all seeds; in brackets by the default policy before this one, in a race of its own. The last
-row is the geometric mean over the cells from half load on.
+Each entry is the ratio of ours to smg, and ours in ms. The last row is the geometric mean over the cells with workloads
+of ours, from half load on.
 
 ";
 
 /// Cells with this load or more count in the mean, in per cent.
 const HALF_LOAD: u32 = 50;
 
-/// The columns: their names and the positions of their figures.
-const COLUMNS: [(&str, usize); 4] = [
-    ("end to end", 0),
-    ("TTFT mean", 1),
-    ("TTFT p99", 2),
-    ("TPOT p99", 4),
-];
+/// The figures of a router for cold or for warm sessions.
+type FiguresOf = fn(&RouterResult) -> &[FigureResult];
 
-/// The results of the earlier policy, from the runs in `folder`.
-///
-/// # Errors
-/// If a run cannot be read.
-pub(super) fn earlier(folder: &Path) -> Result<Vec<EarlierResult>> {
-    let mut earlier = Vec::new();
-    for cell in Cell::all() {
-        let result = CellResult::of_runs(folder, &cell, &RouterGroup::core())?;
-        earlier.extend(result.as_ref().and_then(compared));
-    }
-    Ok(earlier)
-}
-
-/// The comparison of ours with smg in a cell; `None` without runs of smg.
-fn compared(result: &CellResult) -> Option<EarlierResult> {
-    let router = |name: &str| result.routers.iter().find(|router| router.router == name);
-    let ours = router(crate::results::OURS)?;
-    let smg = router("smg")?;
-    let ratios = smg
-        .warm
-        .iter()
-        .map(|figure| Some(figure.ours_over?[0]))
-        .collect::<Option<Vec<f64>>>()?;
-    Some(EarlierResult {
-        cell: result.cell.clone(),
-        version: ours.version.clone(),
-        ratios,
-        hit_rates: [ours.hit_rate, smg.hit_rate],
-    })
-}
-
-/// The table; empty without a comparison.
+/// The tables; empty without a comparison.
 pub(super) fn section(results: &RaceResults) -> String {
-    let counts = |cell: &str| Cell::find(cell).is_some_and(|cell| cell.workload().is_some());
-    let now: Vec<EarlierResult> = results
-        .of_group("core")
-        .filter(|result| counts(&result.cell))
-        .filter_map(compared)
-        .collect();
-    if now.is_empty() {
+    let compared: Vec<[&RouterResult; 2]> = results.of_group("core").filter_map(pair).collect();
+    if compared.is_empty() {
         return String::new();
     }
-    let header: Vec<&str> = std::iter::once("cell")
-        .chain(COLUMNS.iter().map(|(name, _)| *name))
-        .chain(["hits", "smg's"])
+    let warm = table(results, "warm", |router| &router.warm);
+    let cold = table(results, "cold", |router| &router.cold);
+    format!("{HEAD}{warm}\n{cold}\n")
+}
+
+/// Ours and smg in a cell; `None` without runs of smg.
+fn pair(result: &CellResult) -> Option<[&RouterResult; 2]> {
+    let router = |name: &str| result.routers.iter().find(|router| router.router == name);
+    Some([router(OURS)?, router("smg")?])
+}
+
+fn table(results: &RaceResults, name: &str, figures: FiguresOf) -> String {
+    let header: Vec<&str> = std::iter::once(name)
+        .chain(RaceFigure::ALL.iter().map(|figure| figure.name()))
+        .chain(["hits", "smg's", "failed", "smg's"])
         .collect();
     let mut table = MarkdownTable::with_header(&header);
-    for result in &now {
-        let before = results
-            .before
+    let mut loaded: Vec<&[FigureResult]> = Vec::new();
+    for result in results.of_group("core") {
+        let Some([ours, smg]) = pair(result) else {
+            continue;
+        };
+        let entries = figures(ours)
             .iter()
-            .find(|before| before.cell == result.cell);
-        let figures = COLUMNS.iter().map(|&(_, at)| {
-            pair(
-                ratio_at(result, at),
-                before.map(|before| ratio_at(before, at)),
-            )
-        });
-        let hits = result.hit_rates.map(percent);
+            .zip(figures(smg))
+            .map(|(ours, smg)| format!("{}; {:.0}", judged(smg), ours.ms));
+        let hits = [ours, smg].map(|router| percent(router.hit_rate));
+        let failed = [ours, smg].map(|router| router.failures.to_string());
         table.row(
             std::iter::once(result.cell.clone())
-                .chain(figures)
-                .chain(hits),
+                .chain(entries)
+                .chain(hits)
+                .chain(failed),
         );
+        if has_half_load(&result.cell) {
+            loaded.push(figures(smg));
+        }
     }
-    let before: Vec<EarlierResult> = results
-        .before
-        .iter()
-        .filter(|before| now.iter().any(|result| result.cell == before.cell))
-        .cloned()
-        .collect();
-    let means = COLUMNS.iter().map(|&(_, at)| {
-        pair(
-            mean(&now, at),
-            (!before.is_empty()).then(|| mean(&before, at)),
-        )
-    });
+    let means =
+        (0..RaceFigure::ALL.len()).map(|figure| format!("**{:.2}**", mean(&loaded, figure)));
     table.row(
-        std::iter::once("**mean**".to_owned())
+        std::iter::once("mean".to_owned())
             .chain(means)
-            .chain([String::new(), String::new()]),
+            .chain(std::iter::repeat_n(String::new(), 4)),
     );
-    format!("{HEAD}{}\n", table.0)
+    table.0
 }
 
-fn ratio_at(result: &EarlierResult, at: usize) -> f64 {
-    result.ratios.get(at).copied().unwrap_or(f64::NAN)
+fn has_half_load(cell: &str) -> bool {
+    let source = Cell::find(cell).map(|cell| cell.source);
+    matches!(source, Some(CellSource::Random { load_percent, .. }) if load_percent >= HALF_LOAD)
 }
 
-/// The geometric mean over the cells from half load on.
-fn mean(results: &[EarlierResult], at: usize) -> f64 {
-    let is_loaded = |result: &&EarlierResult| {
-        let source = Cell::find(&result.cell).map(|cell| cell.source);
-        matches!(source, Some(CellSource::Random { load_percent, .. }) if load_percent >= HALF_LOAD)
-    };
-    let logs: Vec<f64> = results
+/// The geometric mean of the ratios of a figure.
+fn mean(cells: &[&[FigureResult]], figure: usize) -> f64 {
+    let logs: Vec<f64> = cells
         .iter()
-        .filter(is_loaded)
-        .map(|result| ratio_at(result, at).ln())
+        .filter_map(|figures| figures.get(figure)?.ours_over)
+        .map(|[ratio, ..]| ratio.ln())
         .collect();
     (logs.iter().sum::<f64>() / logs.len().max(1) as f64).exp()
-}
-
-fn pair(now: f64, before: Option<f64>) -> String {
-    let digits = |ratio: f64| {
-        if ratio < 0.095 {
-            format!("{ratio:.3}")
-        } else {
-            format!("{ratio:.2}")
-        }
-    };
-    before.map_or_else(
-        || digits(now),
-        |before| format!("{} ({})", digits(now), digits(before)),
-    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn result(cell: &str, ratio: f64) -> EarlierResult {
-        EarlierResult {
-            cell: cell.into(),
-            version: "1".into(),
-            ratios: vec![ratio; 5],
-            hit_rates: [0.5, 0.4],
-        }
+    fn figures(ratio: f64) -> Vec<FigureResult> {
+        let figure = FigureResult {
+            ms: 100.0,
+            ours_over: Some([ratio; 3]),
+            verdict: None,
+        };
+        vec![figure; 5]
     }
 
     #[test]
     fn the_mean_is_geometric_and_leaves_out_low_load() {
-        let results = [
-            result("agents-50", 0.5),
-            result("agents-85", 2.0),
-            result("tenants-10", 9.0),
-        ];
-        assert!((mean(&results, 0) - 1.0).abs() < 1e-9);
-        assert_eq!(
-            (pair(0.95, Some(1.0)), pair(0.0123, None)),
-            ("0.95 (1.00)".to_owned(), "0.012".to_owned())
-        );
+        let half = figures(0.5);
+        let double = figures(2.0);
+        assert!((mean(&[&half, &double], 0) - 1.0).abs() < 1e-9);
+        assert!(has_half_load("agents-50") && has_half_load("agents-85"));
+        assert!(!has_half_load("tenants-10") && !has_half_load("mooncake"));
     }
 }

@@ -1,8 +1,8 @@
 //! Compares the race in virtual time with the race in real time: the ratio of ours to each other
-//! router, and the order of routers. p99 is shown and not judged. Only warm requests count, except
-//! in hit rates, which the race has for all requests only.
+//! router. p99 is shown and not judged. Only warm requests count, except in hit rates, which the
+//! race has for all requests only.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use race_cells::Cell;
@@ -15,9 +15,6 @@ const AGAIN: &str = "ours-again";
 
 /// The largest difference of two ratios that agree.
 const AGREED: f64 = 0.1;
-
-/// The largest difference of two routers that are equally fast.
-const EQUAL: f64 = 0.03;
 
 /// Figures of a row of [`super::play`].
 #[derive(Clone, Copy, Debug)]
@@ -48,15 +45,6 @@ enum RatioVerdict {
     /// follows from the requests of that run, and says nothing about other runs.
     WithinRuns,
     Differs,
-}
-
-/// A line of the table.
-struct ComparedLine {
-    text: String,
-    /// Ours over the other router in E2E here.
-    e2e: f64,
-    /// Whether that agrees with the race.
-    verdict: RatioVerdict,
 }
 
 /// The cell, the router and the part of each row, in order.
@@ -177,12 +165,13 @@ impl RatioVerdict {
         }
     }
 
-    fn name(self) -> &'static str {
+    /// Nothing if the ratios agree.
+    fn mark(self) -> &'static str {
         match self {
-            Self::Agrees => "yes",
-            Self::WithinInterval => "in interval",
-            Self::WithinRuns => "in runs",
-            Self::Differs => "**no**",
+            Self::Agrees => "",
+            Self::WithinInterval => " (in interval)",
+            Self::WithinRuns => " (in runs)",
+            Self::Differs => " **differs**",
         }
     }
 }
@@ -195,45 +184,8 @@ fn played_as(router: &str) -> &str {
     }
 }
 
-/// The routers from the fastest to the slowest by their times, ours being 1. Neighbours that are
-/// nearly equal are joined by "=".
-fn order(times: &BTreeMap<&str, f64>) -> String {
-    let mut sorted: Vec<(&str, f64)> = times
-        .iter()
-        .map(|(router, time)| (*router, *time))
-        .collect();
-    sorted.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let mut text = String::new();
-    let mut before = None;
-    for (router, time) in sorted {
-        let sign = before.map_or("", |before: f64| {
-            if time <= before * (1.0 + EQUAL) {
-                " = "
-            } else {
-                " < "
-            }
-        });
-        let _ = write!(text, "{sign}{router}");
-        before = Some(time);
-    }
-    text
-}
-
-/// Whether no two routers are clearly in one order here and clearly in the other order there.
-fn is_same_order(one: &BTreeMap<&str, f64>, other: &BTreeMap<&str, f64>) -> bool {
-    let is_before =
-        |times: &BTreeMap<&str, f64>, a: &str, b: &str| match (times.get(a), times.get(b)) {
-            (Some(first), Some(second)) => first * (1.0 + EQUAL) < *second,
-            _ => false,
-        };
-    one.keys().all(|a| {
-        one.keys()
-            .all(|b| !(is_before(one, a, b) && is_before(other, b, a)))
-    })
-}
-
-/// `None` where one of both was not played.
-fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<ComparedLine> {
+/// A line of the table; `None` where one of both was not played.
+fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<String> {
     let figures = |router: &str, row: &str| {
         PlayedFigures::from_results(played, [cell, played_as(router), row])
     };
@@ -242,62 +194,30 @@ fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<ComparedLine> {
         [figures(OURS, "all")?, figures(&race.router, "all")?].map(|all| all.number("hit_rate")),
     );
     let ratio = |key: &str| ours.number(key) / other.number(key);
-    let verdict = |simulated: f64, race_ratio: [f64; 3], at: usize| {
+    let judged = |simulated: f64, race_ratio: [f64; 3], at: usize| {
         let runs = ours
             .means_by_run(at)
             .into_iter()
             .zip(other.means_by_run(at))
             .map(|(ours, other)| ours / other);
-        RatioVerdict::judge(
-            simulated,
-            race_ratio,
-            &runs.filter(|_| race.is_one_run).collect::<Vec<_>>(),
-        )
+        let runs: Vec<f64> = runs.filter(|_| race.is_one_run).collect();
+        let verdict = RatioVerdict::judge(simulated, race_ratio, &runs);
+        let both = format!("{} / {}", shown(race_ratio[0]), shown(simulated));
+        format!("{both}{}", verdict.mark())
     };
-    let e2e = ratio("e2e_mean_ms");
-    let ttft = ratio("ttft_mean_ms");
-    let of_e2e = verdict(e2e, race.e2e, 0);
-    let of_ttft = verdict(ttft, race.ttft, 1);
     let [ours_hits, other_hits] = race.hits;
-    let both = |race: f64, simulated: f64| format!("{} | {}", shown(race), shown(simulated));
-    let text = format!(
-        "| {cell} | {} | {} | {} | {} | {} | {} | {:+.1} | {:+.1} | {} |",
+    let hits = RatioVerdict::judge(ours_all / other_all, [ours_hits / other_hits; 3], &[]);
+    Some(format!(
+        "| {cell} | {} | {} | {} | {} / {} | {:+.1} / {:+.1}{} |",
         race.router,
-        both(race.e2e[0], e2e),
-        of_e2e.name(),
-        both(race.ttft[0], ttft),
-        of_ttft.name(),
-        both(race.ttft_p99, ratio("ttft_p99_ms")),
+        judged(ratio("e2e_mean_ms"), race.e2e, 0),
+        judged(ratio("ttft_mean_ms"), race.ttft, 1),
+        shown(race.ttft_p99),
+        shown(ratio("ttft_p99_ms")),
         100.0 * (ours_hits - other_hits),
         100.0 * (ours_all - other_all),
-        RatioVerdict::judge(ours_all / other_all, [ours_hits / other_hits; 3], &[]).name(),
-    );
-    Some(ComparedLine {
-        text,
-        e2e,
-        verdict: of_e2e,
-    })
-}
-
-/// Whether the orders are the same, or would be without the routers in `one_run`. They have runs so
-/// different that one run of the race has no order.
-fn order_verdict(
-    race: &BTreeMap<&str, f64>,
-    played: &BTreeMap<&str, f64>,
-    one_run: &BTreeSet<&str>,
-) -> &'static str {
-    let others = || {
-        played
-            .iter()
-            .filter(|(router, _)| !one_run.contains(*router))
-            .map(|(router, time)| (*router, *time))
-            .collect()
-    };
-    match is_same_order(race, played) {
-        true => "yes",
-        false if is_same_order(race, &others()) => "in runs",
-        false => "**no**",
-    }
+        hits.mark(),
+    ))
 }
 
 /// A ratio, with more digits if it is small.
@@ -319,67 +239,23 @@ fn seeds(results: &Value) -> BTreeSet<u64> {
         .collect()
 }
 
-/// A line for each cell and router that both have, and one for the order in each cell.
+/// A line for each cell and router that both have.
 ///
 /// # Errors
 /// When a file has another form.
 pub(super) fn text(race: &Value, played: &Value) -> Result<String, String> {
     rows(played)?;
-    let mut orders = String::from(
-        "\n| cell | order by E2E in the race | in the simulator | same |\n|---|---|---|---|\n",
-    );
-    let in_race = race
-        .get("cells")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-        .flat_map(seeds)
-        .collect::<BTreeSet<_>>();
-    let listed = |seeds: BTreeSet<u64>| {
-        seeds
-            .iter()
-            .map(u64::to_string)
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
-    let mut out = format!(
-        "Seeds of the race: {}; of the simulator: {}.\n\n",
-        listed(in_race),
-        listed(seeds(played))
-    );
-    let head = "| cell | router | E2E race | sim | agrees | TTFT race | sim | agrees | TTFT p99 race | sim | hits, points: race | sim | agrees |";
-    let _ = writeln!(
-        out,
-        "{head}\n|{}",
-        "---|".repeat(head.matches('|').count() - 1)
+    let mut out = String::from(
+        "| cell | router | end to end: race / simulator | TTFT mean | TTFT p99 | hits, points |\n\
+         |---|---|---|---|---|---|\n",
     );
     for cell in Cell::all().map(|cell| cell.name) {
-        let ratios = RaceRatios::from_race(race, cell);
-        let mut in_race = BTreeMap::from([(OURS, 1.0)]);
-        let mut in_play = BTreeMap::from([(OURS, 1.0)]);
-        let mut one_run: BTreeSet<&str> = BTreeSet::new();
-        for ratios in &ratios {
-            let Some(line) = line(cell, ratios, played) else {
-                continue;
-            };
-            let _ = writeln!(out, "{}", line.text);
-            in_race.insert(&ratios.router, 1.0 / ratios.e2e[0]);
-            in_play.insert(&ratios.router, 1.0 / line.e2e);
-            one_run.extend(
-                (line.verdict == RatioVerdict::WithinRuns).then_some(ratios.router.as_str()),
-            );
-        }
-        if in_race.len() > 1 {
-            let same = order_verdict(&in_race, &in_play, &one_run);
-            let _ = writeln!(
-                orders,
-                "| {cell} | {} | {} | {same} |",
-                order(&in_race),
-                order(&in_play)
-            );
+        let lines = RaceRatios::from_race(race, cell);
+        for line in lines.iter().filter_map(|race| line(cell, race, played)) {
+            let _ = writeln!(out, "{line}");
         }
     }
-    Ok(out + &orders)
+    Ok(out)
 }
 
 #[cfg(test)]
@@ -409,28 +285,6 @@ mod tests {
         for unlike in [&[][..], &[0.1, 0.7], &[0.9, 2.0]] {
             assert_eq!(verdict(unlike), RatioVerdict::Differs, "{unlike:?}");
         }
-    }
-
-    #[test]
-    fn two_orders_are_the_same_unless_they_clearly_contradict() {
-        let race = BTreeMap::from([("ours", 1.0), ("smg", 1.02), ("slow", 1.5)]);
-        assert_eq!(order(&race), "ours = smg < slow");
-        assert!(
-            is_same_order(
-                &race,
-                &BTreeMap::from([("ours", 1.0), ("smg", 0.9), ("slow", 1.1)])
-            ),
-            "ours and smg are equal in one"
-        );
-        let other = BTreeMap::from([("ours", 1.0), ("smg", 1.2), ("slow", 0.9)]);
-        assert!(!is_same_order(&race, &other));
-        let verdict = |one_run: &[&'static str]| {
-            order_verdict(&race, &other, &one_run.iter().copied().collect())
-        };
-        assert_eq!(
-            [verdict(&[]), verdict(&["smg"]), verdict(&["slow"])],
-            ["**no**", "**no**", "in runs"]
-        );
     }
 
     #[test]
