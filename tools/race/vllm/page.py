@@ -12,16 +12,14 @@ COLUMNS = 120
 
 HEAD = """# Race on real vLLM engines
 
-`make race-vllm` writes this page; do not edit it. It runs real vLLM engines and puts routers in front of them, one
-after the other, with the same sessions at the same times. All counts come from the engines' own counters, except where
-a column says otherwise.
+`make race-vllm` runs real vLLM engines behind one router after the other, with the same sessions at the same times, and
+writes this page. Counts come from the engines' own counters, unless a column says otherwise.
 
 """
 
 GAP = """
-**What this page does not show.** The engines run on CPU cores that they share with the router and the load, so times
-are printed and not judged, and a router that spreads load gains nothing. A person with GPUs repeats the race in an
-hour:
+**What this page does not show.** The engines share CPU cores with the router and the load: times are printed, not
+judged, and spreading load gains nothing. To repeat the race with GPUs, in an hour:
 
 """
 
@@ -29,9 +27,9 @@ AGAIN = """```sh
 make race-vllm ENGINES=http://10.0.0.1:8000,http://10.0.0.2:8000 MODEL=NAME RACE_ARGS='--rate 4 --sessions 200 --tokens 100'
 ```
 
-The engines need `--enable-prompt-tokens-details` for cached tokens in replies. With `VLLM_SERVER_DEV_MODE=1` their
-prefix caches are emptied between routers; otherwise only the prompts differ. `--tokenizer FOLDER` in `RACE_ARGS` adds
-the load generators. Restart and adapters need engines that the race itself starts.
+The engines need `--enable-prompt-tokens-details`. With `VLLM_SERVER_DEV_MODE=1` their prefix caches are emptied between
+routers; otherwise only the prompts differ. `--tokenizer FOLDER` in `RACE_ARGS` adds the load generators. Restart and
+adapters need engines that the race itself starts.
 """
 
 
