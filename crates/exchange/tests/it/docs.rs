@@ -4,16 +4,15 @@ use std::path::Path;
 
 const HEAD: &str = "# Inference APIs
 
-The picker reads the bodies of these requests for model and prompt. It compares the end of the path of a `POST`; the
-longest ending wins. A prefix, a query, a trailing slash and percent-escapes do not matter. Of requests whose prompt is
-`not read`, and of every `POST` below `/responses/` and `/conversations/`, the picker reads the outermost `model`, from
-a JSON object or from a form (`multipart/form-data`); such a request may also have no body. Other paths go unread to a
-good endpoint, if a [route](../how-to/envoy.md#which-paths-are-served) allows them.
+The picker reads model and prompt from the bodies of these requests. It compares the end of the path of a `POST`; the
+longest ending wins. It ignores a prefix, a query, a trailing slash and percent-escapes. Where the prompt is `not read`,
+and for every `POST` below `/responses/` and `/conversations/`, it reads only the outermost `model`, from a JSON object
+or from a form (`multipart/form-data`); such a request may have no body. Other paths go unread to a good endpoint, if a
+[route](../how-to/envoy.md#which-paths-are-served) allows them.
 
-A body that is neither JSON nor a form where one may be, or that lacks a required `model`, is answered 400 in the error
-shape of the API.
-A body that cannot be read because it is encoded (`content-encoding`, after the gzip and zstd that Envoy decodes in the
-shipped files) is answered 415, which names the encoding.
+A body that is neither JSON nor an allowed form, or that lacks a required `model`, is answered 400 in the error shape of
+the API. An encoded body (`content-encoding`, other than the gzip and zstd that Envoy decodes in the shipped files) is
+answered 415, which names the encoding.
 
 ";
 
@@ -22,18 +21,17 @@ If a field occurs twice, the last one counts, as in engines.
 
 ## Forms
 
-The field `model` may stand before or after a file: the whole form is read, at most `body_limit_bytes` (24 MiB), and a
-longer one is answered 413. The picker keeps nothing of a file. It refuses (400) what parsers read in different ways: a
-text before the first boundary, lines that end with a line feed alone, a part without one plain `name`, a missing last
-boundary, a `model` of more than 1,024 bytes.
+The picker reads the whole form, so `model` may come before or after a file; it keeps nothing of the file. A form longer
+than `body_limit_bytes` (24 MiB) is answered 413. What parsers read in different ways is answered 400: text before the
+first boundary, a line that ends with a line feed alone, a part without one plain `name`, a missing last boundary, a
+`model` of more than 1,024 bytes.
 
 ## Answers that an engine keeps
 
-An engine keeps responses and conversations in its own memory. So a request that names one goes to the endpoint that
-answered with that id, whichever proxy and worker it comes to: by `previous_response_id`, by `conversation`, or by a
-path below `/responses/ID` or `/conversations/ID` (any method). Each worker remembers the last 16,384 ids or so. If the
-id is forgotten, or the endpoint is gone, ejected or not allowed, any endpoint gets the request, which can then answer
-404.
+An engine keeps responses and conversations in its own memory. A request names one by `previous_response_id`, by
+`conversation`, or by a path below `/responses/ID` or `/conversations/ID` (any method). Every proxy and worker sends it
+to the endpoint that answered with that id. Each worker remembers about 16,384 ids. If it has forgotten the id, or the
+endpoint has left, is ejected or is not allowed, any endpoint gets the request, and can answer 404.
 
 ## Renamed models
 
