@@ -44,18 +44,6 @@ def real_engines() -> Iterator[None]:
         engines.ARGUMENTS = before
 
 
-HEAD = ("the decision uses", "prompt tokens cached", "turns that stayed", "first token of later turns: mean", "p90")
-
-
-def table(rows: list[dict]) -> str:
-    """The table of docs/how-to/istio.md, from rows as in docs/data/istio-body.json."""
-    lines = [HEAD, tuple("---" for _ in HEAD)]
-    for row in rows:
-        first = row["first_ms"]
-        lines.append((row["decision"], f"{row['hit_rate']:.0%}", f"{row['stayed']:.0%}", f"{first['mean']:.0f} ms", f"{first['p90']:.0f} ms"))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def measured() -> str:
     rows: dict[str, dict] = {}
     with real_engines():

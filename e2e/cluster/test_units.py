@@ -24,7 +24,6 @@ import envoy_gateway_pools
 import ext_proc_gateway
 import images
 import istio
-import istio_body
 import istio_conformance
 import istio_faults
 import istio_steps
@@ -302,10 +301,6 @@ def named_in(page: pathlib.Path, heading: str) -> list[str]:
 
 
 class Istio(unittest.TestCase):
-    def test_the_page_shows_the_measured_rows(self) -> None:
-        rows = json.loads((ROOT / "docs/data/istio-body.json").read_text())["rows"]
-        self.assertIn(istio_body.table(rows), (ROOT / "docs/how-to/istio.md").read_text())
-
     def test_kubectl_prints_one_document_after_another(self) -> None:
         self.assertEqual(istio.several('{"kind": "A"}\n{\n"kind": "B"\n}\n'), [{"kind": "A"}, {"kind": "B"}])
 

@@ -321,8 +321,8 @@ async fn the_protocol_by_the_filter_whose_requests_a_buffer_filter_holds() -> Re
     play(PickerMode::Filter, builder, &cases).await
 }
 
-/// Why docs/how-to/istio.md proposes a field to Istio: without the permission, Envoy shows a filter
-/// that holds the headers no body, so the request ends by a timeout.
+/// Why `hold_headers: false` exists: without the permission, Envoy shows a filter that holds the
+/// headers no body, so the request ends by a timeout.
 #[tokio::test]
 async fn a_filter_that_may_not_hold_headers_gets_no_body() -> Result<()> {
     let short = |config: &mut Value| {
