@@ -49,7 +49,7 @@ stdout has the values of our chart, with the configuration of each pool; stderr 
     - `router.epp.replicas` = `3` -> `daemon.replicas`: two daemons: one leads, one stands by; ...
     - `router.tracing.enabled` = `true`: spans have settings of their own here: ...
 
-docs/how-to/migrate.md has the steps of a migration and a table of all items.
+docs/how-to/migrate.md has the steps of a migration, and what has no equivalent.
 ";
 
 /// The resources of a namespace that describe endpoint pickers; the latter half may not exist.

@@ -1,7 +1,7 @@
 //! The table of everything that llm-d's charts, and the older charts of the Gateway API Inference
 //! Extension, can set: the verdict for each item, its name here, and the reason.
 //!
-//! `docs/how-to/migrate.md` is printed from this table.
+//! The table of `docs/how-to/migrate.md` is printed from it.
 
 pub(super) mod flags;
 pub(super) mod values;

@@ -1,10 +1,10 @@
-//! The tables of `docs/how-to/migrate.md` match the code.
+//! The table of `docs/how-to/migrate.md` matches the code.
 
 use std::path::Path;
 
 use migrate::table_markdown;
 
-/// The tables between these lines of `docs/how-to/migrate.md` are printed; the rest is written by
+/// The table between these lines of `docs/how-to/migrate.md` is printed; the rest is written by
 /// hand.
 const TABLES: [&str; 2] = ["<!-- tables: begin -->\n", "<!-- tables: end -->\n"];
 
