@@ -6,6 +6,7 @@ pub mod eds_streams;
 pub mod life;
 pub mod peer;
 pub mod peer_relay;
+mod placement_shares;
 pub mod pool_views;
 pub mod proxies;
 pub mod reports;

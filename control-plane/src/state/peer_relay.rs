@@ -4,7 +4,8 @@
 //!  Share of a process ──▶ its row (replaces the one before) ──▶ sum of all ──▶ Peers to every other process: the sum without its own row
 //!                    └──▶ placements, a bounded queue ────────▶ each once to every other process; the oldest go first when there are too many
 //! ```
-//! Only [`pool_state::LoadReportSum`] reads the bytes of rows; placements are passed on unchanged.
+//! Only [`pool_state::LoadReportSum`] reads the bytes of rows; placements are passed on unchanged,
+//! those beyond their origin's share as claims ([`super::placement_shares`]).
 //! Nothing here is saved, and nothing needs to be: rows are absolute and sent again, placements are
 //! estimates. Times in a row are by the clock of its process. They are converted to the daemon's
 //! clock here, and to the receiver's clock there.
@@ -13,6 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use exchange::Timestamp;
+use pool_state::peers::EncodedPlacements;
 use pool_state::{LoadReportHead, LoadReportSum, PeerLoadReport};
 use proto::{PLACEMENTS_BYTES_MAX, SHARE_EXPIRY_MS, backlog, placements, state};
 use scheduler::flow::QueuedInBand;
@@ -21,6 +23,7 @@ use tokio::time::Instant;
 
 use crate::pool::writer::PoolView;
 use crate::state::peer::Origin;
+use crate::state::placement_shares::{PlacementShares, PlacingPeer};
 
 /// The least time between two messages to a proxy. Picks with a load that is 10 ms old are nearly
 /// as good as with the current load, and each message costs CPU on both sides.
@@ -76,6 +79,7 @@ struct PoolRelay {
     sum: LoadReportSum,
     processes: BTreeMap<u64, RelayProcess>,
     origins: BTreeMap<Origin, OriginTotals>,
+    shares: PlacementShares,
     placements: VecDeque<PlacementBatch>,
     /// Number of the next placement.
     next_placement: u64,
@@ -119,7 +123,7 @@ struct PlacementBatch {
     /// The number of the first placement.
     first: u64,
     /// Empty if they were dropped because the origin placed too much since.
-    bytes: Box<[u8]>,
+    encoded: EncodedPlacements,
 }
 
 // === impl PeerRelay ===
@@ -186,17 +190,21 @@ impl PeerRelay {
             pool.sum.read(&mut process.row, share.row);
             pool.set_active(&origin, counted, true);
         }
+        let peer = PlacingPeer {
+            process_id,
+            origin: &origin,
+            processes: pool.origins.get(&origin).map_or(1, |of| of.processes),
+        };
+        for (piece, count) in placements::pieces(&share.claims, PLACEMENTS_BYTES_MAX) {
+            let claims = EncodedPlacements {
+                claims: piece.to_vec(),
+                ..EncodedPlacements::default()
+            };
+            pool.keep(peer, claims, count, now);
+        }
         for (piece, count) in placements::pieces(&share.placements, PLACEMENTS_BYTES_MAX) {
-            let first = pool.next_placement;
-            pool.next_placement += count;
-            pool.keep(PlacementBatch {
-                process_id,
-                origin: origin.clone(),
-                at: now,
-                count,
-                first,
-                bytes: piece.into(),
-            });
+            let divided = pool.shares.divide(piece, peer);
+            pool.keep(peer, divided, count, now);
         }
         pool.drop_old(now);
         pool.version += 1;
@@ -217,10 +225,11 @@ impl PeerRelay {
         }
         pool.expire(now);
         pool.follow(view);
+        pool.shares.follow(view);
         if cursor.version == pool.version {
             return None;
         }
-        let (placements, all) = pool.placements_for(process_id, cursor);
+        let (encoded, all) = pool.placements_for(process_id, cursor);
         cursor.sent_at = Some(now);
         cursor.version = if all { pool.version } else { cursor.version };
         cursor.more = !all;
@@ -236,7 +245,8 @@ impl PeerRelay {
             pool: view.name.to_string(),
             proxies,
             row,
-            placements,
+            placements: encoded.placements,
+            claims: encoded.claims,
             stamp,
             active,
             backlog,
@@ -326,14 +336,29 @@ impl PoolRelay {
         self.origins.iter().map(others).sum()
     }
 
-    fn keep(&mut self, placed: PlacementBatch) {
-        let Some(of) = self.origins.get_mut(&placed.origin) else {
+    fn keep(
+        &mut self,
+        peer: PlacingPeer<'_>,
+        encoded: EncodedPlacements,
+        count: u64,
+        now: Instant,
+    ) {
+        let Some(of) = self.origins.get_mut(peer.origin) else {
             return;
         };
-        self.bytes += placed.bytes.len();
-        of.bytes += placed.bytes.len();
-        of.pieces.push_back(placed.first);
-        self.placements.push_back(placed);
+        let first = self.next_placement;
+        self.next_placement += count;
+        self.bytes += encoded.bytes();
+        of.bytes += encoded.bytes();
+        of.pieces.push_back(first);
+        self.placements.push_back(PlacementBatch {
+            process_id: peer.process_id,
+            origin: peer.origin.clone(),
+            at: now,
+            count,
+            first,
+            encoded,
+        });
         while of.bytes > BYTES_PER_ORIGIN_MAX
             && let Some(oldest) = of.pieces.pop_front()
         {
@@ -343,9 +368,9 @@ impl PoolRelay {
             let Some(placed) = self.placements.get_mut(position) else {
                 return;
             };
-            let bytes = std::mem::take(&mut placed.bytes);
-            of.bytes -= bytes.len();
-            self.bytes -= bytes.len();
+            let bytes = std::mem::take(&mut placed.encoded).bytes();
+            of.bytes -= bytes;
+            self.bytes -= bytes;
         }
     }
 
@@ -359,14 +384,14 @@ impl PoolRelay {
             .placements
             .pop_front_if(|oldest| is_over(oldest, *bytes))
         {
-            *bytes -= oldest.bytes.len();
+            *bytes -= oldest.encoded.bytes();
             if let Some(of) = self.origins.get_mut(&oldest.origin)
                 && of
                     .pieces
                     .pop_front_if(|first| *first == oldest.first)
                     .is_some()
             {
-                of.bytes -= oldest.bytes.len();
+                of.bytes -= oldest.encoded.bytes();
             }
         }
     }
@@ -437,7 +462,11 @@ impl PoolRelay {
     }
 
     /// The placements that fit one message, and whether they are all that are due.
-    fn placements_for(&mut self, process_id: u64, cursor: &mut RelayCursor) -> (Vec<u8>, bool) {
+    fn placements_for(
+        &mut self,
+        process_id: u64,
+        cursor: &mut RelayCursor,
+    ) -> (EncodedPlacements, bool) {
         let oldest = self
             .placements
             .front()
@@ -445,7 +474,7 @@ impl PoolRelay {
         let lost = oldest.saturating_sub(cursor.placement);
         // Placements from before a new proxy joined do not count as lost.
         self.dropped += if cursor.sent_at.is_some() { lost } else { 0 };
-        let mut placements = Vec::new();
+        let mut encoded = EncodedPlacements::default();
         let due = self
             .placements
             .partition_point(|placed| placed.first < cursor.placement);
@@ -454,18 +483,18 @@ impl PoolRelay {
             .range(due..)
             .filter(|placed| placed.process_id != process_id);
         for placed in due {
-            if placed.bytes.is_empty() {
+            if placed.encoded.is_empty() {
                 self.dropped += placed.count;
                 continue;
             }
-            if placements.len() + placed.bytes.len() > PLACEMENTS_BYTES_MAX {
+            if encoded.bytes() + placed.encoded.bytes() > PLACEMENTS_BYTES_MAX {
                 cursor.placement = placed.first;
-                return (placements, false);
+                return (encoded, false);
             }
-            placements.extend_from_slice(&placed.bytes);
+            encoded.extend(&placed.encoded);
         }
         cursor.placement = self.next_placement;
-        (placements, true)
+        (encoded, true)
     }
 }
 
@@ -519,14 +548,14 @@ mod tests {
             let (placements, all) =
                 pool.placements_for(process_id, &mut cursors[process_id as usize]);
             assert_eq!(
-                (firsts(&placements), all),
+                (firsts(&placements.placements), all),
                 (expected, true),
                 "reports of a process that did not join are ignored"
             );
             assert_eq!(
                 pool.placements_for(process_id, &mut cursors[process_id as usize])
                     .0
-                    .len(),
+                    .bytes(),
                 0
             );
         }
@@ -555,8 +584,8 @@ mod tests {
         while let (placements, all) = pool.placements_for(2, &mut cursor)
             && !placements.is_empty()
         {
-            assert!(placements.len() <= PLACEMENTS_BYTES_MAX);
-            got.extend(firsts(&placements));
+            assert!(placements.bytes() <= PLACEMENTS_BYTES_MAX);
+            got.extend(firsts(&placements.placements));
             if all {
                 break;
             }
@@ -575,7 +604,7 @@ mod tests {
                 500,
                 pool.placements
                     .iter()
-                    .map(|placed| placed.bytes.len())
+                    .map(|placed| placed.encoded.bytes())
                     .sum()
             )
         );

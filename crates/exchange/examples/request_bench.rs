@@ -21,7 +21,7 @@ use std::time::Instant;
 use exchange::{
     Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
 };
-use pool_state::{LoadReportHead, OwnLoadReport};
+use pool_state::{LoadReportHead, OwnLoadReport, PlacementKind};
 use scheduler::latency::step::StepModel;
 use scheduler::prefix::ENTRIES_DEFAULT;
 use scheduler::{
@@ -105,7 +105,12 @@ impl BenchWorld {
         pool.set_placement_publishing(true);
         for at in 0..6_600 {
             let blocks: Vec<u64> = (0..100).map(|_| rng.next_u64() << 1).collect();
-            pool.record_peer_placement(refs[at % refs.len()], &blocks, Timestamp(1));
+            pool.record_peer_placement(
+                PlacementKind::Confirmed,
+                refs[at % refs.len()],
+                &blocks,
+                Timestamp(1),
+            );
         }
         Ok(Self {
             pool,

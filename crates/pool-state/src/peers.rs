@@ -8,6 +8,7 @@
 //! reports of one another, and one of them reports for all.
 
 use proto::load_report::LoadReportHead;
+use proto::placements::PlacementKind;
 use proto::{SHARE_EXPIRY_MS, placements, state};
 use scheduler::{EndpointRef, Timestamp};
 
@@ -62,11 +63,64 @@ pub fn take_peer_report(
     .then_some(report)
 }
 
-/// Appends a placement to those of a report, unless the endpoint had all its blocks cached. `new`
-/// are the blocks that it did not have.
-pub fn append_placement(report: &mut Vec<u8>, endpoint: EndpointRef, new: &[u64]) {
-    if !new.is_empty() {
-        placements::push(report, endpoint, new);
+/// The placements of a message to the daemon, or of one from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EncodedPlacements {
+    /// The confirmed ones.
+    pub placements: Vec<u8>,
+    /// The others.
+    pub claims: Vec<u8>,
+}
+
+// === impl EncodedPlacements ===
+
+impl EncodedPlacements {
+    /// Appends a placement, unless the endpoint had all its blocks cached. `new` are the blocks
+    /// that it did not have.
+    pub fn append(&mut self, kind: PlacementKind, endpoint: EndpointRef, new: &[u64]) {
+        if new.is_empty() {
+            return;
+        }
+        let to = match kind {
+            PlacementKind::Confirmed => &mut self.placements,
+            _ => &mut self.claims,
+        };
+        placements::push_claim(to, kind, endpoint, new);
+    }
+
+    /// The length of all, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.placements.len().saturating_add(self.claims.len())
+    }
+
+    /// Appends later ones.
+    pub fn extend(&mut self, later: &Self) {
+        self.placements.extend_from_slice(&later.placements);
+        self.claims.extend_from_slice(&later.claims);
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.placements.is_empty() && self.claims.is_empty()
+    }
+
+    /// All placements, in the order in which they apply.
+    pub fn each(&self) -> impl Iterator<Item = (PlacementKind, EndpointRef, Vec<u64>)> {
+        placements::each_claim(&self.claims).chain(
+            placements::each(&self.placements)
+                .map(|(endpoint, blocks)| (PlacementKind::Confirmed, endpoint, blocks)),
+        )
+    }
+
+    /// Takes those of a message.
+    #[must_use]
+    pub fn take(message: &mut state::PeerLoad) -> Self {
+        Self {
+            placements: std::mem::take(&mut message.placements),
+            claims: std::mem::take(&mut message.claims),
+        }
     }
 }
 
@@ -219,8 +273,9 @@ impl LocalPeer {
                 pool.recompute_peer_slos([self.others.report()]);
             }
         }
-        placements::each(&message.placements)
-            .for_each(|(endpoint, blocks)| pool.record_peer_placement(endpoint, &blocks, now));
+        for (kind, endpoint, blocks) in EncodedPlacements::take(&mut message).each() {
+            pool.record_peer_placement(kind, endpoint, &blocks, now);
+        }
     }
 
     /// Counts the load of the other proxies again, after a pool update.
@@ -254,8 +309,9 @@ impl LocalPeer {
         let row = pool
             .write_load_report(&mut self.own, LoadReportHead::default())
             .to_vec();
-        let mut placements = Vec::new();
+        let mut encoded = EncodedPlacements::default();
         for Placement {
+            kind,
             endpoint,
             blocks,
             known,
@@ -265,12 +321,13 @@ impl LocalPeer {
                 .ok()
                 .and_then(|known| blocks.get(known..))
                 .unwrap_or_default();
-            append_placement(&mut placements, endpoint, new);
+            encoded.append(kind, endpoint, new);
         }
         let mut report = state::LoadReport {
             pool: name.to_owned(),
             row,
-            placements,
+            placements: encoded.placements,
+            claims: encoded.claims,
             backlog: pool.queues().backlog(),
             stamp: 0,
         };

@@ -55,6 +55,7 @@ pub use miss_cause::{MISS_CAUSES, MissedTokens};
 pub use pick::{LedgerHold, RecordedPick, SessionTokenHeader};
 pub use placements::Placement;
 pub use plan::{DecideBy, DecisionMaker, Plan, Planner, PoolReader};
+pub use proto::placements::PlacementKind;
 pub use request_timing::{RequestEnding, ms_between};
 pub use verdicts::SentRequest;
 

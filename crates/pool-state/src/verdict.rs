@@ -3,13 +3,16 @@
 //!
 //! | verdict | the engine answered | counts as a failure | learned from | the prompt's placement |
 //! |---|---|---|---|---|
-//! | success | 2xx with a body that is no error, has an end, and has generated output if the API does | no: it ends a streak | yes | stays |
-//! | client's fault | 400 and other 4xx, in the error shape of an API | where another endpoint accepted the same lately | no | is undone |
-//! | misdirected | 401, 403, 404, 501; other 4xx without such a shape | where another endpoint accepted the same lately | no | is undone |
-//! | overloaded | 429, 503 (tried again on the next endpoint) | yes | no | is undone |
-//! | ill | other 5xx, a lost connection, a stream cut off, an empty 200, a 200 with an error object | yes | no | is undone |
-//! | strange | 2xx without work: nothing generated, aborted, no reply of the API, or a stream that ended without its end mark | where another endpoint gave a reply to the same lately | if it generated | stays |
-//! | unknown | the client left, the path is not an inference path, or the body is in a format that is not read | no | no | stays |
+//! | success | 2xx with a body that is no error, has an end, and has generated output if the API does | no: it ends a streak | yes | is confirmed |
+//! | client's fault | 400 and other 4xx, in the error shape of an API | where another endpoint accepted the same lately | no | is withdrawn |
+//! | misdirected | 401, 403, 404, 501; other 4xx without such a shape | where another endpoint accepted the same lately | no | is withdrawn |
+//! | overloaded | 429, 503 (tried again on the next endpoint) | yes | no | is withdrawn |
+//! | ill | other 5xx, a lost connection, a stream cut off, an empty 200, a 200 with an error object | yes | no | is withdrawn |
+//! | strange | 2xx without work: nothing generated, aborted, no reply of the API, or a stream that ended without its end mark | where another endpoint gave a reply to the same lately | if it generated | stays, and is confirmed if it generated |
+//! | unknown | the client left, the path is not an inference path, or the body is in a format that is not read | no | no | stays, and is confirmed by a whole 2xx |
+//!
+//! The first token of a reply confirms the placement already. A confirmed placement is not
+//! withdrawn.
 //!
 //! A failure is as much evidence against its request: `pool/health.rs` says how many count.
 
@@ -81,7 +84,7 @@ impl Verdict {
         }
     }
 
-    /// Whether the engine worked on the prompt and may have it cached now.
+    /// Whether the engine may have worked on the prompt and have it cached now.
     #[must_use]
     pub fn keeps_placement(self) -> bool {
         matches!(self, Self::Success | Self::Strange | Self::Unknown)

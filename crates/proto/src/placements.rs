@@ -2,8 +2,11 @@
 //! first block first. Blocks that the endpoint had cached already may be left out.
 //!
 //! ```text
-//!  slot . generation | count | blocks      16, 16 and 32 bits, then words of 64 bits
+//!  slot . kind . generation | count | blocks      16, 16 and 32 bits, then words of 64 bits
 //! ```
+//! Confirmed placements and all others ([`PlacementKind`]) have a field each, so that a release
+//! that knows only confirmed ones is sent those. There the kind is 0.
+//!
 //! Placements follow each other without a frame, so that the daemon can forward the bytes
 //! unchanged: the placements of one proxy go to all the others some hundred times a second.
 
@@ -11,41 +14,84 @@ use scheduler::EndpointRef;
 
 use crate::words::{self, WORD};
 
-/// The endpoint and the blocks of a placement, and the bytes behind it.
-type PlacementHead<'a> = (EndpointRef, &'a [[u8; WORD]], &'a [u8]);
-
-/// Appends a placement.
-pub fn push(placements: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64]) {
-    words::append(
-        placements,
-        &[words::of_endpoint(endpoint, 0), blocks.len() as u64],
-    );
-    words::append(placements, blocks);
+/// The evidence for a placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlacementKind {
+    /// The endpoint's reply showed work.
+    Confirmed,
+    /// The endpoint was picked and has not answered.
+    Unconfirmed,
+    /// The endpoint refused the prompt, so the unconfirmed placement of these blocks is void.
+    Withdrawn,
+    /// A peer says that it is confirmed, but places more than its share.
+    OverShare,
 }
 
-/// The endpoint and the blocks of the first placement, and the bytes behind it; `None` if it is
-/// incomplete.
+/// A placement, and the bytes behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncodedPlacement<'a> {
+    /// The endpoint that got the prompt.
+    pub endpoint: EndpointRef,
+    /// The number of its [`PlacementKind`].
+    pub kind: u16,
+    /// The block hashes, as words.
+    pub blocks: &'a [[u8; WORD]],
+    /// The bytes behind it.
+    pub rest: &'a [u8],
+}
+
+/// Appends a confirmed placement.
+pub fn push(placements: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64]) {
+    push_claim(placements, PlacementKind::Confirmed, endpoint, blocks);
+}
+
+/// Appends a placement of this kind.
+pub fn push_claim(
+    claims: &mut Vec<u8>,
+    kind: PlacementKind,
+    endpoint: EndpointRef,
+    blocks: &[u64],
+) {
+    let head = words::of_endpoint(endpoint, kind.number());
+    words::append(claims, &[head, blocks.len() as u64]);
+    words::append(claims, blocks);
+}
+
+/// The first placement; `None` if it is incomplete.
 #[must_use]
-pub fn take(placements: &[u8]) -> Option<PlacementHead<'_>> {
+pub fn take(placements: &[u8]) -> Option<EncodedPlacement<'_>> {
     let ([at, count], rest) = words::split(placements)?;
     let bytes = usize::try_from(count).ok()?.checked_mul(WORD)?;
     let (blocks, rest) = rest.split_at_checked(bytes)?;
-    let (endpoint, _) = words::endpoint(at)?;
-    Some((endpoint, blocks.as_chunks().0, rest))
+    let (endpoint, kind) = words::endpoint(at)?;
+    Some(EncodedPlacement {
+        endpoint,
+        kind,
+        blocks: blocks.as_chunks().0,
+        rest,
+    })
 }
 
-/// All placements, up to the first invalid one.
-pub fn each(mut placements: &[u8]) -> impl Iterator<Item = (EndpointRef, Vec<u64>)> {
+/// All placements, up to the first invalid one. The kind is that of their field.
+pub fn each(placements: &[u8]) -> impl Iterator<Item = (EndpointRef, Vec<u64>)> {
+    split(placements).map(|placement| (placement.endpoint, placement.hashes()))
+}
+
+/// All placements that have a kind and are not confirmed, up to the first invalid one.
+pub fn each_claim(claims: &[u8]) -> impl Iterator<Item = (PlacementKind, EndpointRef, Vec<u64>)> {
+    split(claims).filter_map(|claim| {
+        let kind = PlacementKind::of_number(claim.kind)
+            .filter(|kind| *kind != PlacementKind::Confirmed)?;
+        Some((kind, claim.endpoint, claim.hashes()))
+    })
+}
+
+/// All placements as they are encoded, up to the first invalid one.
+pub fn split(mut placements: &[u8]) -> impl Iterator<Item = EncodedPlacement<'_>> {
     std::iter::from_fn(move || {
-        let (endpoint, blocks, rest) = take(placements)?;
-        placements = rest;
-        Some((
-            endpoint,
-            blocks
-                .iter()
-                .map(|block| u64::from_le_bytes(*block))
-                .collect(),
-        ))
+        let first = take(placements)?;
+        placements = first.rest;
+        Some(first)
     })
 }
 
@@ -56,7 +102,7 @@ pub fn pieces(mut placements: &[u8], bytes_max: usize) -> impl Iterator<Item = (
     std::iter::from_fn(move || {
         let mut length = 0;
         let mut count = 0;
-        while let Some((_, _, rest)) = placements.get(length..).and_then(take) {
+        while let Some(EncodedPlacement { rest, .. }) = placements.get(length..).and_then(take) {
             let end = placements.len().saturating_sub(rest.len());
             if end > bytes_max && count > 0 {
                 break;
@@ -71,6 +117,45 @@ pub fn pieces(mut placements: &[u8], bytes_max: usize) -> impl Iterator<Item = (
         placements = rest;
         (count > 0).then_some((piece, count))
     })
+}
+
+// === impl PlacementKind ===
+
+impl PlacementKind {
+    /// The number in messages and in shared data.
+    #[must_use]
+    pub fn number(self) -> u16 {
+        match self {
+            Self::Confirmed => 0,
+            Self::Unconfirmed => 1,
+            Self::Withdrawn => 2,
+            Self::OverShare => 3,
+        }
+    }
+
+    /// The kind of this number; `None` for one of a newer release.
+    #[must_use]
+    pub fn of_number(number: u16) -> Option<Self> {
+        [
+            Self::Confirmed,
+            Self::Unconfirmed,
+            Self::Withdrawn,
+            Self::OverShare,
+        ]
+        .into_iter()
+        .find(|kind| kind.number() == number)
+    }
+}
+
+// === impl EncodedPlacement ===
+
+impl EncodedPlacement<'_> {
+    /// The block hashes.
+    #[must_use]
+    pub fn hashes(&self) -> Vec<u64> {
+        let words = self.blocks.iter();
+        words.map(|block| u64::from_le_bytes(*block)).collect()
+    }
 }
 
 #[cfg(test)]
@@ -129,6 +214,25 @@ mod tests {
             each(&bytes).for_each(drop);
             prop_assert!(pieces(&bytes, bytes_max).map(|(piece, _)| piece.len()).sum::<usize>() <= bytes.len());
         }
+    }
+
+    #[test]
+    fn claims_have_kinds_and_those_of_newer_releases_are_skipped() {
+        let mut claims = Vec::new();
+        push_claim(&mut claims, PlacementKind::Unconfirmed, at(3), &[1, 2]);
+        push_claim(&mut claims, PlacementKind::Confirmed, at(4), &[3]);
+        words::append(&mut claims, &[words::of_endpoint(at(5), 9), 0]);
+        push_claim(&mut claims, PlacementKind::Withdrawn, at(3), &[2]);
+        push_claim(&mut claims, PlacementKind::OverShare, at(6), &[]);
+        assert_eq!(
+            each_claim(&claims).collect::<Vec<_>>(),
+            [
+                (PlacementKind::Unconfirmed, at(3), vec![1, 2]),
+                (PlacementKind::Withdrawn, at(3), vec![2]),
+                (PlacementKind::OverShare, at(6), vec![])
+            ]
+        );
+        assert_eq!(each(&claims).count(), 5);
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(crate) use xxh64::xxh64;
 mod hash;
 pub use hash::{
     BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX, DENSE_BLOCKS, OpaquePiece,
-    STRIDE, SectionSums, block_hashes, blocks_of,
+    STRIDE, SectionSums, block_hashes, blocks_of, is_wide,
 };
 
 mod rendezvous;
@@ -22,6 +22,7 @@ pub use rendezvous::rendezvous_endpoint;
 
 mod lookup;
 pub use lookup::MatchLength;
+mod age_bands;
 mod owners;
 pub use owners::ReuseDistance;
 mod table;
@@ -31,6 +32,9 @@ pub use cache_estimate::CacheEstimate;
 
 mod recall;
 pub use recall::RecalledLength;
+
+mod placing;
+pub use placing::BlockClaim;
 
 mod index;
 pub use index::{ENTRIES_DEFAULT, ENTRIES_MAX, PrefixIndex, PrefixStats, REQUESTED_ONCE};

@@ -17,10 +17,10 @@
 mod receive;
 
 use exchange::{ManagedPool, Timestamp};
-use pool_state::peers::take_peer_report;
-use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, PeerReport};
+use pool_state::peers::{EncodedPlacements, take_peer_report};
+use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, PeerReport, Placement};
 use proto::shared_data::{RemotePeers, RingPosition};
-use proto::{placements, state};
+use proto::state;
 use scheduler::flow::QueuedInBand;
 
 use super::placement_ring::PlacementRingWriter;
@@ -157,8 +157,13 @@ impl LoadSharing {
         self.set_vm_slot(me);
         let own = &mut self.own;
         for placement in pool.take_placements() {
-            own.ring
-                .append(host, placement.endpoint, &placement.blocks, placement.known);
+            let Placement {
+                kind,
+                endpoint,
+                blocks,
+                known,
+            } = placement;
+            own.ring.append(host, kind, endpoint, &blocks, known);
         }
         own.ring.flush(host);
         if let Some((_, key)) = &own.place {
@@ -201,9 +206,11 @@ impl LoadSharing {
             let _ = host.share(&self.outside.key, &report, WriteCondition::Any);
         }
         self.set_vm_slot(me);
-        for (endpoint, blocks) in placements::each(&peers.placements) {
+        for (kind, endpoint, blocks) in EncodedPlacements::take(&mut peers).each() {
             // All blocks count as known, because they came from other proxies and must not go back.
-            self.own.ring.append(host, endpoint, &blocks, u32::MAX);
+            self.own
+                .ring
+                .append(host, kind, endpoint, &blocks, u32::MAX);
         }
         self.own.ring.flush(host);
     }

@@ -7,6 +7,7 @@
 //! a gap is counted and skipped. Because its placements are missing here, this VM uses rendezvous
 //! endpoints for cold prompts for a while ([`super::load_sharing`]).
 
+use proto::placements::PlacementKind;
 use proto::shared_data::{
     PlacementEntry, RECORD_BLOCKS_MAX, RingPosition, SEGMENT_HEAD_BYTES, SegmentHead,
 };
@@ -51,6 +52,7 @@ pub struct PlacementRingReader {
 /// A placement, or a piece of a long one.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementRecord<'r> {
+    pub kind: PlacementKind,
     /// The endpoint that got the blocks.
     pub endpoint: EndpointRef,
     pub blocks: &'r [u64],
@@ -115,7 +117,14 @@ impl PlacementRingWriter {
     /// Appends a placement: `endpoint` got these blocks, and had the first `known` of them cached,
     /// as estimated. The placement is written by [`Self::flush`], or earlier if the segment is
     /// full.
-    pub fn append<H: Host>(&mut self, host: &H, endpoint: EndpointRef, blocks: &[u64], known: u32) {
+    pub fn append<H: Host>(
+        &mut self,
+        host: &H,
+        kind: PlacementKind,
+        endpoint: EndpointRef,
+        blocks: &[u64],
+        known: u32,
+    ) {
         let mut known = known as usize;
         // The pick is published even if the prompt was not read, because the order of picks counts.
         for piece in blocks
@@ -137,6 +146,7 @@ impl PlacementRingWriter {
             self.is_unwritten = true;
             PlacementEntry::append(
                 &mut self.segment,
+                kind,
                 endpoint,
                 piece,
                 u32::try_from(known_here).unwrap_or(u32::MAX),
@@ -269,6 +279,7 @@ impl PlacementRingReader {
             blocks.extend(entry.blocks.iter().map(|word| u64::from_le_bytes(*word)));
             let new = blocks.get(entry.known as usize..).unwrap_or_default();
             let taken = take(PlacementRecord {
+                kind: entry.kind,
                 endpoint: entry.endpoint,
                 blocks: &blocks,
                 new,
@@ -310,7 +321,7 @@ mod tests {
     }
 
     fn tell(host: &FakeHost, writer: &mut PlacementRingWriter, slot: u16, blocks: &[u64]) {
-        writer.append(host, at(slot), blocks, 0);
+        writer.append(host, PlacementKind::Unconfirmed, at(slot), blocks, 0);
         writer.flush(host);
     }
 
@@ -502,7 +513,13 @@ mod tests {
             let host = FakeHost::new();
             let mut writer = writer();
             let mut reader = PlacementRingReader::default();
-            writer.append(&host, at(1), &vec![5; 2_500], known);
+            writer.append(
+                &host,
+                PlacementKind::Confirmed,
+                at(1),
+                &vec![5; 2_500],
+                known,
+            );
             writer.flush(&host);
             let mut budget = ReadBudget {
                 blocks: PLENTY,
@@ -528,7 +545,7 @@ mod tests {
         read(&host, &mut reader, old.position(), PLENTY);
         let mut new = PlacementRingWriter::new("p");
         new.set_vm_slot(8, 2);
-        new.append(&host, at(4), &[44], 0);
+        new.append(&host, PlacementKind::Confirmed, at(4), &[44], 0);
         new.flush(&host);
         let mut budget = ReadBudget {
             blocks: PLENTY,

@@ -5,7 +5,7 @@
 //! changes.
 
 use exchange::{ManagedPool, Timestamp};
-use pool_state::peers::append_placement;
+use pool_state::peers::EncodedPlacements;
 use pool_state::{LoadReportHead, LoadReportSum, ProxyPeers};
 use proto::state;
 
@@ -136,9 +136,9 @@ impl PeerPublisher {
             sharing.reports(),
             pool.ejections(),
         );
-        let (placements, lost) = self.placements(host, name, sharing);
+        let (encoded, lost) = self.placements(host, name, sharing);
         let is_changed = row != self.row || held != self.held;
-        let is_news = is_changed || !placements.is_empty();
+        let is_news = is_changed || !encoded.is_empty();
         if is_news {
             self.changed_at = now;
         }
@@ -157,7 +157,8 @@ impl PeerPublisher {
         let mut report = state::LoadReport {
             pool: name.to_owned(),
             row,
-            placements,
+            placements: encoded.placements,
+            claims: encoded.claims,
             backlog: held,
             stamp,
         };
@@ -170,8 +171,8 @@ impl PeerPublisher {
         host: &H,
         pool: &str,
         sharing: &LoadSharing,
-    ) -> (Vec<u8>, u32) {
-        let mut placements = Vec::new();
+    ) -> (EncodedPlacements, u32) {
+        let mut encoded = EncodedPlacements::default();
         let mut budget = ReadBudget {
             blocks: BLOCKS_MAX,
             gaps: 0,
@@ -187,12 +188,12 @@ impl PeerPublisher {
                     end,
                     &mut budget,
                     |record| {
-                        append_placement(&mut placements, record.endpoint, record.new);
+                        encoded.append(record.kind, record.endpoint, record.new);
                         record.new.len()
                     },
                 );
             }
         }
-        (placements, budget.gaps)
+        (encoded, budget.gaps)
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use exchange::Timestamp;
 use pool_state::{LoadReportHead, LoadReportSum, PeerLoadReport};
-use proto::placements;
+use proto::placements::{self, EncodedPlacement};
 use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message, proxy_message};
 use scheduler::in_flight::EndpointLoad;
@@ -406,7 +406,12 @@ impl RelayProxy {
         if counts {
             seen.messages += 1;
             let mut rest = peers.placements.as_slice();
-            while let Some((_, blocks, after)) = placements::take(rest) {
+            while let Some(EncodedPlacement {
+                blocks,
+                rest: after,
+                ..
+            }) = placements::take(rest)
+            {
                 rest = after;
                 // The first block hash is the sending time.
                 seen.placements.add(

@@ -387,8 +387,15 @@ impl PolicyRouter {
         self.gate.iter_mut().for_each(RequestGate::room_changed);
     }
 
-    /// Records the first token.
-    pub(crate) fn first_token(&mut self, hold: &mut LedgerHold, prompt: u32, now: f64) {
+    /// Records the first token of an answer to `prompt` tokens with these hashes.
+    pub(crate) fn first_token(
+        &mut self,
+        hold: &mut LedgerHold,
+        prompt: u32,
+        hashes: &[u64],
+        now: f64,
+    ) {
+        self.pool.confirm_placement(hold, hashes);
         self.pool
             .record_first_token(hold, prompt, virtual_time(now));
         self.gate.iter_mut().for_each(RequestGate::room_changed);
@@ -449,12 +456,11 @@ impl PolicyRouter {
         {
             self.pool.recompute_peer_slos(&self.peers);
         }
-        for Placement {
-            endpoint, blocks, ..
-        } in &update.placements
-        {
+        let at = virtual_time(now);
+        for placed in &update.placements {
+            let Placement { kind, endpoint, .. } = *placed;
             self.pool
-                .record_peer_placement(*endpoint, blocks, virtual_time(now));
+                .record_peer_placement(kind, endpoint, &placed.blocks, at);
         }
         if self.pool.flow_control().is_some() {
             self.receive_queued(from, update, now);

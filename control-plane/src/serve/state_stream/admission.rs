@@ -24,7 +24,8 @@ pub const NAME_BYTES_MAX: usize = 1024;
 /// The longest reason for a refusal that is kept, in bytes, for the log.
 pub const REASON_BYTES_MAX: usize = 1024;
 
-/// The most placements in one message from a proxy, in bytes: twice the maximum of a filter.
+/// The most placements and claims in one message from a proxy, in bytes: twice the maximum of a
+/// filter.
 const SHARE_PLACEMENTS_BYTES_MAX: usize = 2 * PLACEMENTS_BYTES_MAX;
 
 /// The pools that a proxy may report about.
@@ -174,7 +175,7 @@ impl ProxyScope {
 
     fn share(&self, share: state::LoadReport) -> Option<state::LoadReport> {
         let fits = share.row.len() <= ROW_BYTES_MAX
-            && share.placements.len() <= SHARE_PLACEMENTS_BYTES_MAX;
+            && share.placements.len() + share.claims.len() <= SHARE_PLACEMENTS_BYTES_MAX;
         (fits && self.has(&share.pool)).then_some(share)
     }
 

@@ -347,6 +347,7 @@ impl SequenceBytes<'_> {
                 pool,
                 row: self.row(),
                 placements: self.some(),
+                claims: self.some(),
                 backlog: self.some(),
                 stamp: self.number(),
             }),

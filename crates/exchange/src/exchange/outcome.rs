@@ -94,6 +94,9 @@ impl RoutedRequest {
             missed(self.pick.hold.slo(), verdict, self.pick.held_ms, &ending),
         );
         pool.observe_end(&self.pick.hold, &ending);
+        if self.has_worked(verdict, ended) {
+            pool.confirm_placement(&mut self.pick.hold, &self.prompt.hashes);
+        }
         if verdict.keeps_placement() && ended != RequestEnd::Failed {
             pool.record_cache_hit(
                 &self.pick.hold,
@@ -199,6 +202,17 @@ impl RoutedRequest {
             now,
         );
         verdict
+    }
+
+    /// Whether the answer shows that the engine processed the prompt. An answer that shows nothing,
+    /// or that the client did not wait for, leaves the placement unconfirmed.
+    fn has_worked(&self, verdict: Verdict, ended: RequestEnd) -> bool {
+        let is_whole_success = self.reply.complete && (200..300).contains(&self.reply.status);
+        match verdict {
+            Verdict::Success | Verdict::Strange => ended == RequestEnd::Done,
+            Verdict::Unknown => is_whole_success,
+            _ => false,
+        }
     }
 
     /// Returns how the request ended, for the measurement. A reply that the client broke off

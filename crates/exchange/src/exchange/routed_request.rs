@@ -310,6 +310,9 @@ impl RoutedRequest {
             pool.record_stored_answer(server, id);
         }
         if reported.first_token {
+            if self.reply.status == 200 {
+                pool.confirm_placement(&mut self.pick.hold, &self.prompt.hashes);
+            }
             pool.record_first_token(&mut self.pick.hold, self.prompt.tokens, now);
             if self.reply.streamed {
                 pool.record_ttft(&self.pick.hold, ms_between(self.pick.at, now));

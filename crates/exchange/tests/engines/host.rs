@@ -397,6 +397,7 @@ impl EnginesHost {
                 .read_load_report(&mut other.peers[from], bytes.clone(), true);
             for placement in &placements {
                 other.pool.record_peer_placement(
+                    placement.kind,
                     placement.endpoint,
                     &placement.blocks,
                     Timestamp(self.now),

@@ -2,7 +2,7 @@
 //! pool, and a plan of an older state is refused.
 
 use exchange::{ManagedPool, Timestamp};
-use pool_state::{Plan, Planner};
+use pool_state::{PlacementKind, Plan, Planner};
 use scheduler::latency::step::StepModel;
 use scheduler::{EndpointRef, Request};
 
@@ -94,7 +94,7 @@ fn a_plan_of_an_older_state_is_refused_and_records_nothing() {
         },
         |pool| {
             let at = endpoints(pool)[2];
-            pool.record_peer_placement(at, &BLOCKS, NOW);
+            pool.record_peer_placement(PlacementKind::Confirmed, at, &BLOCKS, NOW);
         },
         |pool| pool.install(pool_update(3, 2), 7, 1_000),
         |pool| {
@@ -124,7 +124,7 @@ fn a_plan_of_an_older_state_is_refused_and_records_nothing() {
 fn two_configurations_plan_on_one_state() {
     let mut pool = pool();
     let at = endpoints(&pool)[1];
-    pool.record_peer_placement(at, &BLOCKS, NOW);
+    pool.record_peer_placement(PlacementKind::Confirmed, at, &BLOCKS, NOW);
     let view = pool.view();
     for seed in 0..8 {
         let mut planner = Planner::new(seed);

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Timestamp};
+use exchange::{
+    Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
+};
 
 use crate::release::pool_update;
 
@@ -11,7 +13,7 @@ const ENDPOINTS: usize = 8;
 /// A pool of eight endpoints with the default policy, and its requests in flight, oldest first.
 struct PolicyWorld {
     pool: ManagedPool,
-    in_flight: VecDeque<Exchange>,
+    in_flight: VecDeque<(Exchange, String)>,
 }
 
 // === impl PolicyWorld ===
@@ -42,14 +44,25 @@ impl PolicyWorld {
         ) else {
             panic!("not routed")
         };
-        self.in_flight.push_back(exchange);
-        forward.set[0].1.split(',').next().unwrap().to_owned()
+        let to = forward.set[0].1.split(',').next().unwrap().to_owned();
+        self.in_flight.push_back((exchange, to.clone()));
+        to
     }
 
-    /// Ends the oldest requests until this many are in flight.
+    /// Answers the oldest requests until this many are in flight.
     fn end_until(&mut self, left: usize) {
         while self.in_flight.len() > left {
-            if let Some(mut exchange) = self.in_flight.pop_front() {
+            if let Some((mut exchange, to)) = self.in_flight.pop_front() {
+                let head = ResponseHead {
+                    origin: ResponseOrigin::Upstream,
+                    status: 200,
+                    upstream_address: Some(to.as_bytes()),
+                    attempts: 1,
+                    ..ResponseHead::default()
+                };
+                exchange.response_headers(&mut self.pool, &head, Timestamp(0));
+                let reply = br#"{"choices":[{"text":"ok","finish_reason":"stop"}]}"#;
+                exchange.response_chunk(&mut self.pool, reply, true, Timestamp(0));
                 exchange.end(&mut self.pool, Timestamp(0));
             }
         }

@@ -78,7 +78,12 @@ fn an_adapter_stays_where_it_was_given_and_other_workers_know() {
         .map(|model| picked_of(&mut one, model, "hi"))
         .collect();
     for placement in one.take_placements() {
-        two.record_peer_placement(placement.endpoint, &placement.blocks, Timestamp(1));
+        two.record_peer_placement(
+            placement.kind,
+            placement.endpoint,
+            &placement.blocks,
+            Timestamp(1),
+        );
     }
     for _ in 0..5 {
         for (model, home) in ["sql", "ocr", "law"].iter().zip(&homes) {

@@ -548,7 +548,7 @@ fn others_learn_where_a_response_was_made() {
     );
     let changes = one.changes();
     for placement in one.take_placements() {
-        other.record_peer_placement(placement.endpoint, &placement.blocks, now());
+        other.record_peer_placement(placement.kind, placement.endpoint, &placement.blocks, now());
     }
     assert!(changes > 0);
     assert_eq!(follow_up(&mut other, "resp_1"), ["10.0.0.1:8000"; 9]);

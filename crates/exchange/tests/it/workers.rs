@@ -7,7 +7,7 @@ use exchange::record::ParsedRecord;
 use exchange::{
     Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
 };
-use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, Placement};
+use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, Placement, PlacementKind};
 use scheduler::in_flight::EndpointLoad;
 use scheduler::{
     Decision, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, Slot,
@@ -235,6 +235,99 @@ fn answered(
     exchange.end(pool, now);
 }
 
+/// The endpoint `by` gives a complete reply.
+fn served(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, now: Timestamp) {
+    let head = ResponseHead {
+        origin: ResponseOrigin::Upstream,
+        status: 200,
+        upstream_address: Some(by.as_bytes()),
+        attempts: 1,
+        ..ResponseHead::default()
+    };
+    exchange.response_headers(pool, &head, now);
+    let reply = br#"{"choices":[{"text":"ok","finish_reason":"stop"}]}"#;
+    exchange.response_chunk(pool, reply, true, now);
+    exchange.end(pool, now);
+}
+
+/// The endpoint `by` refuses the prompt.
+fn refused(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, now: Timestamp) {
+    let head = ResponseHead {
+        origin: ResponseOrigin::Upstream,
+        status: 400,
+        upstream_address: Some(by.as_bytes()),
+        attempts: 1,
+        ..ResponseHead::default()
+    };
+    exchange.response_headers(pool, &head, now);
+    let reply = br#"{"error":{"message":"maximum context length"}}"#;
+    exchange.response_chunk(pool, reply, true, now);
+    exchange.end(pool, now);
+}
+
+/// What `pool` has published since the last time, which `other` receives.
+fn received(pool: &mut ManagedPool, other: &mut ManagedPool) -> Vec<(PlacementKind, usize)> {
+    let placements = pool.take_placements();
+    for placement in &placements {
+        other.record_peer_placement(placement.kind, placement.endpoint, &placement.blocks, ms(1));
+    }
+    let new = |placement: &Placement| {
+        let new = placement.blocks.len() - placement.known as usize;
+        (placement.kind, new)
+    };
+    placements.iter().map(new).collect()
+}
+
+/// Where a prompt is cached counts from the pick on, here and in other workers, until the endpoint
+/// refuses it.
+#[test]
+fn a_placement_is_confirmed_by_a_reply_and_withdrawn_by_a_refusal_everywhere() {
+    let prompt = "once upon a time ".repeat(200);
+    let mut one = pool_by("prefix-cache-scorer", 4, 1);
+    let mut two = pool_by("prefix-cache-scorer", 4, 2);
+    one.set_placement_publishing(true);
+    let next = |pool: &mut ManagedPool| {
+        let (mut exchange, to) = send(pool, &format!("{prompt} and so on"), ms(1));
+        exchange.end(pool, ms(1));
+        to
+    };
+    let blocks_of_two = |pool: &ManagedPool| pool.prefixes().stats().entries;
+
+    let (exchange, to) = send(&mut one, &prompt, ms(1));
+    let published = received(&mut one, &mut two);
+    let [(PlacementKind::Unconfirmed, blocks)] = published[..] else {
+        panic!("{published:?}")
+    };
+    assert!(blocks > 4 && blocks_of_two(&two) == blocks);
+    refused(&mut one, exchange, &to, ms(1));
+    assert_eq!(
+        received(&mut one, &mut two),
+        [(PlacementKind::Withdrawn, blocks)]
+    );
+    assert_eq!((blocks_of_two(&one), blocks_of_two(&two)), (0, 0));
+
+    let (exchange, to) = send(&mut one, &prompt, ms(1));
+    served(&mut one, exchange, &to, ms(1));
+    assert_eq!(
+        received(&mut one, &mut two),
+        [
+            (PlacementKind::Unconfirmed, blocks),
+            (PlacementKind::Confirmed, blocks)
+        ]
+    );
+    assert_eq!((next(&mut one), next(&mut two)), (to.clone(), to.clone()));
+
+    let (exchange, again) = send(&mut one, &prompt, ms(1));
+    refused(&mut one, exchange, &again, ms(1));
+    received(&mut one, &mut two);
+    assert_eq!(again, to);
+    assert_eq!(
+        (next(&mut one), next(&mut two)),
+        (to.clone(), to),
+        "a refusal takes nothing that was confirmed"
+    );
+}
+
 #[test]
 fn what_is_news_to_others_is_counted() {
     let mut pool = ManagedPool::new(3, 1024);
@@ -452,8 +545,8 @@ fn published_failures(pool: &mut ManagedPool) -> usize {
 fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     let prompt = |n: usize| format!("{n} once upon a time ").repeat(200);
     let mut pool = pool_by("prefix-cache-scorer", 4, 1);
-    let (mut exchange, _) = send(&mut pool, &prompt(0), ms(1));
-    exchange.end(&mut pool, ms(1));
+    let (exchange, to) = send(&mut pool, &prompt(0), ms(1));
+    served(&mut pool, exchange, &to, ms(1));
     assert!(pool.take_placements().is_empty(), "publishing is off");
 
     pool.set_placement_publishing(true);
@@ -475,9 +568,9 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
         [0],
         "a request without a prompt is published as a pick without blocks"
     );
-    let (mut exchange, to) = send(&mut pool, &prompt(0), ms(1));
-    exchange.end(&mut pool, ms(1));
-    let placement = pool.take_placements().pop_front().unwrap();
+    let (exchange, to) = send(&mut pool, &prompt(0), ms(1));
+    served(&mut pool, exchange, &to, ms(1));
+    let placement = pool.take_placements().pop_back().unwrap();
     assert_eq!(
         (placement.endpoint, placement.known as usize),
         (at_address(&to), placement.blocks.len()),
@@ -489,12 +582,12 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     // and taking them makes room.
     let sent = |pool: &mut ManagedPool| {
         for n in 0..SENT {
-            let (mut exchange, _) = send(
+            let (exchange, to) = send(
                 pool,
                 &format!("{} once upon a time ", n % 3).repeat(8_000),
                 ms(1),
             );
-            exchange.end(pool, ms(1));
+            served(pool, exchange, &to, ms(1));
         }
         pool.take_placements()
     };
@@ -514,7 +607,7 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     );
     assert_eq!(
         pool.placements_dropped() - dropped,
-        (SENT - first.len()) as u64
+        (2 * SENT - first.len()) as u64
     );
     assert!(
         first

@@ -1,6 +1,7 @@
 //! The caches of a pool's engines, as a VM estimates them: prompts, adapters, stored answers.
 
-use scheduler::prefix::{CacheEstimate, MatchLength, PrefixIndex};
+use proto::placements::PlacementKind;
+use scheduler::prefix::{BlockClaim, CacheEstimate, MatchLength, PrefixIndex};
 use scheduler::{EndpointIndex, EndpointRef, Snapshot, Timestamp};
 
 use super::adapters::{self, AdapterTable};
@@ -97,8 +98,8 @@ impl Cache {
         }
     }
 
-    /// Records that `endpoint` gets a prompt of these hashes and has `known` of them cached.
-    /// Returns the estimate before.
+    /// Records that `endpoint` gets a prompt of these hashes and has `known` of them cached, until
+    /// its reply shows whether that is so. Returns the estimate before.
     pub(super) fn place(
         &mut self,
         endpoint: EndpointRef,
@@ -106,8 +107,28 @@ impl Cache {
         known: MatchLength,
     ) -> CacheEstimate {
         self.version += 1;
-        self.placements.push(endpoint, hashes, known.cached);
-        self.prefixes.place(endpoint, hashes, known)
+        let estimate = self.prefixes.place(endpoint, hashes, known);
+        // A prompt that does not fit still counts as a pick.
+        let new = match self.prefixes.fits(endpoint, hashes) {
+            true => estimate.new_hashes(hashes),
+            false => &[],
+        };
+        self.placements
+            .push(PlacementKind::Unconfirmed, endpoint, new, 0);
+        estimate
+    }
+
+    /// Records that the endpoint worked on a prompt that was placed there.
+    pub(super) fn confirm(&mut self, placed: &CacheEstimate, hashes: &[u64]) {
+        let endpoint = placed.endpoint();
+        if !self.prefixes.fits(endpoint, hashes) {
+            return;
+        }
+        self.version += 1;
+        let known = self.prefixes.confirm(endpoint, hashes);
+        let known = u32::try_from(known).unwrap_or(u32::MAX);
+        self.placements
+            .push(PlacementKind::Confirmed, endpoint, hashes, known);
     }
 
     /// Like [`Self::place`], for an endpoint that was not looked up.
@@ -125,13 +146,34 @@ impl Cache {
     /// Removes the placement of a prompt that its endpoint never worked on.
     pub(super) fn undo(&mut self, placed: &CacheEstimate, hashes: &[u64]) {
         self.version += 1;
-        self.prefixes.undo(placed, hashes);
+        let endpoint = placed.endpoint();
+        let new = placed.new_hashes(hashes);
+        self.prefixes.withdraw(endpoint, new);
+        if self.prefixes.fits(endpoint, hashes) && !new.is_empty() {
+            self.placements
+                .push(PlacementKind::Withdrawn, endpoint, new, 0);
+        }
     }
 
-    /// Records that another worker or proxy sent a prompt of these blocks to an endpoint.
-    pub(super) fn record_peer(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+    /// Records a placement of another worker or proxy.
+    pub(super) fn record_peer(
+        &mut self,
+        kind: PlacementKind,
+        endpoint: EndpointRef,
+        blocks: &[u64],
+    ) {
         self.version += 1;
-        self.prefixes.record(endpoint, blocks);
+        match kind {
+            PlacementKind::Confirmed => self.prefixes.record(endpoint, blocks),
+            PlacementKind::Unconfirmed => {
+                self.prefixes
+                    .claim(endpoint, blocks, BlockClaim::Unconfirmed);
+            }
+            PlacementKind::OverShare => {
+                self.prefixes.claim(endpoint, blocks, BlockClaim::OverShare);
+            }
+            PlacementKind::Withdrawn => self.prefixes.withdraw(endpoint, blocks),
+        }
     }
 
     /// Records the model of a request at an endpoint that serves adapters.
@@ -142,7 +184,8 @@ impl Cache {
         {
             let mark = adapters::model_mark(model);
             self.adapters.record_model(at.get(), mark);
-            self.placements.push(endpoint.id, &[mark], 0);
+            self.placements
+                .push(PlacementKind::Confirmed, endpoint.id, &[mark], 0);
         }
     }
 
@@ -150,7 +193,8 @@ impl Cache {
     pub(super) fn record_stored_answer(&mut self, endpoint: EndpointRef, id: u64) {
         let mark = stored_answers::mark(id);
         self.stored_answers.record(mark, endpoint);
-        self.placements.push(endpoint, &[mark], 0);
+        self.placements
+            .push(PlacementKind::Confirmed, endpoint, &[mark], 0);
     }
 
     /// Frees the index entries of endpoints that restarted or were removed, a few at each tick,

@@ -133,9 +133,8 @@ impl ManagedPool {
     ) -> RecordedPick {
         let hold = &mut picked.hold;
         if let Some(state) = &self.endpoints.state {
-            let (estimate, places) = self.cache.record_plan(&state.snapshot, &plan, request);
-            hold.cache_estimate = estimate;
-            hold.places = places;
+            self.cache
+                .record_plan(hold, &state.snapshot, &plan, request);
         }
         let ejections = &mut self.endpoints.failures.ejections;
         let is_probe = ejections.is_probe(plan.endpoint, now);

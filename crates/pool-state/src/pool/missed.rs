@@ -12,6 +12,27 @@ use super::miss_cause::{MissCause, MissedTokens};
 use super::plan::{Plan, serving};
 use crate::usage::TokenUsage;
 
+/// A prompt whose endpoints have not shown work. Nothing is learned from it until then.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UnconfirmedPrompt {
+    /// At the serving endpoint.
+    pub(super) served: Option<CacheEstimate>,
+    /// At the endpoint that computes the prompt, if that is another one.
+    pub(super) prefilled: Option<CacheEstimate>,
+    blocks: u32,
+    reuse_interval: f32,
+    is_cold: bool,
+}
+
+// === impl UnconfirmedPrompt ===
+
+impl UnconfirmedPrompt {
+    /// The placements.
+    pub(super) fn placements(&self) -> impl Iterator<Item = &CacheEstimate> {
+        self.prefilled.iter().chain(&self.served)
+    }
+}
+
 // === impl LedgerHold ===
 
 impl LedgerHold {
@@ -36,30 +57,48 @@ impl LedgerHold {
 // === impl Cache ===
 
 impl Cache {
-    /// Records that the endpoints of the plan get the prompt. Returns the estimate of what was
-    /// cached before, and where; `None` where the reply has no information about the endpoint that
-    /// computes the prompt.
+    /// Records in `hold` that the endpoints of the plan get the prompt.
     pub(super) fn record_plan(
         &mut self,
+        hold: &mut LedgerHold,
         snapshot: &Snapshot,
         plan: &Plan,
         request: &Request<'_>,
-    ) -> (Option<CacheEstimate>, Option<CachePlaces>) {
+    ) {
         let serving = serving(&plan.route);
         let prompting = plan.prompting();
-        let hashes = request.prefix_blocks;
-        let mut places = None;
+        let mut prefilled = None;
         if prompting == serving {
-            let at_pick = self.places(&plan.lookups, serving, hashes);
-            self.evictions.record(&at_pick, request.blocks());
-            places = Some(at_pick);
+            hold.places = Some(self.places(&plan.lookups, serving, request.prefix_blocks));
         } else {
-            let _ = self.record_prompt(snapshot, plan, prompting, request);
+            prefilled = self.record_prompt(snapshot, plan, prompting, request);
+        }
+        let served = self.record_prompt(snapshot, plan, serving, request);
+        hold.cache_estimate = served.filter(|_| prompting == serving);
+        hold.unconfirmed = Some(UnconfirmedPrompt {
+            served,
+            prefilled,
+            blocks: request.blocks(),
+            reuse_interval: plan.lookups.reuse_interval,
+            is_cold: plan.lookups.is_cold(),
+        });
+    }
+
+    /// Records that the endpoints worked on the prompt, and learns from where it was cached.
+    pub(super) fn confirm_prompt(
+        &mut self,
+        prompt: &UnconfirmedPrompt,
+        places: Option<&CachePlaces>,
+        hashes: &[u64],
+    ) {
+        if let Some(places) = places {
+            self.evictions.record(places, prompt.blocks);
         }
         self.conversations
-            .record(plan.lookups.reuse_interval, plan.lookups.is_cold());
-        let estimate = self.record_prompt(snapshot, plan, serving, request);
-        (estimate.filter(|_| prompting == serving), places)
+            .record(prompt.reuse_interval, prompt.is_cold);
+        for placed in prompt.placements() {
+            self.confirm(placed, hashes);
+        }
     }
 
     #[inline(never)] // several callers, and the wasm module should be small

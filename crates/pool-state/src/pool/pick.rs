@@ -10,6 +10,7 @@ use scheduler::{EndpointRef, Slo, Timestamp};
 
 use super::ManagedPool;
 use super::cache_places::CachePlaces;
+use super::missed::UnconfirmedPrompt;
 use super::request_timing::RequestTiming;
 use crate::queues::FlowCharge;
 use crate::usage::TokenUsage;
@@ -46,6 +47,8 @@ pub struct LedgerHold {
     pub(super) cache_estimate: Option<CacheEstimate>,
     /// Where the prompt was cached at the pick; `None` like `cache_estimate`.
     pub(super) places: Option<CachePlaces>,
+    /// The prompt, until its endpoint has shown work or refused it.
+    pub(super) unconfirmed: Option<UnconfirmedPrompt>,
     /// The measurement of the request; `None` when it is not measured.
     pub(super) watch: Option<Box<RequestTiming>>,
     /// The charge of the request's flow; `None` without flow control.
@@ -78,6 +81,7 @@ impl LedgerHold {
             stages,
             cache_estimate: None,
             places: None,
+            unconfirmed: None,
             watch,
             charge: None,
             revocable: None,
@@ -138,12 +142,21 @@ impl ManagedPool {
         // endpoint computes the prompt, the reply is about that endpoint's cache, whichever
         // endpoint serves.
         let had_estimate = held.cache_estimate.is_some();
-        self.undo_placement(held, blocks);
+        let refused = held
+            .unconfirmed
+            .as_mut()
+            .and_then(|prompt| prompt.served.take());
+        if let Some(refused) = refused {
+            self.cache.undo(&refused, blocks);
+        }
         let placed = self
             .endpoints
             .knows(to)
-            .then(|| self.cache.place_unmatched(to, blocks))
-            .filter(|_| had_estimate);
+            .then(|| self.cache.place_unmatched(to, blocks));
+        if let Some(prompt) = &mut held.unconfirmed {
+            prompt.served = placed.map(|(estimate, _)| estimate);
+        }
+        let placed = placed.filter(|_| had_estimate);
         held.places = held
             .places
             .zip(placed)
@@ -151,10 +164,22 @@ impl ManagedPool {
         held.cache_estimate = placed.map(|(estimate, _)| estimate);
     }
 
-    /// Removes the placement of a prompt that its endpoint never worked on.
+    /// Records that the endpoint has shown work on the prompt of these hashes, once. The first
+    /// token or the end, which is recorded then too, is the news for others.
+    #[inline(never)] // several callers, and the wasm module should be small
+    pub fn confirm_placement(&mut self, held: &mut LedgerHold, hashes: &[u64]) {
+        if let Some(prompt) = held.unconfirmed.take() {
+            self.cache
+                .confirm_prompt(&prompt, held.places.as_ref(), hashes);
+        }
+    }
+
+    /// Removes the placement of a prompt that its endpoint refused, unless it has shown work.
     pub fn undo_placement(&mut self, held: &mut LedgerHold, hashes: &[u64]) {
-        if let Some(cache_estimate) = held.cache_estimate.take() {
-            self.cache.undo(&cache_estimate, hashes);
+        if let Some(prompt) = held.unconfirmed.take() {
+            prompt
+                .placements()
+                .for_each(|placed| self.cache.undo(placed, hashes));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use proto::placements::PlacementKind;
 use scheduler::EndpointRef;
 
 /// The most hashes in placements that wait to be published. A host takes them after each pick;
@@ -11,6 +12,8 @@ const QUEUED_BLOCKS_MAX: usize = 4 * scheduler::prefix::BLOCKS_MAX;
 /// A prompt that an endpoint was sent, or a mark that other VMs keep for the endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
+    /// The evidence for it; a mark is confirmed.
+    pub kind: PlacementKind,
     pub endpoint: EndpointRef,
     /// The hashes of the prompt's blocks, first block first. Or one mark, which is no hash: the
     /// model of a request that the endpoint was sent (`pool/adapters.rs`), or a prompt that cost
@@ -36,7 +39,13 @@ pub(super) struct PlacementQueue {
 // === impl PlacementQueue ===
 
 impl PlacementQueue {
-    pub(super) fn push(&mut self, endpoint: EndpointRef, blocks: &[u64], known: u32) {
+    pub(super) fn push(
+        &mut self,
+        kind: PlacementKind,
+        endpoint: EndpointRef,
+        blocks: &[u64],
+        known: u32,
+    ) {
         if !self.enabled {
             return;
         }
@@ -44,6 +53,7 @@ impl PlacementQueue {
         // than a block.
         self.blocks += blocks.len().max(1);
         self.placements.push_back(Placement {
+            kind,
             endpoint,
             blocks: blocks.into(),
             known,

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use proto::placements::PlacementKind;
 use scheduler::EndpointRef;
 use scheduler::in_flight::EndpointLoad;
 
@@ -101,9 +102,15 @@ impl ManagedPool {
         }
     }
 
-    /// Records that another worker or proxy sent `endpoint` a prompt of these blocks. A single
-    /// block that is a mark is no prompt: see [`Placement::blocks`].
-    pub fn record_peer_placement(&mut self, endpoint: EndpointRef, blocks: &[u64], now: Timestamp) {
+    /// Records that another worker or proxy sent `endpoint` a prompt of these blocks, and what is
+    /// known of that. A single block that is a mark is no prompt: see [`Placement::blocks`].
+    pub fn record_peer_placement(
+        &mut self,
+        kind: PlacementKind,
+        endpoint: EndpointRef,
+        blocks: &[u64],
+        now: Timestamp,
+    ) {
         let Some(at) = self.endpoints.index(endpoint) else {
             return;
         };
@@ -121,8 +128,11 @@ impl ManagedPool {
                 self.cache.stored_answers.record(*mark, endpoint);
             }
             _ => {
-                self.ledger.in_flight.picked(endpoint);
-                self.cache.record_peer(endpoint, blocks);
+                // Its pick is published as unconfirmed.
+                if kind == PlacementKind::Unconfirmed {
+                    self.ledger.in_flight.picked(endpoint);
+                }
+                self.cache.record_peer(kind, endpoint, blocks);
             }
         }
     }

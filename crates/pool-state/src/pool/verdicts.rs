@@ -1,5 +1,6 @@
 //! Applies the verdict on an answer, or on a missing answer, to the endpoint that got the request.
 
+use proto::placements::PlacementKind;
 use scheduler::EndpointRef;
 
 use super::health::{self, RequestFailure, Witness};
@@ -59,7 +60,9 @@ impl ManagedPool {
         if prompt != 0 && self.endpoints.knows(endpoint) {
             let mark = crash_correlation::mark(prompt);
             self.endpoints.failures.crashing.record(mark, endpoint, now);
-            self.cache.placements.push(endpoint, &[mark], 0);
+            self.cache
+                .placements
+                .push(PlacementKind::Confirmed, endpoint, &[mark], 0);
         }
     }
 

@@ -533,6 +533,10 @@ pub struct LoadReport {
     /// returns it. 0 for none.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
+    /// Placements that are not confirmed and withdrawals, since the previous message, as
+    /// src/placements.rs writes them. They come before `placements`.
+    #[prost(bytes = "vec", tag = "59")]
+    pub claims: ::prost::alloc::vec::Vec<u8>,
 }
 /// The outstanding load of all other proxies of a pool together, and their placements. Counts for
 /// SHARE_EXPIRY_MS.
@@ -559,6 +563,9 @@ pub struct PeerLoad {
     /// As in LoadReport.
     #[prost(bytes = "vec", tag = "58")]
     pub backlog: ::prost::alloc::vec::Vec<u8>,
+    /// As in LoadReport, with the confirmed placements of origins beyond their share.
+    #[prost(bytes = "vec", tag = "59")]
+    pub claims: ::prost::alloc::vec::Vec<u8>,
 }
 /// Observations of ended requests, of one VM and pool.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

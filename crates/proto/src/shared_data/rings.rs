@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!  segment      VM | number, then entries
-//!  placement    slot . generation | blocks, known blocks: 32 bits each | block hashes, one word each
+//!  placement    slot . kind . generation | blocks, known blocks: 32 bits each | block hashes, one word each
 //!  observation  as in `observation`
 //! ```
 
 use scheduler::EndpointRef;
 
+use crate::placements::PlacementKind;
 use crate::words::{self, WORD, pair, unpair};
 
 /// Bytes of the head of a segment.
@@ -47,6 +48,7 @@ const HOLDS_FLAG: u64 = 1 << 63;
 /// A placement in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacementEntry<'s> {
+    pub kind: PlacementKind,
     /// The endpoint that got the blocks.
     pub endpoint: EndpointRef,
     /// The block hashes of the prompt, as words.
@@ -113,11 +115,20 @@ impl<'s> PlacementEntry<'s> {
     }
 
     /// Appends a placement of at most [`RECORD_BLOCKS_MAX`] blocks.
-    pub fn append(segment: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64], known: u32) {
+    pub fn append(
+        segment: &mut Vec<u8>,
+        kind: PlacementKind,
+        endpoint: EndpointRef,
+        blocks: &[u64],
+        known: u32,
+    ) {
         let count = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
         words::append(
             segment,
-            &[words::of_endpoint(endpoint, 0), pair(count, known)],
+            &[
+                words::of_endpoint(endpoint, kind.number()),
+                pair(count, known),
+            ],
         );
         words::append(segment, blocks);
     }
@@ -131,9 +142,10 @@ impl<'s> PlacementEntry<'s> {
             .ok()
             .filter(|count| *count <= RECORD_BLOCKS_MAX)?;
         let (blocks, rest) = rest.split_at_checked(count.checked_mul(WORD)?)?;
-        let (endpoint, _) = words::endpoint(at).filter(|(_, number)| *number == 0)?;
+        let (endpoint, kind) = words::endpoint(at)?;
         Some((
             Self {
+                kind: PlacementKind::of_number(kind)?,
                 endpoint,
                 blocks: blocks.as_chunks().0,
                 known,

@@ -10,6 +10,7 @@ use proto::load_report::{
     decode_load, decode_slos, encode_load,
 };
 use proto::observation::EncodedObservation;
+use proto::placements::PlacementKind;
 use proto::shared_data::{
     CrashRecord, DecodingMark, LeaseValue, MessageStamp, PlacementEntry, RemotePeers, RingPosition,
     SegmentHead, SnapshotHead, VmEntry, flow_order, room_ask,
@@ -228,6 +229,33 @@ fn placements_and_frames() {
     };
     holds("placements", &placed, write, |bytes| {
         Some(placements::each(bytes).collect())
+    });
+    let claimed = vec![
+        (
+            PlacementKind::Unconfirmed,
+            at(3, 7),
+            vec![0x1111_1111_1111_1111],
+        ),
+        (
+            PlacementKind::Withdrawn,
+            at(3, 7),
+            vec![0x1111_1111_1111_1111],
+        ),
+        (
+            PlacementKind::OverShare,
+            at(1_023, 1),
+            vec![0xfedc_ba98_7654_3210],
+        ),
+    ];
+    let write = |claimed: &Vec<(PlacementKind, EndpointRef, Vec<u64>)>| {
+        let mut bytes = Vec::new();
+        for (kind, endpoint, blocks) in claimed {
+            placements::push_claim(&mut bytes, *kind, *endpoint, blocks);
+        }
+        bytes
+    };
+    holds("claims", &claimed, write, |bytes| {
+        Some(placements::each_claim(bytes).collect())
     });
 
     let write = |messages: &Vec<Vec<u8>>| {
@@ -482,29 +510,36 @@ fn rings() {
     head.append(&mut written);
     PlacementEntry::append(
         &mut written,
+        PlacementKind::Confirmed,
         at(3, 7),
         &[0x1111_1111_1111_1111, 0x2222_2222_2222_2222],
         1,
     );
-    PlacementEntry::append(&mut written, at(4, 1), &[], 0);
+    PlacementEntry::append(&mut written, PlacementKind::Unconfirmed, at(4, 1), &[], 0);
     let bytes = golden("placement_segment.hex");
     assert_eq!(written, bytes);
     let (read, entries) = SegmentHead::split(&bytes).unwrap();
     assert_eq!(read, head);
     let (first, entries) = PlacementEntry::split(entries).unwrap();
     assert_eq!(
-        (first.endpoint, first.blocks, first.known),
-        (at(3, 7), &[[0x11; 8], [0x22; 8]][..], 1)
+        (first.kind, first.endpoint, first.blocks, first.known),
+        (
+            PlacementKind::Confirmed,
+            at(3, 7),
+            &[[0x11; 8], [0x22; 8]][..],
+            1
+        )
     );
     let (second, entries) = PlacementEntry::split(entries).unwrap();
     assert_eq!(
         (
+            second.kind,
             second.endpoint,
             second.blocks.len(),
             second.known,
             entries.len()
         ),
-        (at(4, 1), 0, 0, 0)
+        (PlacementKind::Unconfirmed, at(4, 1), 0, 0, 0)
     );
 
     let write = |head: &SegmentHead| {

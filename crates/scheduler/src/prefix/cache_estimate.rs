@@ -4,6 +4,7 @@ use super::hash::blocks_of;
 use super::index::PrefixIndex;
 use super::lookup::MatchLength;
 use super::owners::ReuseDistance;
+use super::placing::BlockClaim;
 use crate::endpoint::EndpointRef;
 
 /// The part of a prompt that an endpoint was estimated to have cached.
@@ -23,9 +24,27 @@ struct CachedPart {
     reuse: Option<ReuseDistance>,
 }
 
+// === impl CacheEstimate ===
+
+impl CacheEstimate {
+    /// The endpoint.
+    #[must_use]
+    pub fn endpoint(&self) -> EndpointRef {
+        self.endpoint
+    }
+
+    /// The hashes of the prompt that were not estimated to be cached.
+    #[must_use]
+    pub fn new_hashes<'h>(&self, hashes: &'h [u64]) -> &'h [u64] {
+        hashes.get(self.known..).unwrap_or_default()
+    }
+}
+
+// === impl PrefixIndex ===
+
 impl PrefixIndex {
-    /// [`Self::record`]s that `endpoint` is given a prompt of these hashes; `known` is how much of
-    /// it was estimated to be cached before.
+    /// Claims that `endpoint` is given a prompt of these hashes; `known` is how much of it was
+    /// estimated to be cached before.
     pub fn place(
         &mut self,
         endpoint: EndpointRef,
@@ -47,22 +66,21 @@ impl PrefixIndex {
         } else {
             held
         };
-        self.record(endpoint, hashes);
+        // What is confirmed needs no claim. What others claim is requested once more.
+        let claimed_from = match held.reuse {
+            Some(_) => known.cached as usize,
+            None => 0,
+        };
+        if self.fits(endpoint, hashes) {
+            let claimed = hashes.get(claimed_from..).unwrap_or_default();
+            self.claim(endpoint, claimed, BlockClaim::Unconfirmed);
+        }
         CacheEstimate {
             endpoint,
             known: known.cached as usize,
             held,
             may_hold,
         }
-    }
-
-    /// Undoes a placement that the endpoint never processed: removes the hashes that were not
-    /// estimated to be cached before.
-    pub fn undo(&mut self, belief: &CacheEstimate, hashes: &[u64]) {
-        self.withdraw(
-            belief.endpoint,
-            hashes.get(belief.known..).unwrap_or_default(),
-        );
     }
 
     /// Corrects the estimated capacity by a reply: the engine reported `cached` of `prompt` tokens
@@ -195,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn undo_removes_only_blocks_that_were_not_there_before() {
+    fn a_withdrawal_removes_only_blocks_that_were_not_there_before() {
         let mut index = PrefixIndex::with_capacity(100_000);
         let (hashes, mut known): (Vec<u64>, _) =
             ((1..=100).map(|block| block << 1).collect(), Vec::new());
@@ -213,15 +231,16 @@ mod tests {
             },
         );
         assert_eq!(held(&index), 100);
-        index.undo(&belief, &hashes);
-        assert_eq!(held(&index), 30);
-        assert_eq!(index.stats().entries, 30);
-        index.undo(&belief, &hashes);
-        assert_eq!(
-            (held(&index), index.stats().entries),
-            (30, 30),
-            "once is as often as twice"
-        );
+        for _ in 0..2 {
+            index.withdraw(ENGINE, belief.new_hashes(&hashes));
+            assert_eq!(held(&index), 30);
+            assert_eq!(index.stats().entries, 30);
+        }
+        index.place(ENGINE, &hashes, MatchLength::default());
+        assert_eq!(index.confirm(ENGINE, &hashes), 30, "confirmed before");
+        index.withdraw(ENGINE, &hashes);
+        assert_eq!(held(&index), 100, "confirmed blocks stay");
+        assert_eq!(index.confirm(ENGINE, &hashes), 100);
     }
 
     #[test]

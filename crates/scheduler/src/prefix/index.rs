@@ -2,7 +2,8 @@
 //!
 //! The index is written at the pick: the endpoint picked will have the prompt's blocks cached when
 //! its prefill is done, and the next request with the same beginning must see that already. It is
-//! read at the next pick: how many blocks of this chain does each candidate have cached?
+//! read at the next pick: how many blocks of this chain does each candidate have cached? What an
+//! endpoint has not confirmed is only claimed: see [`super::placing`].
 //!
 //! The estimate for an endpoint is the position of the deepest block found for it, so a lost block
 //! within a chain changes nothing. Endpoints are looked up in regions of eight, whose entries of
@@ -13,16 +14,16 @@
 //! its entry replaces a dead or expired one, else the oldest. Every epoch sweeps a few buckets and
 //! drops entries too old for their stamp, so that no old entry ever looks young.
 
-use super::hash::{BLOCKS_MAX, is_wide};
+use super::age_bands::EntryState;
 use super::lookup::{IndexLookup, MatchLength};
-use super::owners::{EntryState, OwnerTable, REGION_OWNERS, REGIONS, ReuseDistance, region};
-use super::table::{BlockEntry, BlockTable, LANES, NO_OWNER, TouchInterval, age, epoch_of};
+use super::owners::{ByClass, OwnerTable, REGION_OWNERS, REGIONS, ReuseDistance, region};
+use super::table::{BlockEntry, BlockTable, EntryClass, LANES, NO_OWNER, age, epoch_of};
 use crate::endpoint::EndpointRef;
 use std::fmt;
 
 /// Default number of entries. 100 endpoints with 6,600 blocks each (of 64 tokens: 422,000 tokens of
 /// KV cache) need 660,000; with 2.4 places for each of these, 0.005 % are lost. As many entries
-/// again may be `maybe_cached`; they are replaced first. Takes 13.2 MB with the owner table, in
+/// again may be `maybe_cached`; they are replaced first. Takes 13.7 MB with the owner table, in
 /// every VM that picks.
 pub const ENTRIES_DEFAULT: usize = 1_572_864;
 
@@ -44,29 +45,21 @@ const AGE_MAX: u16 = 1 << 15;
 /// below 2^16, where stamps repeat.
 const EPOCHS_PER_SWEEP: usize = 1 << 14;
 
-/// Added to the rank of entries that are only `maybe_cached`, more than any age: they are replaced
-/// before any cached one.
-const DOUBTED: u32 = 1 << 16;
-
 /// The reuse interval of a prefix that was requested at most once: longer than any other.
 pub const REQUESTED_ONCE: f32 = 1e9;
-
-/// Blocks whose cache lines are fetched together. The table is far larger than the CPU caches, so
-/// nearly every block is a miss, and the processor handles about ten independent misses at a time.
-const AT_ONCE: usize = 64;
 
 /// The prefix index of a pool. Has one writer.
 pub struct PrefixIndex {
     pub(super) table: BlockTable,
     pub(super) owners: OwnerTable,
-    /// Blocks touched so far.
-    touches: u64,
-    epoch_touches: u64,
-    /// The current epoch.
-    epoch: u64,
+    /// Blocks touched so far, by class.
+    pub(super) touches: ByClass<u64>,
+    pub(super) epoch_touches: u64,
+    /// The current epochs.
+    pub(super) epochs: ByClass<u64>,
     /// Buckets swept so far; the position of the next follows from it.
     swept: u64,
-    evictions: u64,
+    pub(super) evictions: u64,
 }
 
 /// Fill level of a prefix index.
@@ -101,9 +94,9 @@ impl PrefixIndex {
         Self {
             table,
             owners,
-            touches: 0,
+            touches: ByClass::default(),
             epoch_touches,
-            epoch: 0,
+            epochs: ByClass::default(),
             swept: 0,
             evictions: 0,
         }
@@ -112,27 +105,6 @@ impl PrefixIndex {
     /// Allocated memory, bytes; constant.
     pub fn bytes(&self) -> usize {
         self.table.bytes() + self.owners.bytes()
-    }
-
-    /// Records that `endpoint` was given a prompt of these hashes, first block first, and refreshes
-    /// entries that exist. `endpoint` is of the current snapshot: entries of another generation at
-    /// its slot are dropped.
-    pub fn record(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
-        let Some(owner) = self.owner(endpoint) else {
-            return;
-        };
-        let blocks = blocks.get(..BLOCKS_MAX).unwrap_or(blocks);
-        for blocks in blocks.chunks(AT_ONCE) {
-            self.table
-                .fetch(blocks.iter().map(|&block| (block, region(owner))));
-            for &block in blocks {
-                self.touch(owner, block);
-            }
-        }
-        self.owners.touched(owner, self.epoch);
-        self.touches += blocks.len() as u64;
-        let before = std::mem::replace(&mut self.epoch, self.touches / self.epoch_touches);
-        self.look_through(self.epoch - before);
     }
 
     /// Replaces `out` by the number of these hashes, counted from the first, that each of
@@ -174,7 +146,7 @@ impl PrefixIndex {
                 IndexLookup {
                     table: &self.table,
                     owners: &self.owners,
-                    epoch: self.epoch,
+                    epochs: self.epochs,
                     blocks,
                     region,
                 }
@@ -202,29 +174,16 @@ impl PrefixIndex {
         }
     }
 
-    /// Removes these blocks of `endpoint`, which never processed them. Blocks that other prompts
-    /// recorded there meanwhile are removed too, until they are recorded again.
-    pub fn withdraw(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
-        let Some(owner) = self.owners.get(endpoint) else {
-            return;
-        };
-        for &block in blocks {
-            if let Some((place, entry)) =
-                self.table.find(self.table.key(block, region(owner)), owner)
-            {
-                self.table.free(place);
-                self.owners.lost(entry, epoch_of(entry.stamp, self.epoch));
-            }
-        }
-    }
-
-    /// How long ago `endpoint` was given this block; `None` if it is not known to have been.
+    /// How long ago `endpoint` was given this block; `None` if it is not known to have been, or is
+    /// only said to have been.
     pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<ReuseDistance> {
         let owner = self.owners.get(endpoint)?;
-        let (_, entry) = self
-            .table
-            .find(self.table.key(block, region(owner)), owner)?;
-        self.owners.reuse(owner, epoch_of(entry.stamp, self.epoch))
+        let key = self.table.key(block, region(owner));
+        if self.table.find(key, owner, EntryClass::Claimed).is_some() {
+            return None;
+        }
+        let (_, entry) = self.table.find(key, owner, EntryClass::Confirmed)?;
+        self.owners.reuse(owner, self.epoch_of(entry))
     }
 
     /// How rarely the longest cached prefix of these hashes is requested: the mean number of
@@ -252,14 +211,17 @@ impl PrefixIndex {
         let Some(owner) = self.owners.get(holder) else {
             return REQUESTED_ONCE;
         };
-        let Some((_, entry)) = self.table.find(self.table.key(last, region(owner)), owner) else {
+        let key = self.table.key(last, region(owner));
+        let found = |class| Some(self.table.find(key, owner, class)?.1);
+        let Some(entry) = found(EntryClass::Confirmed).or_else(|| found(EntryClass::Claimed))
+        else {
             return REQUESTED_ONCE;
         };
         let Some(usual) = entry.interval.epochs() else {
             return REQUESTED_ONCE;
         };
         // A prefix that is no longer requested becomes rare while it waits.
-        let since = (self.epoch - epoch_of(entry.stamp, self.epoch)) as f32;
+        let since = (self.epochs.of(entry.class) - self.epoch_of(entry)) as f32;
         let touches = usual.max(since) * self.epoch_touches as f32;
         // Requests for a prefix with several holders go to each in turn.
         touches / blocks.len() as f32 / (endpoints.len() * holders().count()) as f32
@@ -324,7 +286,7 @@ impl PrefixIndex {
 
     /// The owner id of `endpoint`; assigns one if it has none. `None` for a slot beyond the table,
     /// and in an index without room.
-    fn owner(&mut self, endpoint: EndpointRef) -> Option<u16> {
+    pub(super) fn owner(&mut self, endpoint: EndpointRef) -> Option<u16> {
         if let Some(owner) = self.owners.get(endpoint) {
             return Some(owner);
         }
@@ -332,13 +294,13 @@ impl PrefixIndex {
             return None;
         }
         self.retire_slot(endpoint);
-        if let Some(owner) = self.owners.lend(endpoint, self.epoch) {
+        if let Some(owner) = self.owners.lend(endpoint, self.epochs) {
             return Some(owner);
         }
         // Every id is in use or waits for the sweep. At most one generation of a slot is current,
         // so one whole sweep frees at least half of the ids.
         self.look_at(self.table.buckets());
-        self.owners.lend(endpoint, self.epoch)
+        self.owners.lend(endpoint, self.epochs)
     }
 
     fn retire_slot(&mut self, endpoint: EndpointRef) {
@@ -346,53 +308,17 @@ impl PrefixIndex {
             .retire_slot(endpoint, self.swept + self.table.buckets() as u64);
     }
 
-    /// Stamps the entry of `owner` and `block` with the current epoch.
-    fn touch(&mut self, owner: u16, block: u64) {
-        let epoch = self.epoch;
-        let key = self.table.key(block, region(owner));
-        let new = BlockEntry {
-            owner,
-            wide: is_wide(block),
-            interval: TouchInterval::UNKNOWN,
-            stamp: epoch as u16,
-        };
-        if let Some((place, old)) = self.table.find(key, owner) {
-            let new = BlockEntry {
-                interval: old.interval.after(epoch - epoch_of(old.stamp, epoch)),
-                ..new
-            };
-            if new != old {
-                self.table.set(place, new);
-            }
-            if new.stamp != old.stamp {
-                self.owners.lost(old, epoch_of(old.stamp, epoch));
-                self.owners.gained(new, epoch);
-            }
-            return;
-        }
-        let rank = |entry: BlockEntry| match self
-            .owners
-            .holding(entry.owner, epoch_of(entry.stamp, epoch))
-        {
-            EntryState { cached: true, .. } => u32::from(age(entry.stamp, epoch)),
-            EntryState {
-                maybe_cached: true, ..
-            } => DOUBTED + u32::from(age(entry.stamp, epoch)),
-            _ => u32::MAX,
-        };
-        let Some((place, old)) = self.table.choose(key, rank) else {
-            return;
-        };
-        if self.owners.is_live(old.owner) {
-            self.owners.lost(old, epoch_of(old.stamp, epoch));
-            self.evictions += 1;
-        }
-        self.table.put(place, key, new);
-        self.owners.gained(new, epoch);
+    pub(super) fn state(&self, entry: BlockEntry) -> EntryState {
+        self.owners.holding(entry, self.epoch_of(entry))
+    }
+
+    /// The epoch of the entry's last touch.
+    pub(super) fn epoch_of(&self, entry: BlockEntry) -> u64 {
+        epoch_of(entry.stamp, *self.epochs.of(entry.class))
     }
 
     /// Sweeps the share of the table that is due after `epochs` more epochs.
-    fn look_through(&mut self, epochs: u64) {
+    pub(super) fn look_through(&mut self, epochs: u64) {
         if epochs > 0 {
             let share = self.table.buckets().div_ceil(EPOCHS_PER_SWEEP);
             self.look_at(share.saturating_mul(usize::try_from(epochs).unwrap_or(usize::MAX)));
@@ -401,12 +327,13 @@ impl PrefixIndex {
 
     fn look_at(&mut self, budget_buckets: usize) {
         let buckets = self.table.buckets() as u64;
-        let epoch = self.epoch;
+        let epochs = self.epochs;
         let until = self.swept + buckets.min(budget_buckets as u64);
         for turn in self.swept..until {
             let owners = &mut self.owners;
             self.table.retain((turn % buckets) as usize, |entry| {
                 let live = owners.is_live(entry.owner);
+                let epoch = *epochs.of(entry.class);
                 let keep = live && age(entry.stamp, epoch) < AGE_MAX;
                 if live && !keep {
                     owners.lost(entry, epoch_of(entry.stamp, epoch));

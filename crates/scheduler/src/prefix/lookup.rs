@@ -15,8 +15,9 @@
 //! prompt if they sent its head before. A head requested only through them ages here, and the
 //! blocks after it age with it.)
 
+use super::age_bands::EntryState;
 use super::hash::blocks_of;
-use super::owners::{EntryState, OwnerTable, REGION_OWNERS, region, region_bit};
+use super::owners::{ByClass, OwnerTable, REGION_OWNERS, region, region_bit};
 use super::table::{BlockTable, epoch_of};
 
 /// Holes that a look-up steps over. In a table that has lost 7 %, one in two look-ups of 400 blocks
@@ -27,7 +28,7 @@ const HOLES_MAX: u32 = 8;
 pub(super) struct IndexLookup<'a> {
     pub(super) table: &'a BlockTable,
     pub(super) owners: &'a OwnerTable,
-    pub(super) epoch: u64,
+    pub(super) epochs: ByClass<u64>,
     pub(super) blocks: &'a [u64],
     pub(super) region: u16,
 }
@@ -181,7 +182,7 @@ impl IndexLookup<'_> {
                         maybe_cached: may_hold,
                     } = self
                         .owners
-                        .holding(entry.owner, epoch_of(entry.stamp, self.epoch));
+                        .holding(entry, epoch_of(entry.stamp, *self.epochs.of(entry.class)));
                     let bit = region_bit(entry.owner);
                     seen = seen.or(OwnerBits {
                         cached: bit * u8::from(held),

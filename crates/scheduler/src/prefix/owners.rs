@@ -5,18 +5,14 @@
 //! a former generation stop matching at once, without a walk of the table. An id is reused only
 //! after a whole sweep has passed since it was retired.
 //!
-//! An engine's cache is nearly least-recently-used. So for each owner the table counts the blocks
-//! of its entries by the epoch of their last touch, in a few *age bands*. The newest bands that
-//! together fill the capacity count as cached, older ones as evicted. Only whole bands are
-//! distinguished, so seven to eight eighths of the capacity count: rather too few, since the engine
-//! needs room for generated tokens too. How much room varies, so the boundary is not sharp: of the
-//! blocks beyond it, up to twice the capacity, about half are still cached (`maybe_cached`).
+//! What each has is estimated by class, from the ages of its entries ([`super::age_bands`]).
 //!
 //! The capacity that an engine reports is nominal: its blocks hold more or less text than ours, and
 //! generated tokens fill it as well. The cached tokens that its replies report correct it: an
 //! evicted block bounds the capacity, and a cached block beyond the estimate raises it.
 
-use super::table::{BlockEntry, NO_OWNER};
+use super::age_bands::{AgeBands, EntryState, PARTS};
+use super::table::{BlockEntry, EntryClass, NO_OWNER};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use std::collections::VecDeque;
 
@@ -35,19 +31,6 @@ pub(super) const REGION_OWNERS: usize = 8;
 
 /// Number of regions.
 pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
-
-/// The capacity of an owner is divided into this many age bands ...
-const PARTS: u32 = 8;
-
-/// ... and this many bands are kept: those, the one being filled, four for `maybe_cached` entries,
-/// and one for everything evicted. Any band may have shrunk because its entries were touched again.
-const AGE_BANDS: usize = 14;
-
-/// Multiples of the capacity within which an entry may be cached.
-const DOUBTED_CAPACITIES: u32 = 2;
-
-/// Stages of an entry: evicted, maybe cached, cached.
-const STAGES: u32 = 3;
 
 /// Limit of the true capacity relative to the nominal one: text with two bytes per token, where
 /// ours assumes four.
@@ -83,21 +66,15 @@ struct Owner {
     nominal: u32,
     /// The same estimate, corrected by reported hits.
     capacity: u32,
-    /// Entries touched in this epoch or later count as cached.
-    oldest: u64,
-    /// Entries touched in this epoch or later may be cached.
-    oldest_stale: u64,
-    /// Oldest first; those from `len` on are unused. Never empty for a live owner.
-    age_bands: [AgeBand; AGE_BANDS],
-    len: usize,
+    bands: ByClass<AgeBands>,
     entries: u32,
 }
 
-/// Whether an entry counts as cached, and whether it may be cached.
+/// A value for each class of entries.
 #[derive(Clone, Copy, Default)]
-pub(super) struct EntryState {
-    pub(super) cached: bool,
-    pub(super) maybe_cached: bool,
+pub(super) struct ByClass<T> {
+    pub(super) confirmed: T,
+    pub(super) claimed: T,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -107,14 +84,6 @@ enum OwnerState {
     Retired,
 }
 
-#[derive(Clone, Copy, Default)]
-struct AgeBand {
-    /// The first epoch of the band.
-    start: u64,
-    /// Blocks of the entries last touched in it.
-    blocks: u32,
-}
-
 pub(super) fn region(owner: u16) -> u16 {
     owner / REGION_OWNERS as u16
 }
@@ -122,6 +91,24 @@ pub(super) fn region(owner: u16) -> u16 {
 /// The bit of an owner within its region.
 pub(super) fn region_bit(owner: u16) -> u8 {
     1 << (owner % REGION_OWNERS as u16)
+}
+
+// === impl ByClass ===
+
+impl<T> ByClass<T> {
+    pub(super) fn of(&self, class: EntryClass) -> &T {
+        match class {
+            EntryClass::Confirmed => &self.confirmed,
+            EntryClass::Claimed => &self.claimed,
+        }
+    }
+
+    pub(super) fn of_mut(&mut self, class: EntryClass) -> &mut T {
+        match class {
+            EntryClass::Confirmed => &mut self.confirmed,
+            EntryClass::Claimed => &mut self.claimed,
+        }
+    }
 }
 
 // === impl OwnerTable ===
@@ -161,12 +148,12 @@ impl OwnerTable {
     }
 
     /// Assigns the lowest free id to `endpoint`, which must have none. `None` if no id is free.
-    pub(super) fn lend(&mut self, endpoint: EndpointRef, epoch: u64) -> Option<u16> {
+    pub(super) fn lend(&mut self, endpoint: EndpointRef, epochs: ByClass<u64>) -> Option<u16> {
         let slot = usize::from(endpoint.slot.0);
         let free = |row: &Owner| row.state == OwnerState::Free;
         let id = self.rows.iter().skip(1).position(free)? + 1;
         *self.by_slot.get_mut(slot)? = (endpoint.generation, id as u16);
-        *self.rows.get_mut(id)? = Owner::new(epoch);
+        *self.rows.get_mut(id)? = Owner::new(epochs);
         self.used = self.used.max(id + 1);
         Some(id as u16)
     }
@@ -218,40 +205,34 @@ impl OwnerTable {
         self.used.div_ceil(REGION_OWNERS) as u16
     }
 
-    /// The state of an entry of `id` last touched in `epoch`; neither cached nor maybe cached if
-    /// the owner is not live.
-    pub(super) fn holding(&self, id: u16, epoch: u64) -> EntryState {
-        self.row(id)
-            .map_or(EntryState::default(), |row| EntryState {
-                cached: epoch >= row.oldest,
-                maybe_cached: epoch >= row.oldest_stale,
-            })
+    /// The state of `entry`, last touched in `epoch`; neither cached nor maybe cached if the owner
+    /// is not live.
+    pub(super) fn holding(&self, entry: BlockEntry, epoch: u64) -> EntryState {
+        self.row(entry.owner).map_or(EntryState::default(), |row| {
+            row.bands.of(entry.class).state(epoch)
+        })
     }
 
     /// Counts an entry touched in `epoch`.
     pub(super) fn gained(&mut self, entry: BlockEntry, epoch: u64) {
-        let Some(row) = self.rows.get_mut(usize::from(entry.owner)) else {
-            return;
-        };
-        row.entries = row.entries.saturating_add(1);
-        if let Some(age_band) = row.age_band_mut(epoch) {
-            age_band.blocks = age_band.blocks.saturating_add(entry.blocks());
+        if let Some(row) = self.rows.get_mut(usize::from(entry.owner)) {
+            row.entries = row.entries.saturating_add(1);
+            row.bands.of_mut(entry.class).gained(entry, epoch);
         }
     }
 
     /// Discounts an entry last touched in `epoch`.
     pub(super) fn lost(&mut self, entry: BlockEntry, epoch: u64) {
-        let Some(row) = self.rows.get_mut(usize::from(entry.owner)) else {
-            return;
-        };
-        row.entries = row.entries.saturating_sub(1);
-        if let Some(age_band) = row.age_band_mut(epoch) {
-            debug_assert!(
-                age_band.blocks >= entry.blocks(),
-                "an entry that was never counted"
-            );
-            age_band.blocks = age_band.blocks.saturating_sub(entry.blocks());
+        if let Some(row) = self.rows.get_mut(usize::from(entry.owner)) {
+            row.entries = row.entries.saturating_sub(1);
+            row.bands.of_mut(entry.class).lost(entry, epoch);
         }
+    }
+
+    /// Whether the cache of `id` may be large enough for a prompt of this many blocks.
+    pub(super) fn fits(&self, id: u16, blocks: u32) -> bool {
+        self.row(id)
+            .is_some_and(|row| blocks <= row.nominal.saturating_mul(CAPACITY_FACTOR_MAX))
     }
 
     /// Sets the reported capacity. The learned correction stays as long as the reported value does
@@ -264,8 +245,8 @@ impl OwnerTable {
         {
             row.nominal = nominal;
             row.capacity = nominal;
-            row.oldest_stale = 0;
-            row.settle();
+            row.bands.confirmed.settle_anew(nominal);
+            row.bands.claimed.settle_anew(nominal);
         }
     }
 
@@ -273,21 +254,9 @@ impl OwnerTable {
         self.row(id).map(|row| row.capacity)
     }
 
-    /// The blocks that `id` was given since an entry last touched in `epoch`.
+    /// The blocks that `id` is known to have got since a confirmed entry last touched in `epoch`.
     pub(super) fn reuse(&self, id: u16, epoch: u64) -> Option<ReuseDistance> {
-        let live = self.row(id)?.live();
-        let own = live
-            .iter()
-            .rposition(|age_band| age_band.start <= epoch)
-            .unwrap_or(0);
-        let at_least = live
-            .iter()
-            .skip(own + 1)
-            .fold(0_u32, |sum, age_band| sum.saturating_add(age_band.blocks));
-        Some(ReuseDistance {
-            at_least,
-            at_most: at_least.saturating_add(live.get(own)?.blocks),
-        })
+        self.row(id)?.bands.confirmed.reuse(epoch)
     }
 
     /// Learns that a block of this age was cached (`there`) or evicted.
@@ -309,12 +278,13 @@ impl OwnerTable {
         }
     }
 
-    /// Updates `id` after touches up to `epoch`: starts an age band when the newest is full, and
-    /// recomputes which entries count as cached.
-    pub(super) fn touched(&mut self, id: u16, epoch: u64) {
+    /// Updates `id` after touches of a class up to `epoch`: starts an age band when the newest is
+    /// full, and recomputes which entries count as cached.
+    pub(super) fn touched(&mut self, id: u16, class: EntryClass, epoch: u64) {
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
-            row.age(epoch);
-            row.settle();
+            let bands = row.bands.of_mut(class);
+            bands.age(epoch, row.capacity);
+            bands.settle(row.capacity);
         }
     }
 
@@ -343,45 +313,27 @@ impl Owner {
         state: OwnerState::Free,
         nominal: u32::MAX,
         capacity: u32::MAX,
-        oldest: u64::MAX,
-        oldest_stale: u64::MAX,
-        age_bands: [AgeBand {
-            start: 0,
-            blocks: 0,
-        }; AGE_BANDS],
-        len: 0,
+        bands: ByClass {
+            confirmed: AgeBands::NONE,
+            claimed: AgeBands::NONE,
+        },
         entries: 0,
     };
 
-    fn new(epoch: u64) -> Self {
-        let mut new = Self {
+    fn new(epochs: ByClass<u64>) -> Self {
+        Self {
             state: OwnerState::Live,
-            len: 1,
-            oldest: epoch,
-            oldest_stale: epoch,
+            bands: ByClass {
+                confirmed: AgeBands::new(epochs.confirmed),
+                claimed: AgeBands::new(epochs.claimed),
+            },
             ..Self::FREE
-        };
-        if let Some(first) = new.age_bands.first_mut() {
-            first.start = epoch;
         }
-        new
     }
 
-    fn live(&self) -> &[AgeBand] {
-        self.age_bands.get(..self.len).unwrap_or(&[])
-    }
-
-    fn live_mut(&mut self) -> &mut [AgeBand] {
-        self.age_bands.get_mut(..self.len).unwrap_or(&mut [])
-    }
-
-    fn age_band_mut(&mut self, epoch: u64) -> Option<&mut AgeBand> {
-        let live = self.live_mut();
-        let newest_not_after = live
-            .iter()
-            .rposition(|age_band| age_band.start <= epoch)
-            .unwrap_or(0);
-        live.get_mut(newest_not_after)
+    fn settle(&mut self) {
+        self.bands.confirmed.settle(self.capacity);
+        self.bands.claimed.settle(self.capacity);
     }
 
     /// Raises the capacity by an eighth, up to a plausible maximum. An unlimited capacity stays as
@@ -401,91 +353,11 @@ impl Owner {
     /// again. A missing block that is too recent to have been evicted was not computed yet, and is
     /// ignored.
     fn shrink(&mut self, ReuseDistance { at_least, at_most }: ReuseDistance) {
-        let held = self
-            .live()
-            .iter()
-            .fold(0_u32, |sum, age_band| sum.saturating_add(age_band.blocks));
+        let held = self.bands.confirmed.blocks();
         let believed = self.capacity.min(held);
         if at_least >= believed / PARTS && at_most < believed {
             self.capacity = at_most.max(believed - believed / PARTS);
             self.settle();
         }
-    }
-
-    /// Starts an age band with the next epoch when the newest has an eighth of the capacity. Not
-    /// with the current epoch: entries already stamped with it stay counted where they are.
-    fn age(&mut self, epoch: u64) {
-        let Some(newest) = self.live().last() else {
-            return;
-        };
-        if newest.start > epoch || newest.blocks < (self.capacity / PARTS).max(1) {
-            return;
-        }
-        if self.len == AGE_BANDS {
-            self.merge();
-        }
-        if let Some(next) = self.age_bands.get_mut(self.len) {
-            *next = AgeBand {
-                start: epoch + 1,
-                blocks: 0,
-            };
-            self.len += 1;
-        }
-    }
-
-    /// Merges two neighbouring bands: two evicted ones if possible, since their age does not
-    /// matter; else, among neighbours of the same stage, the pair with the fewest blocks,
-    /// maybe-cached pairs before cached ones.
-    fn merge(&mut self) {
-        let stage = |start| u32::from(start >= self.oldest_stale) + u32::from(start >= self.oldest);
-        let pairs = (0..).zip(self.live().iter().zip(self.live().iter().skip(1)));
-        let costs = pairs.map(|(at, (older, newer))| {
-            let of_older = stage(older.start);
-            let of_newer = stage(newer.start);
-            let sum = older.blocks.saturating_add(newer.blocks);
-            (
-                if of_older == of_newer {
-                    of_newer
-                } else {
-                    STAGES
-                },
-                sum,
-                at,
-            )
-        });
-        let Some((_, sum, at)) = costs.min() else {
-            return;
-        };
-        let live = self.live_mut();
-        if let Some(older) = live.get_mut(at) {
-            older.blocks = sum;
-        }
-        live.copy_within(at + 2.., at + 1);
-        self.len -= 1;
-    }
-
-    /// Recomputes the boundary of what counts as cached: the newest bands that fill all but the
-    /// last eighth of the capacity.
-    fn settle(&mut self) {
-        self.oldest = self.newest_of(self.capacity - self.capacity / PARTS);
-        // This boundary never moves back: blocks that were given up may share an age band with
-        // everything evicted.
-        self.oldest_stale = self
-            .newest_of(self.capacity.saturating_mul(DOUBTED_CAPACITIES))
-            .max(self.oldest_stale);
-    }
-
-    /// The first epoch of the newest age bands that together have `blocks` blocks, or of all bands.
-    fn newest_of(&self, blocks: u32) -> u64 {
-        let mut sum = 0_u32;
-        let mut oldest = u64::MAX;
-        for age_band in self.live().iter().rev() {
-            if sum >= blocks {
-                break;
-            }
-            sum = sum.saturating_add(age_band.blocks);
-            oldest = age_band.start;
-        }
-        oldest
     }
 }

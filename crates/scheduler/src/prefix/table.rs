@@ -2,16 +2,17 @@
 //! grown or rehashed.
 //!
 //! A bucket is one 64-byte cache line with eight entries: eight 32-bit fingerprints, then eight
-//! words of owner, weight and stamp. An entry of a key lies in the key's first bucket or, if that
-//! was ever full, in its second; so a look-up touches one line until the table fills up. A bucket
-//! was ever full if its last fingerprint is set: freeing an entry clears its owner only, the
-//! fingerprint stays.
+//! words of class, interval, owner and stamp. The lowest bit of a fingerprint says how many blocks
+//! the entry stands for, as in the block's hash. An entry of a key lies in the key's first bucket
+//! or, if that was ever full, in its second; so a look-up touches one line until the table fills
+//! up. A bucket was ever full if its last fingerprint is set: freeing an entry clears its owner
+//! only, the fingerprint stays.
 //!
 //! Measured against a hash map of owner sets: a third of the memory, a quarter of the insertion
 //! time, and no pause of milliseconds when it grows. Two choices matter: with one, 2.5 % of the
 //! entries are lost at a load of 0.6; with two, 0.25 %.
 
-use super::hash::STRIDE;
+use super::hash::{STRIDE, is_wide};
 
 /// Entries per bucket: as many as fill a cache line.
 pub(super) const LANES: usize = 8;
@@ -24,6 +25,12 @@ pub(super) const NO_OWNER: u16 = 0;
 
 /// The word of an unused entry.
 const FREE: u32 = 0;
+
+/// The bit of a fingerprint that marks an entry that stands for several blocks.
+const WIDE: u32 = 1;
+
+/// Replaces the fingerprint 0, which marks a place that was never used.
+const NARROW_ZERO: u32 = 2;
 
 type TableLine = [u32; LINE_WORDS];
 
@@ -46,11 +53,19 @@ pub(super) struct BlockKey {
     second: usize,
 }
 
+/// The evidence for an entry: see [`super::placing`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EntryClass {
+    Confirmed,
+    Claimed,
+}
+
 /// An (owner, block) pair, without its fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockEntry {
     /// Below 2^11.
     pub(super) owner: u16,
+    pub(super) class: EntryClass,
     /// Whether it stands for several blocks.
     pub(super) wide: bool,
     /// How often it is touched.
@@ -61,7 +76,8 @@ pub(super) struct BlockEntry {
 
 /// How many epochs lie between the touches of an entry: 0 is less than one epoch, i is at least
 /// 2^(i-1) and less than 2^i, 15 is unknown. It follows the intervals by one step for each touch,
-/// so it is near their median, and one touch by chance changes little. Takes 4 bits.
+/// so it is near their median, and one touch by chance changes little. 13 and 14 mark entries that
+/// may be withdrawn. Takes 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TouchInterval(u8);
 
@@ -103,7 +119,11 @@ impl BlockTable {
             .wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let y = (x ^ (x >> 32)).wrapping_mul(0x94D0_49BB_1331_11EB);
         BlockKey {
-            fingerprint: (x as u32).max(1),
+            // The lowest bit of x says no more than whether the block is wide.
+            fingerprint: match x as u32 & !WIDE | u32::from(is_wide(block)) {
+                0 => NARROW_ZERO,
+                fingerprint => fingerprint,
+            },
             first: self.reduce(x),
             second: self.reduce(y),
         }
@@ -145,15 +165,20 @@ impl BlockTable {
         }
     }
 
-    /// Finds the entry of `key` and `owner`.
-    pub(super) fn find(&self, key: BlockKey, owner: u16) -> Option<(EntryPosition, BlockEntry)> {
+    /// Finds the entry of `key`, `owner` and `class`.
+    pub(super) fn find(
+        &self,
+        key: BlockKey,
+        owner: u16,
+        class: EntryClass,
+    ) -> Option<(EntryPosition, BlockEntry)> {
         for bucket in [key.first, key.second] {
             let line = self.line(bucket)?;
             let mut hits = hits(line, key.fingerprint);
             while hits != 0 {
                 let lane = hits.trailing_zeros() as usize;
                 let found = entry(line, lane);
-                if found.owner == owner {
+                if found.owner == owner && found.class == class {
                     return Some((EntryPosition { bucket, lane }, found));
                 }
                 hits &= hits - 1;
@@ -180,7 +205,7 @@ impl BlockTable {
                         bucket,
                         lane: free.trailing_zeros() as usize,
                     },
-                    BlockEntry::unpack(FREE),
+                    BlockEntry::unpack(FREE, 0),
                 ));
             }
         }
@@ -210,7 +235,7 @@ impl BlockTable {
     }
 
     pub(super) fn free(&mut self, place: EntryPosition) {
-        self.set(place, BlockEntry::unpack(FREE));
+        self.set(place, BlockEntry::unpack(FREE, 0));
     }
 
     /// Replaces the entry at `place`, keeping its key.
@@ -228,9 +253,10 @@ impl BlockTable {
         let Some(line) = self.line_mut(bucket) else {
             return;
         };
-        for word in line.iter_mut().skip(LANES) {
+        let (fingerprints, words) = line.split_at_mut(LANES);
+        for (word, &fingerprint) in words.iter_mut().zip(fingerprints.iter()) {
             // Written only on a change, so that untouched pages stay untouched.
-            if *word != FREE && !keep(BlockEntry::unpack(*word)) {
+            if *word != FREE && !keep(BlockEntry::unpack(*word, fingerprint)) {
                 *word = FREE;
             }
         }
@@ -268,16 +294,20 @@ impl BlockEntry {
     }
 
     fn pack(self) -> u32 {
-        u32::from(self.wide) << 31
+        u32::from(self.class == EntryClass::Claimed) << 31
             | u32::from(self.interval.0) << 27
             | u32::from(self.owner) << 16
             | u32::from(self.stamp)
     }
 
-    fn unpack(word: u32) -> Self {
+    fn unpack(word: u32, fingerprint: u32) -> Self {
         Self {
             owner: (word >> 16) as u16 & 0x7FF,
-            wide: word >> 31 != 0,
+            class: match word >> 31 {
+                0 => EntryClass::Confirmed,
+                _ => EntryClass::Claimed,
+            },
+            wide: fingerprint & WIDE != 0,
             interval: TouchInterval((word >> 27) as u8 & 0xF),
             stamp: word as u16,
         }
@@ -290,13 +320,20 @@ impl TouchInterval {
     /// Of an entry that was touched once.
     pub(super) const UNKNOWN: Self = Self(15);
 
-    /// The longest that is known: 2^13 epochs, a table full of touches, or more.
-    const LONGEST: u8 = 14;
+    /// A claim that may be withdrawn, made once.
+    pub(super) const CLAIMED: Self = Self(14);
+
+    /// A claim that may be withdrawn, made several times.
+    const CLAIMED_AGAIN: Self = Self(13);
+
+    /// The longest that is known: 2^11 epochs, a quarter of a table full of touches, or more.
+    const LONGEST: u8 = 12;
 
     /// The interval after a touch that is `epochs` after the one before.
     pub(super) fn after(self, epochs: u64) -> Self {
         let seen = (u64::BITS - epochs.leading_zeros()).min(u32::from(Self::LONGEST)) as u8;
         match self {
+            Self::CLAIMED | Self::CLAIMED_AGAIN => Self::CLAIMED_AGAIN,
             Self::UNKNOWN => Self(seen),
             Self(usual) => Self(if seen > usual {
                 usual + 1
@@ -308,9 +345,26 @@ impl TouchInterval {
 
     /// The middle of its range, epochs; `None` if it is unknown.
     pub(super) fn epochs(self) -> Option<f32> {
-        (self != Self::UNKNOWN)
-            .then(|| 0.75 * (1_u32 << self.0) as f32)
-            .map(|epochs| if self.0 == 0 { 0.5 } else { epochs })
+        match self.lasting() {
+            Self::UNKNOWN => None,
+            Self(0) => Some(0.5),
+            Self(usual) => Some(0.75 * (1_u32 << usual) as f32),
+        }
+    }
+
+    /// Whether it is of a claim that may be withdrawn.
+    pub(super) fn is_withdrawable(self) -> bool {
+        matches!(self, Self::CLAIMED | Self::CLAIMED_AGAIN)
+    }
+
+    /// The interval if the claim is not withdrawn. Claims that wait for the same reply come within
+    /// an epoch.
+    pub(super) fn lasting(self) -> Self {
+        match self {
+            Self::CLAIMED => Self::UNKNOWN,
+            Self::CLAIMED_AGAIN => Self(0),
+            lasting => lasting,
+        }
     }
 }
 
@@ -344,7 +398,10 @@ fn equal(words: &[u32; LANES], word: u32) -> u32 {
 }
 
 fn entry(line: &TableLine, lane: usize) -> BlockEntry {
-    BlockEntry::unpack(line.get(LANES + lane).copied().unwrap_or(FREE))
+    BlockEntry::unpack(
+        line.get(LANES + lane).copied().unwrap_or(FREE),
+        line.get(lane).copied().unwrap_or(0),
+    )
 }
 
 fn was_full(line: &TableLine) -> bool {
@@ -377,7 +434,7 @@ mod tests {
         let table = BlockTable::new(0);
         let key = table.key(1, 0);
         assert!(
-            table.find(key, 1).is_none()
+            table.find(key, 1, EntryClass::Confirmed).is_none()
                 && table.choose(key, |_| 0).is_none()
                 && owners(&table, key).is_empty()
         );
@@ -400,6 +457,7 @@ mod tests {
                 key,
                 BlockEntry {
                     owner,
+                    class: EntryClass::Confirmed,
                     wide: false,
                     interval: TouchInterval::UNKNOWN,
                     stamp: 0,
@@ -436,6 +494,7 @@ mod tests {
                 key,
                 BlockEntry {
                     owner,
+                    class: EntryClass::Confirmed,
                     wide: false,
                     interval: TouchInterval::UNKNOWN,
                     stamp: owner * 7 % 16,
@@ -449,6 +508,7 @@ mod tests {
             victim,
             BlockEntry {
                 owner: 9,
+                class: EntryClass::Confirmed,
                 wide: false,
                 interval: TouchInterval::UNKNOWN,
                 stamp: 15
@@ -471,6 +531,7 @@ mod tests {
                 key,
                 BlockEntry {
                     owner: 1,
+                    class: EntryClass::Confirmed,
                     wide: false,
                     interval: TouchInterval::UNKNOWN,
                     stamp: 0,

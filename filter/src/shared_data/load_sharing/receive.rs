@@ -228,7 +228,12 @@ impl LoadSharing {
                     end,
                     &mut budget,
                     |record| {
-                        pool.record_peer_placement(record.endpoint, record.blocks, now);
+                        pool.record_peer_placement(
+                            record.kind,
+                            record.endpoint,
+                            record.blocks,
+                            now,
+                        );
                         record.blocks.len()
                     },
                 );

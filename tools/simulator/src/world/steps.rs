@@ -131,8 +131,9 @@ impl Simulation<'_> {
         let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else {
             return;
         };
-        if let Some(router) = self.routers.get_mut(proxy) {
-            router.first_token(&mut flight.hold, prompt, now);
+        if let (Some(router), Some(job)) = (self.routers.get_mut(proxy), self.workload.job(request))
+        {
+            router.first_token(&mut flight.hold, prompt, job.hashes, now);
         }
         self.publish(proxy, now);
     }

@@ -4,6 +4,8 @@ use crate::rng::Rng;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
+mod claims;
+
 fn endpoint(slot: u16) -> EndpointRef {
     EndpointRef {
         slot: Slot(slot),
@@ -292,7 +294,7 @@ fn it_says_what_memory_it_holds() {
     );
     let owners = small - 1_000 * 64;
     assert_eq!(
-        owners, 581_696,
+        owners, 1_089_600,
         "of all endpoints there may be, and what aligns the buckets"
     );
     assert!(format!("{:?}", PrefixIndex::with_capacity(0)).contains("entries"));
@@ -382,7 +384,7 @@ fn a_hole_does_not_cut_the_match() {
             index.record(a, blocks);
             let owner = index.owners.get(a).unwrap();
             let key = index.table.key(blocks[hole], region(owner));
-            let (place, _) = index.table.find(key, owner).unwrap();
+            let (place, _) = index.table.find(key, owner, EntryClass::Confirmed).unwrap();
             index.table.free(place);
             assert_eq!(
                 length(&index, blocks, a),
@@ -412,7 +414,11 @@ fn a_hole_in_maybe_cached_blocks_does_not_cut_them_either() {
         let owner = index.owners.get(a).unwrap();
         let (place, _) = index
             .table
-            .find(index.table.key(common[hole], region(owner)), owner)
+            .find(
+                index.table.key(common[hole], region(owner)),
+                owner,
+                EntryClass::Confirmed,
+            )
             .unwrap();
         index.table.free(place);
         let held = if hole + 1 == shared {
@@ -440,7 +446,11 @@ fn a_first_block_that_had_to_go_does_not_hide_the_others() {
     let owner = index.owners.get(a).unwrap();
     let (place, _) = index
         .table
-        .find(index.table.key(blocks[0], region(owner)), owner)
+        .find(
+            index.table.key(blocks[0], region(owner)),
+            owner,
+            EntryClass::Confirmed,
+        )
         .unwrap();
     index.table.free(place);
     assert_eq!(length(&index, &blocks, a), LANES as u32);
@@ -939,14 +949,12 @@ fn deepest(
         return 0;
     };
     let holding = |&block: &u64| {
-        let entry = index
-            .table
-            .find(index.table.key(block, region(owner)), owner);
-        entry.is_some_and(|(_, entry)| {
-            of(index
-                .owners
-                .holding(owner, epoch_of(entry.stamp, index.epoch)))
-        })
+        let entry = index.table.find(
+            index.table.key(block, region(owner)),
+            owner,
+            EntryClass::Confirmed,
+        );
+        entry.is_some_and(|(_, entry)| of(index.owners.holding(entry, index.epoch_of(entry))))
     };
     blocks
         .iter()

@@ -70,7 +70,7 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     let [share] = &reports(&one)[..] else {
         panic!("one message")
     };
-    let long = placements::each(&share.placements)
+    let long = proto::placements::each(&share.placements)
         .map(|(_, blocks)| blocks)
         .max_by_key(Vec::len)
         .unwrap();
@@ -210,7 +210,7 @@ fn a_leader_that_serves_tells_its_own_placements() {
     world.tick();
     let placements: usize = reports(&world)
         .iter()
-        .map(|share| placements::each(&share.placements).count())
+        .map(|share| proto::placements::each(&share.placements).count())
         .sum();
     assert_eq!(placements, 1);
 }

@@ -1,0 +1,229 @@
+//! How much of one class of entries an endpoint still has, by their age.
+//!
+//! An engine's cache is nearly least-recently-used. So the blocks of the entries are counted by the
+//! epoch of their last touch, in a few *age bands*. The newest bands that together fill the
+//! capacity count as cached, older ones as evicted. Only whole bands are distinguished, so seven to
+//! eight eighths of the capacity count: rather too few, since the engine needs room for generated
+//! tokens too. How much room varies, so the boundary is not sharp: of the blocks beyond it, up to
+//! twice the capacity, about half are still cached (`maybe_cached`).
+
+use super::owners::ReuseDistance;
+use super::table::BlockEntry;
+
+/// The capacity of an owner is divided into this many age bands ...
+pub(super) const PARTS: u32 = 8;
+
+/// ... and this many bands are kept: those, the one being filled, four for `maybe_cached` entries,
+/// and one for everything evicted. Any band may have shrunk because its entries were touched again.
+const AGE_BANDS: usize = 14;
+
+/// Multiples of the capacity within which an entry may be cached.
+const DOUBTED_CAPACITIES: u32 = 2;
+
+/// Stages of an entry: evicted, maybe cached, cached.
+const STAGES: u32 = 3;
+
+/// Whether an entry counts as cached, and whether it may be cached.
+#[derive(Clone, Copy, Default)]
+pub(super) struct EntryState {
+    pub(super) cached: bool,
+    pub(super) maybe_cached: bool,
+}
+
+/// The age bands of one owner and class.
+#[derive(Clone, Copy)]
+pub(super) struct AgeBands {
+    /// Entries touched in this epoch or later count as cached.
+    oldest: u64,
+    /// Entries touched in this epoch or later may be cached.
+    oldest_stale: u64,
+    /// Oldest first; those from `len` on are unused. Never empty for a live owner.
+    bands: [AgeBand; AGE_BANDS],
+    len: usize,
+}
+
+#[derive(Clone, Copy, Default)]
+struct AgeBand {
+    /// The first epoch of the band.
+    start: u64,
+    /// Blocks of the entries last touched in it.
+    blocks: u32,
+}
+
+// === impl AgeBands ===
+
+impl AgeBands {
+    /// Those of an owner without entries that count.
+    pub(super) const NONE: Self = Self {
+        oldest: u64::MAX,
+        oldest_stale: u64::MAX,
+        bands: [AgeBand {
+            start: 0,
+            blocks: 0,
+        }; AGE_BANDS],
+        len: 0,
+    };
+
+    pub(super) fn new(epoch: u64) -> Self {
+        let mut new = Self {
+            len: 1,
+            oldest: epoch,
+            oldest_stale: epoch,
+            ..Self::NONE
+        };
+        if let Some(first) = new.bands.first_mut() {
+            first.start = epoch;
+        }
+        new
+    }
+
+    /// The state of an entry last touched in `epoch`.
+    pub(super) fn state(&self, epoch: u64) -> EntryState {
+        EntryState {
+            cached: epoch >= self.oldest,
+            maybe_cached: epoch >= self.oldest_stale,
+        }
+    }
+
+    /// Counts an entry touched in `epoch`.
+    pub(super) fn gained(&mut self, entry: BlockEntry, epoch: u64) {
+        if let Some(band) = self.band_mut(epoch) {
+            band.blocks = band.blocks.saturating_add(entry.blocks());
+        }
+    }
+
+    /// Discounts an entry last touched in `epoch`.
+    pub(super) fn lost(&mut self, entry: BlockEntry, epoch: u64) {
+        if let Some(band) = self.band_mut(epoch) {
+            debug_assert!(
+                band.blocks >= entry.blocks(),
+                "an entry that was never counted"
+            );
+            band.blocks = band.blocks.saturating_sub(entry.blocks());
+        }
+    }
+
+    /// All blocks counted.
+    pub(super) fn blocks(&self) -> u32 {
+        self.live()
+            .iter()
+            .fold(0_u32, |sum, band| sum.saturating_add(band.blocks))
+    }
+
+    /// The blocks counted since an entry last touched in `epoch`.
+    pub(super) fn reuse(&self, epoch: u64) -> Option<ReuseDistance> {
+        let live = self.live();
+        let own = live
+            .iter()
+            .rposition(|band| band.start <= epoch)
+            .unwrap_or(0);
+        let at_least = live
+            .iter()
+            .skip(own + 1)
+            .fold(0_u32, |sum, band| sum.saturating_add(band.blocks));
+        Some(ReuseDistance {
+            at_least,
+            at_most: at_least.saturating_add(live.get(own)?.blocks),
+        })
+    }
+
+    /// Starts an age band with the next epoch when the newest has an eighth of the capacity. Not
+    /// with the current epoch: entries already stamped with it stay counted where they are.
+    pub(super) fn age(&mut self, epoch: u64, capacity: u32) {
+        let Some(newest) = self.live().last() else {
+            return;
+        };
+        if newest.start > epoch || newest.blocks < (capacity / PARTS).max(1) {
+            return;
+        }
+        if self.len == AGE_BANDS {
+            self.merge();
+        }
+        if let Some(next) = self.bands.get_mut(self.len) {
+            *next = AgeBand {
+                start: epoch + 1,
+                blocks: 0,
+            };
+            self.len += 1;
+        }
+    }
+
+    /// Recomputes the boundary of what counts as cached: the newest bands that fill all but the
+    /// last eighth of the capacity.
+    pub(super) fn settle(&mut self, capacity: u32) {
+        self.oldest = self.newest_of(capacity - capacity / PARTS);
+        // This boundary never moves back: blocks that were given up may share an age band with
+        // everything evicted.
+        self.oldest_stale = self
+            .newest_of(capacity.saturating_mul(DOUBTED_CAPACITIES))
+            .max(self.oldest_stale);
+    }
+
+    /// [`Self::settle`], for another capacity than before: what was given up may be cached again.
+    pub(super) fn settle_anew(&mut self, capacity: u32) {
+        self.oldest_stale = 0;
+        self.settle(capacity);
+    }
+
+    fn live(&self) -> &[AgeBand] {
+        self.bands.get(..self.len).unwrap_or(&[])
+    }
+
+    fn live_mut(&mut self) -> &mut [AgeBand] {
+        self.bands.get_mut(..self.len).unwrap_or(&mut [])
+    }
+
+    fn band_mut(&mut self, epoch: u64) -> Option<&mut AgeBand> {
+        let live = self.live_mut();
+        let newest_not_after = live
+            .iter()
+            .rposition(|band| band.start <= epoch)
+            .unwrap_or(0);
+        live.get_mut(newest_not_after)
+    }
+
+    /// Merges two neighbouring bands: two evicted ones if possible, since their age does not
+    /// matter; else, among neighbours of the same stage, the pair with the fewest blocks,
+    /// maybe-cached pairs before cached ones.
+    fn merge(&mut self) {
+        let stage = |start| u32::from(start >= self.oldest_stale) + u32::from(start >= self.oldest);
+        let pairs = (0..).zip(self.live().iter().zip(self.live().iter().skip(1)));
+        let costs = pairs.map(|(at, (older, newer))| {
+            let of_older = stage(older.start);
+            let of_newer = stage(newer.start);
+            let sum = older.blocks.saturating_add(newer.blocks);
+            (
+                if of_older == of_newer {
+                    of_newer
+                } else {
+                    STAGES
+                },
+                sum,
+                at,
+            )
+        });
+        let Some((_, sum, at)) = costs.min() else {
+            return;
+        };
+        let live = self.live_mut();
+        if let Some(older) = live.get_mut(at) {
+            older.blocks = sum;
+        }
+        live.copy_within(at + 2.., at + 1);
+        self.len -= 1;
+    }
+
+    /// The first epoch of the newest age bands that together have `blocks` blocks, or of all bands.
+    fn newest_of(&self, blocks: u32) -> u64 {
+        let mut sum = 0_u32;
+        let mut oldest = u64::MAX;
+        for band in self.live().iter().rev() {
+            if sum >= blocks {
+                break;
+            }
+            sum = sum.saturating_add(band.blocks);
+            oldest = band.start;
+        }
+        oldest
+    }
+}

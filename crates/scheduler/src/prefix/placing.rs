@@ -1,0 +1,232 @@
+//! How blocks enter the index, and leave it again.
+//!
+//! Until the reply of an endpoint shows work, the blocks of a prompt are only *claimed*: the
+//! endpoint may refuse it. A claim counts as cached like a *confirmed* block, but takes no place
+//! from one. Each class has its own ages, clock and boundary, and in the table a claim replaces no
+//! confirmed block that counts. So a claim that is withdrawn, or was never true, has changed
+//! nothing for confirmed blocks. What a peer places beyond its share is a claim as well.
+
+use super::age_bands::EntryState;
+use super::hash::{BLOCKS_MAX, blocks_of, is_wide};
+use super::index::PrefixIndex;
+use super::owners::region;
+use super::table::{BlockEntry, BlockKey, EntryClass, EntryPosition, TouchInterval, age};
+use crate::endpoint::EndpointRef;
+
+/// Added to the rank of entries that are only `maybe_cached`, more than any age: they are replaced
+/// before any cached one.
+const DOUBTED: u32 = 1 << 16;
+
+/// Added to the rank of claims: they are replaced before any confirmed entry that counts.
+const CLAIMED: u32 = 2 * DOUBTED;
+
+/// Blocks whose cache lines are fetched together. The table is far larger than the CPU caches, so
+/// nearly every block is a miss, and the processor handles about ten independent misses at a time.
+const AT_ONCE: usize = 64;
+
+/// Blocks that no reply has confirmed here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockClaim {
+    /// The pick of a request whose endpoint has not answered. It may be withdrawn.
+    Unconfirmed,
+    /// A peer that places more than its share.
+    OverShare,
+}
+
+// === impl PrefixIndex ===
+
+impl PrefixIndex {
+    /// Records that `endpoint` has a prompt of these hashes cached, first block first, and
+    /// refreshes entries that exist. `endpoint` is of the current snapshot: entries of another
+    /// generation at its slot are dropped.
+    pub fn record(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+        let _ = self.confirm(endpoint, blocks);
+    }
+
+    /// [`Self::record`], and returns how many of the hashes, from the first, were confirmed and
+    /// cached before.
+    pub fn confirm(&mut self, endpoint: EndpointRef, blocks: &[u64]) -> usize {
+        let mut known = 0;
+        self.touch_all(
+            endpoint,
+            blocks,
+            EntryClass::Confirmed,
+            |index, at, owner, block| {
+                let was_cached = index.confirm_block(owner, block);
+                known += usize::from(was_cached && at == known);
+            },
+        );
+        known
+    }
+
+    /// Records that `endpoint` is said to have these blocks. Those that are confirmed and cached
+    /// there stay as they are.
+    pub fn claim(&mut self, endpoint: EndpointRef, blocks: &[u64], claim: BlockClaim) {
+        self.touch_all(
+            endpoint,
+            blocks,
+            EntryClass::Claimed,
+            |index, _, owner, block| {
+                index.claim_block(owner, block, claim);
+            },
+        );
+    }
+
+    /// Whether a prompt of these hashes may fit into the cache of `endpoint`. One that does not is
+    /// not recorded: the engine cannot have it cached as a whole.
+    pub fn fits(&self, endpoint: EndpointRef, blocks: &[u64]) -> bool {
+        self.owners
+            .get(endpoint)
+            .is_none_or(|owner| self.owners.fits(owner, blocks_of(blocks, blocks.len())))
+    }
+
+    fn touch_all(
+        &mut self,
+        endpoint: EndpointRef,
+        blocks: &[u64],
+        class: EntryClass,
+        mut touch: impl FnMut(&mut Self, usize, u16, u64),
+    ) {
+        let Some(owner) = self.owner(endpoint) else {
+            return;
+        };
+        if !self.fits(endpoint, blocks) {
+            return;
+        }
+        let blocks = blocks.get(..BLOCKS_MAX).unwrap_or(blocks);
+        for (piece, blocks) in (0_usize..).zip(blocks.chunks(AT_ONCE)) {
+            self.table
+                .fetch(blocks.iter().map(|&block| (block, region(owner))));
+            for (at, &block) in (piece * AT_ONCE..).zip(blocks) {
+                touch(self, at, owner, block);
+            }
+        }
+        self.owners.touched(owner, class, *self.epochs.of(class));
+        let touches = self.touches.of_mut(class);
+        *touches += blocks.len() as u64;
+        let epoch = *touches / self.epoch_touches;
+        let before = std::mem::replace(self.epochs.of_mut(class), epoch);
+        self.look_through(epoch - before);
+    }
+
+    /// Removes the claims of these blocks of `endpoint`, which refused their prompt. Confirmed
+    /// blocks stay, and what peers placed. Blocks that other prompts claimed there meanwhile are
+    /// removed too, until they are recorded again.
+    pub fn withdraw(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+        let Some(owner) = self.owners.get(endpoint) else {
+            return;
+        };
+        for &block in blocks {
+            let key = self.table.key(block, region(owner));
+            if let Some((place, entry)) = self.table.find(key, owner, EntryClass::Claimed)
+                && entry.interval.is_withdrawable()
+            {
+                self.table.free(place);
+                self.owners.lost(entry, self.epoch_of(entry));
+            }
+        }
+        self.owners
+            .touched(owner, EntryClass::Claimed, self.epochs.claimed);
+    }
+
+    /// Stamps the confirmed entry of `owner` and `block` with the current epoch; a claim becomes
+    /// one. Returns whether the block was confirmed and cached before.
+    fn confirm_block(&mut self, owner: u16, block: u64) -> bool {
+        let key = self.table.key(block, region(owner));
+        let claim = self.table.find(key, owner, EntryClass::Claimed);
+        let found = self.table.find(key, owner, EntryClass::Confirmed);
+        let mut new = self.new_entry(owner, block, EntryClass::Confirmed);
+        if let Some((place, claim)) = claim {
+            self.owners.lost(claim, self.epoch_of(claim));
+            new.interval = claim.interval.lasting();
+            if found.is_none() {
+                self.table.set(place, new);
+                self.owners.gained(new, self.epochs.confirmed);
+                return false;
+            }
+            self.table.free(place);
+        }
+        let Some((place, old)) = found else {
+            self.insert(key, new);
+            return false;
+        };
+        let was_cached = self.state(old).cached;
+        self.refresh(place, old, new);
+        was_cached
+    }
+
+    /// Stamps the claim of `owner` and `block` with the current epoch, unless the block is
+    /// confirmed and cached.
+    fn claim_block(&mut self, owner: u16, block: u64, claim: BlockClaim) {
+        let key = self.table.key(block, region(owner));
+        let confirmed = self.table.find(key, owner, EntryClass::Confirmed);
+        if confirmed.is_some_and(|(_, entry)| self.state(entry).cached) {
+            return;
+        }
+        let mut new = self.new_entry(owner, block, EntryClass::Claimed);
+        let Some((place, mut old)) = self.table.find(key, owner, EntryClass::Claimed) else {
+            if claim == BlockClaim::Unconfirmed {
+                new.interval = TouchInterval::CLAIMED;
+            }
+            self.insert(key, new);
+            return;
+        };
+        if claim == BlockClaim::OverShare {
+            old.interval = old.interval.lasting();
+        }
+        self.refresh(place, old, new);
+    }
+
+    fn new_entry(&self, owner: u16, block: u64, class: EntryClass) -> BlockEntry {
+        BlockEntry {
+            owner,
+            class,
+            wide: is_wide(block),
+            interval: TouchInterval::UNKNOWN,
+            stamp: *self.epochs.of(class) as u16,
+        }
+    }
+
+    /// Replaces `old` at `place` by `new` of the same class, touched once more.
+    fn refresh(&mut self, place: EntryPosition, old: BlockEntry, mut new: BlockEntry) {
+        let epoch = *self.epochs.of(new.class);
+        let last = self.epoch_of(old);
+        new.interval = old.interval.after(epoch - last);
+        self.table.set(place, new);
+        if new.stamp != old.stamp {
+            self.owners.lost(old, last);
+            self.owners.gained(new, epoch);
+        }
+    }
+
+    /// Writes a new entry to an unused place, else to that of the entry that matters least. A claim
+    /// finds none where only confirmed entries that count are.
+    fn insert(&mut self, key: BlockKey, new: BlockEntry) {
+        let rank = |entry: BlockEntry| {
+            let class = match entry.class {
+                EntryClass::Confirmed => 0,
+                EntryClass::Claimed => CLAIMED,
+            };
+            let age = u32::from(age(entry.stamp, *self.epochs.of(entry.class)));
+            match self.state(entry) {
+                EntryState { cached: true, .. } => class + age,
+                EntryState {
+                    maybe_cached: true, ..
+                } => class + DOUBTED + age,
+                _ => u32::MAX,
+            }
+        };
+        let Some((place, old)) = self.table.choose(key, rank) else {
+            return;
+        };
+        if new.class == EntryClass::Claimed && rank(old) < CLAIMED {
+            return;
+        }
+        if self.owners.is_live(old.owner) {
+            self.owners.lost(old, self.epoch_of(old));
+            self.evictions += 1;
+        }
+        self.table.put(place, key, new);
+        self.owners.gained(new, *self.epochs.of(new.class));
+    }
+}
