@@ -1,5 +1,6 @@
 use super::*;
 use crate::endpoint::{ENDPOINTS_MAX, Generation, Slot};
+use crate::prefix::BLOCKS_MAX;
 use crate::rng::Rng;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

@@ -97,7 +97,7 @@ proptest! {
                 apply(&mut alone, deed, number);
             }
         }
-        prop_assert_eq!(knows(&attacked, 0..30), knows(&alone, 0..30));
+        prop_assert!(knows(&attacked, 0..30) == knows(&alone, 0..30));
         for at in 0..ENDPOINTS {
             for of in 0..30 {
                 let block = chain(of, 100)[0];
@@ -116,25 +116,27 @@ proptest! {
         deeds.iter().for_each(|deed| apply(&mut index, deed, 0));
         let before = knows(&index, 0..30);
         (0..).zip(&claims).for_each(|(number, deed)| apply(&mut index, deed, number));
-        prop_assert_eq!(knows(&index, 0..30), before);
+        prop_assert!(knows(&index, 0..30) == before);
     }
 
-    /// A claim counts at once, and its withdrawal restores what was.
+    /// A claim counts at once, and its withdrawal restores what was, also for prompts that wait.
     #[test]
     fn a_withdrawal_restores_what_was(
-        deeds in prop::collection::vec(prop_oneof![3 => honest(), 1 => hostile()], 0..60),
-        at in 0..ENDPOINTS, of in 0..160_u64, len in 1..100_usize,
+        deeds in prop::collection::vec(honest(), 0..60),
+        waiting in 0..100_usize,
+        at in 0..ENDPOINTS, of in 0..101_u64, len in 1..100_usize,
     ) {
         let mut index = index_of(200_000);
-        (0..).zip(&deeds).for_each(|(number, deed)| apply(&mut index, deed, number));
-        let before = knows(&index, 0..160);
+        deeds.iter().for_each(|deed| apply(&mut index, deed, 0));
+        apply(&mut index, &Deed::Wait(at, 100, waiting), 0);
+        let before = knows(&index, 0..101);
         let entries = index.stats().entries;
         let prompt = &chain(of, 100)[..len];
         let known = stale(&index, prompt, endpoint(at));
         let estimate = index.place(endpoint(at), prompt, known);
-        prop_assert_eq!(length(&index, prompt, endpoint(at)), len as u32);
+        prop_assert!(length(&index, prompt, endpoint(at)) >= len as u32);
         index.withdraw(endpoint(at), estimate.new_hashes(prompt));
-        prop_assert_eq!(knows(&index, 0..160), before);
+        prop_assert!(knows(&index, 0..101) == before);
         prop_assert_eq!(index.stats().entries, entries);
     }
 }
