@@ -8,8 +8,8 @@ use super::reference_items::{FEATURE_GATES, FOREIGN, ItemSupport, PARAMETERS};
 const HEAD: &str = "\
 # Plugins and configuration
 
-The tests print this page from the code; do not edit it: `UPDATE_DOCS=1 cargo test -p control-plane --test it docs`.
-`switchpointd check FILE` shows what a configuration file does. See also [differences from llm-d](differences.md).
+The tests print this page from the code: `UPDATE_DOCS=1 cargo test -p control-plane --test it docs`. `switchpointd check
+FILE` shows what a configuration file does. See also [differences from llm-d](differences.md).
 
 An endpoint's total is the sum of its scores (0 to 1), each multiplied by its weight (default 1). Plugins, parameters
 and defaults are llm-d-router's unless the text says otherwise.
@@ -19,8 +19,8 @@ and defaults are llm-d-router's unless the text says otherwise.
 const COST: &str = "\
 ## The cost of `marginal-cost-scorer`
 
-The cost is the time in ms of the request itself, and the time that it takes from others. `switchpointd explain` prints
-the terms of each endpoint.
+The cost is the time in ms that the request takes, and takes from others. `switchpointd explain` prints its terms for
+each endpoint.
 
 ```
 cost = wait + prefill + delay + decode + memory + failure
@@ -43,8 +43,8 @@ b = (B + Bmean) / 2,  k = (K + Kmean) / 2
 | term | why it counts |
 |---|---|
 | wait | prompts ahead come first; a long queue becomes a large batch |
-| prefill | this prompt's prefill, and the first tokens of those that arrive until it is done: B in each lifetime |
-| delay | the prefill of this request delays the requests that run there |
+| prefill | its own prefill, which also delays the requests that arrive meanwhile: B in each lifetime |
+| delay | its prefill delays the requests that run there |
 | decode | its own decode steps, and what it adds to the steps of others |
 | memory | a new copy evicts prefixes that later requests need |
 | failure | requests fail more often here than elsewhere |
@@ -52,32 +52,31 @@ b = (B + Bmean) / 2,  k = (K + Kmean) / 2
 | symbol | meaning |
 |---|---|
 | u, n | prompt tokens not cached here; all prompt tokens |
-| m | prompt tokens cached at no candidate, the least u; so u-m tokens are computed here although another has them |
-| r | 1/r more requests will use a new copy: those that come until the endpoint has computed another prompt, and the rest of the conversation (of the measured mean length); a billion if the longest cached prefix was requested once |
+| m | the least u of all candidates: u-m tokens are computed here although another endpoint has them |
+| r | 1/r more requests will use a new copy: those that arrive until the endpoint has computed another prompt, and the rest of the conversation; a billion if the longest cached prefix was requested once |
 | x | tokens that are charged: all 1 + 1/r requests pay for the copy |
 | W, S | wait for prefill and KV memory; prefill of the charged tokens |
 | D, T | one decode step with this request; lifetime of the request |
-| P, Pu, Pq | prompts that wait here; their uncached tokens; their pairs of tokens. On average half of the first is done |
+| P, Pu, Pq | prompts that wait here; their uncached tokens; their pairs of tokens |
 | B, K | requests in flight here; their context tokens |
 | Bmean, Kmean | means of B and K over the candidates |
-| b, k | the batch to expect: of the requests that are here, half will have ended, and the usual number takes their place |
+| b, k | the expected batch: half of the requests here will have ended, and the usual number takes their place |
 | o | expected output tokens; 0 before the decode stage |
 | v, w | prefill and decode time of this endpoint relative to the average |
 | c0 c1 c2, e0 e1 e2 | learned coefficients of a prefill step and of a decode step |
-| C, missing | KV memory in tokens; how much this request needs and is not free |
+| C, missing | KV memory in tokens; what this request needs beyond the free part |
 | A | time to load the LoRA adapter; 0 for [names of the base model](../how-to/discovery.md#metadata-of-an-instance) |
-| E | share of the computed prompt tokens of the last prompts that had been cached and were evicted; at most 0.95 |
+| E | share of computed prompt tokens that had been cached and were evicted, lately; at most 0.95 |
 | f | failure rate here minus the rate at other endpoints |
 
-A prefix that many requests share has a small r: its copies cost little, so they spread as far as load differs. The
-history of a session is requested once, so r is a billion and the session stays where it is cached unless the load there
-is much larger. Where caches are full, E rises until copies become rare.
+A prefix that many requests share has a small r: its copies cost little and spread as far as load differs. The history
+of a session is requested once, so r is a billion, and the session stays where it is cached unless the load there is
+much larger. Where caches are full, E rises until copies become rare.
 
-Two numbers are a choice. `ttftWeight` 4 favours the first token: from 3 to 6, mean end-to-end time of the simulated
-race rises by 1 % and p99 TTFT falls by 15 %. `queueExternality` 0.2 keeps queues even: from 0.1 to 0.35, mean
-end-to-end time of the older simulated workloads rises by 2 % and p99 TTFT falls by 4 %; with 0, p99 TTFT of bursts of
-unlike prompts is up to a half longer. For the most requests within their SLOs: `ttftWeight` 2, `queueExternality` 0
-([comparison](routing-quality.md)).
+Two parameters are a choice. `ttftWeight` favours the first token: from 3 to 6, mean end-to-end time of the simulated
+race rises by 1 % and p99 TTFT falls by 15 %. `queueExternality` keeps queues even: from 0.1 to 0.35, mean end-to-end
+time rises by 2 % and p99 TTFT falls by 4 %; with 0, p99 TTFT of bursts of unlike prompts rises by up to a half. For the
+most requests within their SLOs: `ttftWeight` 2, `queueExternality` 0.
 
 ";
 

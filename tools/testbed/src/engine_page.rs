@@ -10,11 +10,9 @@ use crate::engine_matrix::{BOUNDS, BUSIEST_MAX, MatrixBounds, MatrixResult};
 /// The text above the tables, before the bounds.
 const HEAD: &str = "# Engines of every kind
 
-The tests print this page; do not edit it. `target/release/bench engines` (part of `make bench`) writes
-`target/bench/engines.json`; copy that to `docs/data/` and run `UPDATE_DOCS=1 cargo test -p testbed --lib engine_page`.
-
-How the default configuration spreads requests over unusual engines and pools with a broken engine, behind one real
-Envoy:
+How the default configuration spreads requests over unusual engines, and over pools with a broken engine, behind a real
+Envoy. The tests print this page: `target/release/bench engines` writes `target/bench/engines.json`; copy that to
+`docs/data/` and run `UPDATE_DOCS=1 cargo test -p testbed --lib engine_page`.
 
 | engine | behaviour |
 |---|---|
@@ -32,9 +30,8 @@ Envoy:
 
 /// The text between the two tables.
 const BROKEN: &str = "
-One of four engines is broken: it answers at once as its name says, with healthy metrics; the others take 0.5 s.
-`no-work-in-200` ends with `finish_reason` `abort` and no token, as an engine does that sleeps or shuts down. 32
-clients, counted for 6 s from 2 s after the first request. Bound: at most 2 % of requests at the broken engine.
+One of four engines is broken: it answers at once, as its name says, with healthy metrics; the others take 0.5 s. 32
+clients send requests, counted for 6 s from 2 s after the first one. Bound: at most 2 % at the broken engine.
 
 ";
 
@@ -138,14 +135,13 @@ pub fn page(data: &str) -> Result<String, serde_json::Error> {
     let _ = write!(
         page,
         "| column | meaning | bound |\n|---|---|---|\n\
-         | burst | two bursts of 64 long distinct prompts within 200 ms over 16 idle servers: the most at one server; 4 is even | at most {burst_max} |\n\
-         | returned | 16 distinct long prefixes in turn over 8 servers, 6 turns each, 20 ms apart: share of later turns at the server of the first | at least {returned_min} |\n\
+         | burst | 64 long distinct prompts within 200 ms, twice, over 16 idle servers: most requests of a burst at one server (4 is even) | at most {burst_max} |\n\
+         | returned | 16 distinct long prefixes with 6 turns each over 8 servers: share of later turns at the server of the first | at least {returned_min} |\n\
          | servers used | how many of those 8 had a first turn | at least {servers_used_min} |\n\
          | busiest / mean | 1,000 requests at concurrency 32 over 8 servers | at most {BUSIEST_MAX} |\n\
-         | new after, s | from the change of the endpoints file to the first request at a ninth server under that load | at most 1 |\n\n\
-         Each figure is the worst of four set-ups: 4, 1 and 2 workers with one proxy, and 2 workers with two proxies. `misses`\n\
-         lists the set-ups (workers x proxies) that break a bound, known faults. On a busy machine more break one, because load\n\
-         reports arrive later. `-`: the prompt of `rerank` is not read, so it cannot return.\n\n\
+         | new after, s | time from the changed endpoints file to the first request at a ninth server | at most 1 |\n\n\
+         Each figure is the worst of four set-ups: 4, 1 and 2 workers with one proxy, 2 workers with two proxies. `misses` lists\n\
+         the set-ups (workers x proxies) that break a bound: known faults. `-`: the prompt of `rerank` is not read.\n\n\
          Measured on {} ({} cores, Envoy {}), one run each with seed {}.{}\n\n\
          | engine | burst | returned | servers used | busiest / mean | new after, s | misses |\n|---|---|---|---|---|---|---|\n",
         data.host,

@@ -19,12 +19,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "backlog-detector",
     kind: PluginKind::Detector,
     doc: readable(
-        "With flow control, a request is held until the endpoint that the profile picks has room: \
-        the prompts before it take at most maxBacklogMs, a sequence is free (max_num_seqs), and its \
-        tokens fit into kvCacheShare of the KV cache beside those in use. Bands below the highest \
-        wait for maxBacklogMs, and leave sequenceReserve of the sequences and `reserve` of the cache free; \
-        the highest band waits for criticalMaxBacklogMs. Unknown is not full, and an endpoint without requests has room. \
-        Saturation = mean over the endpoints of the greatest used share. The default with flow control.",
+        "The default with flow control. A request waits until its endpoint has room: the prompts \
+        before it take at most maxBacklogMs (for the highest band criticalMaxBacklogMs), a sequence \
+        is free (max_num_seqs), and its tokens fit into kvCacheShare of the KV cache. Lower bands \
+        leave sequenceReserve of the sequences and `reserve` of the cache free. Unknown is not full, \
+        and an endpoint without requests has room. Saturation = mean over the endpoints of the \
+        greatest used share.",
     ),
     source: readable("Switchpoint"),
     parameters: &[

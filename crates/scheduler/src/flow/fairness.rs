@@ -19,7 +19,7 @@ pub(crate) const STRICT: PluginType = PluginType {
 pub(crate) const ROUND_ROBIN: PluginType = PluginType {
     name: "round-robin-fairness-policy",
     kind: PluginKind::Fairness,
-    doc: readable("A turn for each flow: the flow goes next that was served the longest time ago."),
+    doc: readable("Serves flows in turn: next is the flow that was served the longest time ago."),
     source: readable("llm-d-router, flowcontrol/fairness"),
     parameters: &[],
     needs: &[],
@@ -50,9 +50,9 @@ pub(crate) const TOKENS: PluginType = PluginType {
     name: FAIRNESS_DEFAULT,
     kind: PluginKind::Fairness,
     doc: readable(
-        "Start-time fair queueing in tokens: the flow goes next that has received the fewest \
-        tokens since it began to wait. A flow pays for uncached prompt tokens and expected output, \
-        corrected at the end of each reply; a flow without requests saves nothing. The default.",
+        "The default. Start-time fair queueing in tokens: next is the flow that has received the \
+        fewest tokens since it began to wait. A flow pays for uncached prompt tokens and expected \
+        output, corrected at the end of each reply. A flow without requests saves nothing.",
     ),
     source: readable("Switchpoint; Goyal, Vin and Cheng, Start-time Fair Queueing, 1996"),
     parameters: &[MINIMUM_SHARE],

@@ -42,9 +42,9 @@ pub(crate) const REFLECTIVE: PluginType = PluginType {
     kind: PluginKind::UsageLimit,
     doc: readable(
         "The ceiling of a band falls as the load rises: 1 - rank / (bands - 1) x saturation, with \
-        rank 0 for the highest band. Above it the band is not stopped: requests pass in one of \
-        saturation / (1 - saturation) turns, and in none from a saturation of 1 on. A turn is an \
-        attempt to send a request of the band; in llm-d it is a cycle of the dispatcher.",
+        rank 0 for the highest band. Above its ceiling a band is slowed down: one of saturation / \
+        (1 - saturation) attempts to send a request succeeds, and none from a saturation of 1 on. \
+        In llm-d an attempt is a cycle of the dispatcher.",
     ),
     source: readable("llm-d-router, flowcontrol/usagelimits"),
     parameters: &[],

@@ -85,9 +85,9 @@ pub(crate) const SLO: PluginType = PluginType {
     kind: PluginKind::Scorer,
     doc: readable(
         "As latency-scorer, but a weighted random pick takes an endpoint outside the best tier \
-        with probability explorationShare. In the rest of the ranked list, endpoints that would \
-        be late come last. If no endpoint is valid (SLOs met, or idle), a request with an SLO and \
-        a priority below shedBelowPriority is shed (429).",
+        with probability explorationShare. Endpoints that would be late come last in the ranked \
+        list. If no endpoint meets the SLOs or is idle, a request with an SLO and a priority below \
+        shedBelowPriority is shed (429).",
     ),
     source: readable("Gateway API Inference Extension, issue 1323"),
     parameters: &[
@@ -102,7 +102,7 @@ pub(crate) const SLO: PluginType = PluginType {
         Parameter::number(
             "shedBelowPriority",
             1.0,
-            "requests of lower priority are shed if no endpoint is valid, integer from 0; Critical is 1",
+            "requests of lower priority are shed if no endpoint meets the SLOs or is idle, integer from 0; Critical is 1",
         ),
         COMPOSITE_KV,
         COMPOSITE_QUEUE,
