@@ -205,19 +205,20 @@ fn table(phases: &[PhaseCalls]) -> String {
             let row = rows.entry((*call, name)).or_default();
             *row = (row.0 + 1, row.1 + sent, row.2 + received);
         }
+        let mut phase_name = phase.name; // only on the first row of the phase
         for ((call, name), (times, sent, received)) in rows {
             let name = if name.is_empty() {
                 String::new()
             } else {
                 format!("`{name}`")
             };
+            let call = meaning(call);
             writeln!(
                 page,
-                "| {} | {} | {name} | {times} | {sent} | {received} |",
-                phase.name,
-                meaning(call)
+                "| {phase_name} | {call} | {name} | {times} | {sent} | {received} |"
             )
             .unwrap();
+            phase_name = "";
         }
     }
     page
