@@ -1,5 +1,6 @@
 //! The state that the daemon's tasks share, and the part of it that survives a restart.
 
+pub mod client_names;
 pub mod counters;
 pub mod decision_log;
 pub mod eds_streams;

@@ -144,7 +144,8 @@ def install_ext_proc(*arguments: str) -> None:
     """A second release, for gateways that cannot load the module. Returns when both daemons can pick and one leads."""
     kube.helm(
         "upgrade", "--install", EXT_PROC_NAME, str(package(version())), "-n", engines.NAMESPACE, "-f", str(values_file()),
-        "--set", "gateway.enabled=false", "--set", "extProc.enabled=true", "--wait", "--timeout", HELM_TIMEOUT, *arguments,
+        "--set", "gateway.enabled=false", "--set", "extProc.enabled=true",
+        "--set-json", 'networkPolicy.extProcGateways=[{"namespaceSelector": {}}]', "--wait", "--timeout", HELM_TIMEOUT, *arguments,
     )  # fmt: skip
     kube.wait_until("an ext_proc daemon leads", lambda: EXT_PROC_DAEMONS.leader() != "")
 

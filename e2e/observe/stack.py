@@ -147,7 +147,7 @@ class Stack:
     def start_daemon(self) -> None:
         at = "127.0.0.1:"
         self.run(
-            "daemon", RELEASE / "switchpointd", "serve", "--endpoints-file", self.folder / "endpoints.yaml",
+            "daemon", RELEASE / "switchpointd", "serve", "--local-endpoints", "--endpoints-file", self.folder / "endpoints.yaml",
             "--snapshot-file", self.folder / "snapshot", "--config", self.folder / "config.yaml", "--latency-prediction",
             "--listen-state", f"{at}{self.state}", "--listen-admin", f"{at}{self.admin}",
             "--listen-ext-proc", f"{at}{self.unused[0]}", "--listen-health", f"{at}{self.unused[1]}", *self.daemon_options,

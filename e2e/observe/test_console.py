@@ -112,7 +112,7 @@ class Console(unittest.TestCase):
         (stack.folder / "token").write_text(TOKEN)
         ports = []
         for name, arguments in (
-            ("crowd", ["--endpoints-file", stack.folder / "crowd.json", "--scrape-interval", "10s"]),
+            ("crowd", ["--local-endpoints", "--endpoints-file", stack.folder / "crowd.json", "--scrape-interval", "10s"]),
             ("guarded", ["--endpoint", f"127.0.0.1:{stack.engines[0]}", "--admin-token-file", stack.folder / "token"]),
         ):
             listen = free_ports(4)

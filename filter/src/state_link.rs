@@ -391,12 +391,8 @@ impl StateLink {
             return;
         }
         leader.metrics.record(Stat::Connected, 1);
-        if !welcome.unknown_pools.is_empty() {
-            log::warn!(
-                "the daemon does not know these pools of the filter's configuration: {}",
-                welcome.unknown_pools.join(", ")
-            );
-        }
+        warn_of("does not know", &welcome.unknown_pools);
+        warn_of("refuses this certificate", &welcome.refused_pools);
     }
 
     /// Records that state arrived. A welcome alone does not show that the daemon works: a daemon
@@ -471,11 +467,16 @@ impl StateLink {
     }
 }
 
+fn warn_of(what: &str, pools: &[String]) {
+    if !pools.is_empty() {
+        let all = pools.join(", ");
+        log::warn!("the daemon {what} these pools of the filter's configuration: {all}");
+    }
+}
+
 fn names(replicas: &[&mut PoolReplica]) -> Vec<String> {
-    replicas
-        .iter()
-        .map(|replica| replica.name.to_string())
-        .collect()
+    let name = |replica: &&mut PoolReplica| replica.name.to_string();
+    replicas.iter().map(name).collect()
 }
 
 fn node_id<H: Host>(host: &H) -> String {

@@ -88,6 +88,12 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub endpoints: EndpointsArgs,
 
+    /// Accept loopback and link-local addresses from files, directories, etcd and Kubernetes. The
+    /// risk: a proxy connects to such an address on its own machine, so a client that may write the
+    /// source can direct prompts to any port there. Addresses of --endpoint need no flag.
+    #[arg(long, env = "SWITCHPOINT_LOCAL_ENDPOINTS")]
+    pub local_endpoints: bool,
+
     /// Name of the pool; Envoy's EDS service_name and the filter's pool must be the same.
     #[arg(
         long,

@@ -8,6 +8,8 @@
 mod answer;
 mod table;
 
+use std::fs::File;
+use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -98,7 +100,14 @@ fn header(text: &str) -> Result<(String, String), String> {
 /// A sentence that says which file cannot be read, or what the daemon answered.
 pub async fn ask(args: ExplainArgs) -> Result<String, String> {
     let read = |path: &PathBuf| {
-        std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+        let mut text = String::new();
+        File::open(path)
+            .and_then(|file| {
+                file.take(QUESTION_BYTES_MAX as u64)
+                    .read_to_string(&mut text)
+            })
+            .map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok::<_, String>(text)
     };
     let question = ExplainRequest {
         request: read(&args.file)?,

@@ -18,8 +18,8 @@ use discovery::file_watcher::FileWatcher;
 use discovery::kubernetes::{self, Kubernetes, KubernetesRegistry};
 use discovery::metadata::METADATA_BYTES_MAX;
 use discovery::{
-    Instance, InstanceEvent, InstanceHandle, InstanceStatus, MetadataPolicy, Registrant,
-    ServiceDiscovery, ServiceRegistry, serve,
+    Instance, InstanceEvent, InstanceHandle, InstanceStatus, LocalAddresses, MetadataPolicy,
+    Registrant, ServiceDiscovery, ServiceRegistry, serve,
 };
 use futures::StreamExt;
 
@@ -200,13 +200,24 @@ async fn discovery_of(
     registry: RegistryArgs,
     access: EtcdAccess,
 ) -> Result<Box<dyn ServiceDiscovery>, String> {
+    // What is listed gets no request from here.
+    let local = LocalAddresses::Allowed;
     Ok(match (registry.directory, registry.kubernetes) {
-        (Some(folder), _) => Box::new(DirectoryBackend::new(folder).discovery()),
+        (Some(folder), _) => Box::new(
+            DirectoryBackend::new(folder)
+                .discovery()
+                .with_local_addresses(local),
+        ),
         (_, Some(namespace)) => Box::new(
             Kubernetes::new(kubernetes::connect().await?, namespace)
-                .discovery(MetadataPolicy::Preferred),
+                .discovery(MetadataPolicy::Preferred)
+                .with_local_addresses(local),
         ),
-        (None, None) => Box::new(Etcd::new(access.config(registry.etcd).await?)?.discovery()),
+        (None, None) => Box::new(
+            Etcd::new(access.config(registry.etcd).await?)?
+                .discovery()
+                .with_local_addresses(local),
+        ),
     })
 }
 

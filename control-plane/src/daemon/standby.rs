@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use discovery::LocalAddresses;
 use discovery::backend::AppProtocol;
 use ext_proc::ExtProcServer;
 use learning::scaling::ScalingGoal;
@@ -34,6 +35,7 @@ use crate::serve::health::HealthChecks;
 use crate::serve::listen::{ServerTls, TlsFiles};
 use crate::serve::monitoring::MonitoringServer;
 use crate::serve::shown_state::ShownState;
+use crate::state::client_names::ClientNames;
 use crate::state::shared::DaemonState;
 use crate::state::snapshot_file::{SavedState, SnapshotFile};
 use crate::state::traffic::TrafficRecorder;
@@ -103,7 +105,7 @@ impl StandbyDaemon {
         let options = latency_options(&latency)?;
         let pools = prepare(sources, saved.as_ref(), &scraping(scrape), &options).await?;
 
-        let shared = shared_state(saved.as_ref(), &pools);
+        let shared = shared_state(saved.as_ref(), &pools, &state_tls)?;
         let discovery = Arc::new(DiscoverySetup {
             cluster_protocol: AppProtocol::from(model_servers_speak),
             components: pools.iter().map(PoolTask::components).collect(),
@@ -218,21 +220,34 @@ async fn follow_sources(
     let endpoints = args.endpoints.clone();
     let pool = args.pool.clone();
     let config = args.config.clone();
+    let local = if args.local_endpoints {
+        LocalAddresses::Allowed
+    } else {
+        LocalAddresses::Refused
+    };
     let mut sources = Vec::new();
     for pool in sources::pools(endpoints, pool, config, args.objects.clone()).await? {
-        let source = sources::open(pool.endpoints.clone()).await?;
+        let source = sources::open(pool.endpoints.clone(), local).await?;
         sources.push((pool, source));
     }
     Ok(sources)
 }
 
 /// The tables of a daemon with these pools; those of the file belong to the leader before it.
-fn shared_state(saved: Option<&SavedState>, pools: &[PoolTask]) -> Arc<DaemonState> {
+fn shared_state(
+    saved: Option<&SavedState>,
+    pools: &[PoolTask],
+    state_tls: &StateTls,
+) -> Result<Arc<DaemonState>, FatalError> {
     let (term, secret) = saved.map_or_else(
         || (0, rand::random()),
         |saved| (saved.term, saved.hash_secret),
     );
-    DaemonState::new(term, secret, pools.iter().map(PoolTask::scraper).collect())
+    let scrapers: BTreeMap<_, _> = pools.iter().map(PoolTask::scraper).collect();
+    let served: Vec<Arc<str>> = scrapers.keys().cloned().collect();
+    let names = state_tls.state_tls_client_names.clone();
+    let clients = ClientNames::try_new(names, &served).map_err(FatalError::Usage)?;
+    Ok(DaemonState::new(term, secret, scrapers, clients))
 }
 
 /// Starts the learners. Returns the file of their models, if there is one.

@@ -21,7 +21,8 @@ use discovery::etcd::Etcd;
 use discovery::kubernetes::{self, InferencePools, Kubernetes, PoolGroup, PortRule};
 use discovery::merge::{MergeSource, merge};
 use discovery::{
-    BackendStatus, Discovery, InstanceState, MetadataPolicy, SetChanges, WatchedComponent,
+    BackendStatus, Discovery, InstanceState, LocalAddresses, MetadataPolicy, SetChanges,
+    WatchedComponent,
 };
 use serde::Deserialize;
 use tokio::sync::watch;
@@ -137,7 +138,10 @@ enum ApiVersion {
 ///
 /// # Errors
 /// Says which setting is invalid.
-pub async fn open(source: DiscoverySource) -> Result<FollowedEndpoints, String> {
+pub async fn open(
+    source: DiscoverySource,
+    local: LocalAddresses,
+) -> Result<FollowedEndpoints, String> {
     let kube_namespace = source.kube_namespace().unwrap_or_default().to_owned();
     match source {
         DiscoverySource::Kubernetes(source) => {
@@ -148,7 +152,7 @@ pub async fn open(source: DiscoverySource) -> Result<FollowedEndpoints, String> 
             });
             let policy = policy(source.metadata, MetadataPolicy::Preferred);
             follow(
-                &backend.discovery(policy),
+                &backend.discovery(policy).with_local_addresses(local),
                 &source.namespace,
                 source.components,
             )
@@ -159,7 +163,8 @@ pub async fn open(source: DiscoverySource) -> Result<FollowedEndpoints, String> 
                 Some(ApiVersion::V1Alpha2) => PoolGroup::V1Alpha2,
             };
             let backend = InferencePools::new(kubernetes::connect().await?, group);
-            let discovery = backend.discovery(policy(source.metadata, MetadataPolicy::Ignored));
+            let policy = policy(source.metadata, MetadataPolicy::Ignored);
+            let discovery = backend.discovery(policy).with_local_addresses(local);
             let pool = ComponentRow {
                 name: source.name,
                 role: None,
@@ -171,7 +176,9 @@ pub async fn open(source: DiscoverySource) -> Result<FollowedEndpoints, String> 
             Ok(endpoints)
         }
         DiscoverySource::Directory(source) => follow(
-            &DirectoryBackend::new(source.path).discovery(),
+            &DirectoryBackend::new(source.path)
+                .discovery()
+                .with_local_addresses(local),
             &source.namespace,
             source.components,
         ),
@@ -179,7 +186,7 @@ pub async fn open(source: DiscoverySource) -> Result<FollowedEndpoints, String> 
             let access = source.access.unwrap_or_default();
             let config = access.config(source.endpoints).await?;
             follow(
-                &Etcd::new(config)?.discovery(),
+                &Etcd::new(config)?.discovery().with_local_addresses(local),
                 &source.namespace,
                 source.components,
             )

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use discovery::{Instance, SetChanges};
+use discovery::{Instance, LocalAddresses, SetChanges};
 
 use crate::cli::args::EndpointsArgs;
 use crate::error::FatalError;
@@ -47,13 +47,16 @@ pub async fn pools(
 /// # Errors
 /// [`FatalError::Usage`] when a host name cannot be resolved, the list is invalid, or a discovery
 /// source cannot be set up. A file may be invalid now and a cluster unreachable: both are followed.
-pub async fn open(source: EndpointsSource) -> Result<FollowedEndpoints, FatalError> {
+pub async fn open(
+    source: EndpointsSource,
+    local: LocalAddresses,
+) -> Result<FollowedEndpoints, FatalError> {
     let given = match source {
         EndpointsSource::File(path) => {
-            return Ok(without_components(discovery::file::follow(path)));
+            return Ok(without_components(discovery::file::follow(path, local)));
         }
         EndpointsSource::Discovered(discovered) => {
-            return discovery_source::open(discovered)
+            return discovery_source::open(discovered, local)
                 .await
                 .map_err(FatalError::Usage);
         }

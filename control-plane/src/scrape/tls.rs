@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use discovery::file_watcher::FILE_BYTES_MAX;
+use discovery::whole_file;
 use reqwest::{Certificate, Client, Identity, redirect};
 
 use crate::scrape::http_client;
@@ -110,7 +112,7 @@ fn shown(certificate: &Path, key: &Path) -> Result<Identity, InvalidTls> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, InvalidTls> {
-    std::fs::read(path).map_err(|source| InvalidTls::Read {
+    whole_file::read(path, FILE_BYTES_MAX).map_err(|source| InvalidTls::Read {
         path: path.into(),
         source,
     })

@@ -446,7 +446,7 @@ fn proxy_row(proxy: &ConnectedProxy) -> Value {
     };
     json!({
         "node_id": proxy.peer.node_id,
-        "process_id": format!("{:016x}", proxy.peer.process_id),
+        "process_id": format!("{:016x}", proxy.peer.id),
         "peer": proxy.peer.remote.to_string(),
         "certificate": proxy.peer.remote.origin.certificate.as_deref(),
         "since": rfc3339(proxy.since),

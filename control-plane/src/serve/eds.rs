@@ -24,6 +24,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::serve::state_stream::admission::NAME_BYTES_MAX;
 use crate::serve::state_stream::refusal;
 use crate::shutdown::Shutdown;
+use crate::state::client_names::RequestedPools;
 use crate::state::eds_streams::EdsStream;
 use crate::state::peer::{self, EDS_REQUEST_COST, QuotaPermit, RemoteAddress};
 use crate::state::shared::DaemonState;
@@ -189,27 +190,33 @@ impl EdsServer {
                 names.len()
             )));
         }
-        // Only names of known pools are kept. Unknown ones are logged once for each stream, because
-        // an Envoy may repeat them.
-        let is_served = |name: &String| {
-            self.shared
-                .pools
-                .names
-                .iter()
-                .any(|known| **known == **name)
-        };
-        let (names, unknown): (BTreeSet<String>, BTreeSet<String>) =
-            names.into_iter().partition(is_served);
-        if !unknown.is_empty() && subscription.is_first_unknown() {
-            let unknown: Vec<&str> = unknown
+        // Only names of pools that are served here, and that the Envoy may have, are kept. Others
+        // are logged and counted once for each stream, because an Envoy may repeat them.
+        let origin = &row.remote.origin;
+        let served = &self.shared.pools.names;
+        let sorted = self.shared.proxies.clients.sort(names, origin, served);
+        let is_whole = sorted.unknown.is_empty() && sorted.refused.is_empty();
+        if !is_whole && subscription.is_first_unserved() {
+            self.report_unserved(&sorted, row);
+        }
+        subscription.set_names(sorted.allowed.into_iter().collect());
+        row.update(subscription);
+        Ok(())
+    }
+
+    fn report_unserved(&self, sorted: &RequestedPools, row: &EdsStreamGuard) {
+        if !sorted.unknown.is_empty() {
+            let unknown: Vec<&str> = sorted
+                .unknown
                 .iter()
                 .filter_map(|name| name.get(..name.floor_char_boundary(NAME_BYTES_MAX)))
                 .collect();
             tracing::warn!(?unknown, pools = ?self.shared.pools.names, "an Envoy subscribes to pools that are not configured here");
         }
-        subscription.set_names(names);
-        row.update(subscription);
-        Ok(())
+        if !sorted.refused.is_empty() {
+            self.shared.reports.counters().pools_refused += sorted.refused.len() as u64;
+            tracing::warn!(node = row.node_id, peer = %row.remote, certificate = row.remote.origin.certificate.as_deref(), refused = ?sorted.refused, "an Envoy subscribes to pools that its certificate may not have (--state-tls-client-names)");
+        }
     }
 
     /// Marks a stream as late because its Envoy does not answer: pool updates no longer wait for

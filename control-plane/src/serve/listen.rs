@@ -23,6 +23,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::shutdown::Shutdown;
 
 mod budget;
+mod client_verifier;
 mod connection;
 mod connection_limits;
 mod peer;

@@ -81,7 +81,7 @@ impl StateServer {
         let _ = outbound.send(Ok(welcome)).await;
         let peer = conversation.peer();
         let node = peer.node_id.clone();
-        let process = format!("{:016x}", peer.process_id);
+        let process = format!("{:016x}", peer.id);
         tracing::info!(node, process, pools = ?conversation.pools(), "proxy connected");
         let ended = self
             .run(&mut conversation, &mut inbound, &outbound, &permit)

@@ -58,6 +58,8 @@ pub struct CounterStore {
     pub eds_refused: u64,
     /// EDS responses that were not applied in time: pool updates no longer wait for them.
     pub eds_unanswered: u64,
+    /// Pools that proxies requested although their certificates may not have them.
+    pub pools_refused: u64,
     /// Other messages of proxies that were out of limits.
     pub messages_refused: u64,
     /// Reports received.
@@ -379,7 +381,6 @@ mod tests {
         };
         ProxyProcess {
             node_id: "n".to_owned(),
-            process_id: id,
             id,
             remote: crate::state::peer::RemoteAddress {
                 origin,

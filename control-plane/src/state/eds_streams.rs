@@ -194,7 +194,6 @@ mod tests {
     fn peer(remote: RemoteAddress) -> ProxyProcess {
         ProxyProcess {
             node_id: NODE.to_owned(),
-            process_id: 1,
             id: 1,
             remote,
         }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ring::hmac;
 use scheduler::Version;
 use tokio::sync::watch;
 
@@ -21,7 +22,7 @@ pub struct Leadership {
     pub leads: bool,
     /// The newest term that the daemon knows: its own while it leads. It never shrinks.
     pub term: u64,
-    /// Keys the hashes of prompt blocks; the same for all pools and proxies.
+    /// The secret behind each pool's key of the hashes of prompt blocks.
     pub hash_secret: u128,
 }
 
@@ -66,10 +67,21 @@ impl DaemonLife {
         self.leadership.borrow().term
     }
 
-    /// The key of the hashes of prompt blocks.
+    /// The secret behind the keys of pools.
     #[must_use]
     pub fn hash_secret(&self) -> u128 {
         self.leadership.borrow().hash_secret
+    }
+
+    /// The key of the hashes of prompt blocks in `pool`: the same for all its proxies, so that they
+    /// can share placements, and of no use for the prompts of another pool.
+    #[must_use]
+    pub fn pool_hash_secret(&self, pool: &str) -> u128 {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.hash_secret().to_be_bytes());
+        let tag = hmac::sign(&key, pool.as_bytes());
+        tag.as_ref()
+            .first_chunk()
+            .map_or(0, |half| u128::from_be_bytes(*half))
     }
 
     /// Wakes its holder when the daemon begins or ends to lead.
@@ -92,5 +104,24 @@ impl DaemonLife {
     /// Records whether the daemon leads.
     pub fn set_leads(&self, leads: bool) {
         self.leadership.send_modify(|now| now.leads = leads);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_pool_has_its_own_key_which_is_the_same_at_every_start() {
+        let life = DaemonLife::new(1, 99);
+        let of_a = life.pool_hash_secret("a");
+        assert_eq!(of_a, DaemonLife::new(7, 99).pool_hash_secret("a"));
+        let others = [
+            life.hash_secret(),
+            life.pool_hash_secret("b"),
+            life.pool_hash_secret(""),
+            DaemonLife::new(1, 98).pool_hash_secret("a"),
+        ];
+        assert!(!others.contains(&of_a), "{of_a:x} {others:x?}");
     }
 }

@@ -79,10 +79,9 @@ pub struct RemoteAddress {
 pub struct ProxyProcess {
     /// Envoy's node id.
     pub node_id: String,
-    /// The random id of the process.
-    pub process_id: u64,
     /// Identifies certificate name (or address), node id and process id together, until the daemon
-    /// restarts.
+    /// restarts. The process id lets a peer take over the stream, so it is not kept: logs and pages
+    /// show this id.
     pub id: u64,
     /// The connection of the process.
     pub remote: RemoteAddress,
@@ -187,7 +186,6 @@ impl ProxyProcess {
     pub fn ext_proc_server(node_id: &str, process_id: u64) -> Self {
         Self {
             node_id: node_id.to_owned(),
-            process_id,
             id: process_id,
             remote: RemoteAddress::default(),
         }
@@ -316,7 +314,6 @@ impl OriginQuotas {
             .max(1); // 0 is reserved
         ProxyProcess {
             node_id: hello.node_id.clone(),
-            process_id: hello.process_id,
             id,
             remote,
         }

@@ -10,6 +10,7 @@ use scheduler::Version;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::state::client_names::ClientNames;
 use crate::state::eds_streams::EdsStreams;
 use crate::state::peer::{Origin, OriginQuotas, ProxyProcess};
 use crate::state::peer_relay::PeerRelay;
@@ -20,6 +21,8 @@ pub type Proxies = BTreeMap<u64, ConnectedProxy>;
 /// The streams of proxies and Envoys.
 #[derive(Debug, Default)]
 pub struct ProxyTables {
+    /// Which client certificates may have each pool.
+    pub(crate) clients: ClientNames,
     /// The state streams of proxies.
     pub streams: watch::Sender<Proxies>,
     /// The EDS streams of Envoys.
@@ -65,6 +68,15 @@ pub struct ProxyPool {
 // === impl ProxyTables ===
 
 impl ProxyTables {
+    /// No streams yet; only `clients` may have pools.
+    #[must_use]
+    pub fn new(clients: ClientNames) -> Self {
+        Self {
+            clients,
+            ..Self::default()
+        }
+    }
+
     /// Locks the relay between proxies.
     pub fn relay(&self) -> MutexGuard<'_, PeerRelay> {
         self.relay.lock().unwrap_or_else(PoisonError::into_inner)

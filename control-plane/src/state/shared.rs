@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::learn::learned_pools::LearnedPools;
+use crate::state::client_names::ClientNames;
 use crate::state::life::DaemonLife;
 use crate::state::pool_views::PoolTable;
 use crate::state::proxies::ProxyTables;
@@ -34,18 +35,19 @@ pub struct DaemonState {
 
 impl DaemonState {
     /// The state of a new daemon that stands by after `term`: no connections, and no views of the
-    /// pools that `scrapers` names.
+    /// pools that `scrapers` names. Only `clients` may have them.
     #[must_use]
     pub fn new(
         term: u64,
         hash_secret: u128,
         scrapers: BTreeMap<Arc<str>, ScraperHandle>,
+        clients: ClientNames,
     ) -> Arc<Self> {
         let names = scrapers.keys().map(Arc::clone).collect();
         Arc::new(Self {
             life: Arc::new(DaemonLife::new(term, hash_secret)),
             pools: Arc::new(PoolTable::new(names)),
-            proxies: Arc::default(),
+            proxies: Arc::new(ProxyTables::new(clients)),
             reports: Arc::new(RequestReports::new(scrapers)),
             learned: Arc::default(),
         })

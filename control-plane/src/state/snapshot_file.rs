@@ -7,14 +7,14 @@
 //! starts without it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use discovery::whole_file::{self, with_suffix};
 use discovery::{Instance, InstanceMetricsLocation, Metadata, MetricsScheme};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 use serde::{Deserialize, Serialize};
@@ -295,17 +295,7 @@ impl SnapshotFile {
     pub fn store(&self, saved: &SavedState) -> io::Result<()> {
         let text = serde_json::to_string(saved).map_err(io::Error::other)?;
         let temporary = with_suffix(&self.path, ".new");
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(MODE)
-            .open(&temporary)?;
-        // A temporary file left by an earlier start keeps its own mode, so set it.
-        file.set_permissions(Permissions::from_mode(MODE))?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&temporary, &self.path)?;
+        whole_file::replace(&self.path, &temporary, text.as_bytes(), MODE)?;
         self.remember(saved);
         let folder = self
             .path
@@ -376,20 +366,11 @@ impl SnapshotFile {
 }
 
 fn read(path: &Path) -> io::Result<Option<String>> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let mut text = String::new();
-    file.take(FILE_BYTES_MAX).read_to_string(&mut text)?;
-    Ok(Some(text))
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
+    match whole_file::read_text(path, FILE_BYTES_MAX) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 mod hex {

@@ -5,13 +5,16 @@ use std::error::Error;
 use std::io::Write;
 
 use discovery::directory::DirectoryBackend;
-use discovery::{InstanceEvent, ServiceDiscovery};
+use discovery::{InstanceEvent, LocalAddresses, ServiceDiscovery};
 use futures::StreamExt;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).ok_or("usage: frontend FOLDER")?;
-    let discovery = DirectoryBackend::new(folder).discovery();
+    // Here the workers run on the same machine.
+    let discovery = DirectoryBackend::new(folder)
+        .discovery()
+        .with_local_addresses(LocalAddresses::Allowed);
     let mut events = discovery.watch("dynamo", "decode")?;
     // The address and the models of each worker: all that a router needs to start.
     let mut workers: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();

@@ -16,7 +16,7 @@
 //! Kernel notifications trigger reads, and a poll catches what they miss. Each read takes the whole
 //! directory.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,8 +32,9 @@ use crate::backend::{
 };
 use crate::document::{DOCUMENT_BYTES_MAX, InstanceDocument};
 use crate::event::MetadataPolicy;
-use crate::instance::INSTANCES_MAX;
+use crate::instance::RECORDS_MAX;
 use crate::watch::Discovery;
+use crate::whole_file;
 
 mod registry;
 pub use registry::DirectoryRegistry;
@@ -56,6 +57,10 @@ pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// An instance counts as dead after this many missed heartbeats: a machine that swaps may miss two.
 pub const HEARTBEATS_MISSED_MAX: u32 = 3;
+
+/// The most entries of a folder that are listed: more than are read, because some may be no
+/// instances, and few enough to list within milliseconds.
+const FILES_LISTED_MAX: usize = 16 * RECORDS_MAX;
 
 /// A directory as a discovery backend.
 #[derive(Clone, Debug)]
@@ -149,6 +154,7 @@ impl DirectoryScanner {
             Ok(names) => names,
             Err(why) => return vec![BackendEvent::Failed(why)],
         };
+        let (names, warning) = self.limited(names);
         self.files.retain(|path, _| names.contains(path));
         for path in names {
             self.look(path);
@@ -176,7 +182,24 @@ impl DirectoryScanner {
                 }
             }
         }
-        self.publish(records)
+        let mut events = self.publish(records);
+        events.push(BackendEvent::Warns(warning));
+        events
+    }
+
+    /// At most [`RECORDS_MAX`] files, the known ones first, and a warning if there are more.
+    fn limited(&self, mut paths: BTreeSet<PathBuf>) -> (BTreeSet<PathBuf>, Option<String>) {
+        let beyond = paths.len().saturating_sub(RECORDS_MAX);
+        if beyond == 0 {
+            return (paths, None);
+        }
+        let new = paths.extract_if(.., |path| !self.files.contains_key(path));
+        let new: Vec<PathBuf> = new.collect();
+        let room = RECORDS_MAX.saturating_sub(paths.len());
+        paths.extend(new.into_iter().take(room));
+        let folder = self.folder.display();
+        let warning = format!("{beyond} files in {folder} are ignored: {RECORDS_MAX} are read");
+        (paths, Some(warning))
     }
 
     fn publish(&mut self, records: BTreeMap<Arc<str>, Arc<InstanceRecord>>) -> Vec<BackendEvent> {
@@ -204,30 +227,30 @@ impl DirectoryScanner {
 
     /// The files of the folder. A folder that does not exist has none: no instance has registered
     /// yet.
-    fn list(&self) -> Result<Vec<PathBuf>, String> {
+    fn list(&self) -> Result<BTreeSet<PathBuf>, String> {
         let wrong = |e: io::Error| format!("{}: {e}", self.folder.display());
         let entries = match std::fs::read_dir(&self.folder) {
             Ok(entries) => entries,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
             Err(e) => return Err(wrong(e)),
         };
-        let mut paths = Vec::new();
-        for entry in entries {
+        let mut paths = BTreeSet::new();
+        let mut listed = 0;
+        for entry in entries.take(FILES_LISTED_MAX) {
+            listed += 1;
             let path = entry.map_err(wrong)?.path();
             let hidden = path
                 .file_name()
                 .and_then(|n| n.to_str())
                 .is_none_or(|n| n.starts_with('.'));
             if !hidden && path.extension().is_some_and(|e| e == "json") {
-                paths.push(path);
+                paths.insert(path);
             }
         }
-        if paths.len() > INSTANCES_MAX {
-            return Err(format!(
-                "{}: {} files; at most {INSTANCES_MAX} are allowed",
-                self.folder.display(),
-                paths.len()
-            ));
+        if listed == FILES_LISTED_MAX {
+            // A file that is known stays while it exists.
+            let known = self.files.keys().filter(|path| path.exists());
+            paths.extend(known.cloned());
         }
         Ok(paths)
     }
@@ -286,17 +309,12 @@ fn modified(path: &Path) -> SystemTime {
 }
 
 fn read(path: &Path) -> Result<(InstanceRecord, Option<Duration>), String> {
-    let meta = std::fs::metadata(path).map_err(|e| e.to_string())?;
-    if !meta.is_file() || meta.len() > DOCUMENT_BYTES_MAX as u64 {
-        return Err(format!(
-            "not a regular file of at most {DOCUMENT_BYTES_MAX} bytes"
-        ));
-    }
     let id = path
         .file_stem()
         .and_then(|s| s.to_str())
         .unwrap_or_default();
-    parse(id, &std::fs::read(path).map_err(|e| e.to_string())?)
+    let document = whole_file::read(path, DOCUMENT_BYTES_MAX as u64).map_err(|e| e.to_string())?;
+    parse(id, &document)
 }
 
 /// Reads an instance file: the record, and its heartbeat interval if it has one.

@@ -27,7 +27,7 @@ use crate::backend::{
 };
 use crate::document::InstanceDocument;
 use crate::event::MetadataPolicy;
-use crate::instance::INSTANCES_MAX;
+use crate::instance::{INSTANCES_MAX, RECORDS_MAX};
 use crate::wait::wait_after;
 use crate::watch::Discovery;
 
@@ -59,6 +59,10 @@ mod api {
 /// The largest answer accepted, in bytes: a full component with modest metadata. A larger answer is
 /// refused, so that it does not fill the memory.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// etcd's numbers for the order of a list.
+const ASCENDING: i32 = 1;
+const BY_CREATION: i32 = 2;
 
 /// An etcd cluster as a discovery backend.
 #[derive(Clone, Debug)]
@@ -98,6 +102,7 @@ impl Backend for Etcd {
             folder,
             watch: None,
             known: BTreeMap::new(),
+            is_partial: false,
             failures: 0,
             relist,
         };
@@ -112,6 +117,8 @@ struct EtcdFollower {
     watch: Option<Streaming<api::WatchResponse>>,
     /// The last record by key. It stays in force if a new value cannot be read.
     known: BTreeMap<String, Arc<InstanceRecord>>,
+    /// Whether there are keys that are not in `known` because there are too many.
+    is_partial: bool,
     failures: u32,
     relist: Arc<Notify>,
 }
@@ -131,7 +138,7 @@ impl EtcdFollower {
                 tokio::time::sleep(wait_after(self.failures - 1)).await;
             }
             return match self.list().await {
-                Ok(records) => vec![BackendEvent::Reset(records)],
+                Ok(events) => events,
                 Err(status) => self.failed(status).await,
             };
         };
@@ -168,25 +175,23 @@ impl EtcdFollower {
         }
     }
 
-    /// Lists the whole set, and opens a watch of everything after it.
-    async fn list(&mut self) -> Result<Vec<Arc<InstanceRecord>>, Status> {
+    /// Lists the oldest [`RECORDS_MAX`] keys, and opens a watch of everything after it.
+    async fn list(&mut self) -> Result<Vec<BackendEvent>, Status> {
         let channel = &self.connection.channel;
         let key = self.folder.clone().into_bytes();
         let range_end = range_end(&self.folder);
-        let limit = i64::try_from(INSTANCES_MAX + 1).unwrap_or(i64::MAX);
+        let limit = i64::try_from(RECORDS_MAX).unwrap_or(i64::MAX);
         let ask = api::RangeRequest {
             key: key.clone(),
             range_end: range_end.clone(),
             limit,
+            sort_order: ASCENDING,
+            sort_target: BY_CREATION,
         };
         let mut kv = KvClient::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
         let listed = within(kv.range(self.connection.request(ask, true).await?)).await?;
-        if listed.more || listed.kvs.len() > INSTANCES_MAX {
-            return Err(Status::out_of_range(format!(
-                "more than {INSTANCES_MAX} instances under {}",
-                self.folder
-            )));
-        }
+        self.is_partial = listed.more;
+        let beyond = listed.count.saturating_sub(limit);
         let start_revision = listed.header.map_or(0, |header| header.revision) + 1;
         let create = api::WatchCreateRequest {
             key,
@@ -209,7 +214,17 @@ impl EtcdFollower {
             let record = record(&id, &kv).or_else(|| before.get(&id).cloned());
             self.known.extend(record.map(|record| (id, record)));
         }
-        Ok(self.known.values().cloned().collect())
+        let warning = listed.more.then(|| {
+            format!(
+                "{beyond} keys under {} are ignored: the oldest {RECORDS_MAX} are read",
+                self.folder
+            )
+        });
+        let records = self.known.values().cloned().collect();
+        Ok(vec![
+            BackendEvent::Reset(records),
+            BackendEvent::Warns(warning),
+        ])
     }
 
     fn event(&mut self, event: api::Event) -> Option<BackendEvent> {
@@ -217,7 +232,14 @@ impl EtcdFollower {
         let id = self.id(&kv.key)?;
         if event.r#type == i32::from(api::event::EventType::Delete as i16) {
             self.known.remove(&id);
+            if self.is_partial && self.known.len() < INSTANCES_MAX {
+                self.relist.notify_one();
+            }
             return Some(BackendEvent::Delete(id.into()));
+        }
+        if !self.known.contains_key(&id) && self.known.len() >= RECORDS_MAX {
+            self.is_partial = true;
+            return None;
         }
         let record = record(&id, &kv)?;
         self.known.insert(id, Arc::clone(&record));

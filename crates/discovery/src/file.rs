@@ -24,28 +24,58 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, Visitor};
 
 use crate::file_watcher::FileWatcher;
+use crate::instance::validate_all;
 use crate::{
-    Instance, InstanceMetricsLocation, MetricsScheme, NAMESPACE_DEFAULT, SetChange, SetChanges,
-    validate,
+    INSTANCES_MAX, Instance, InstanceMetricsLocation, LocalAddresses, MetricsScheme,
+    NAMESPACE_DEFAULT, SetChange, SetChanges,
 };
 
-/// Follows the endpoints file at `path`, which need not exist yet.
+/// Follows the endpoints file at `path`, which need not exist yet. An invalid endpoint makes the
+/// file invalid. Those beyond [`INSTANCES_MAX`] are left out, which is reported as an error too.
 #[must_use]
-pub fn follow(path: impl Into<PathBuf>) -> SetChanges {
-    futures::stream::unfold(FileWatcher::new(path), |mut file| async move {
-        let change = match file.changed().await {
-            Ok(text) => parse(&text).map_or_else(
-                |why| SetChange::Unreadable(format!("{}: {why}", file.path().display())),
-                SetChange::Reset,
-            ),
-            Err(unreadable) => SetChange::Unreadable(unreadable.to_string()),
+pub fn follow(path: impl Into<PathBuf>, local: LocalAddresses) -> SetChanges {
+    futures::stream::unfold(FileWatcher::new(path), move |mut file| async move {
+        let read = match file.changed().await {
+            Ok(text) => parse(&text)
+                .and_then(|instances| allowed(instances, local))
+                .map_err(|why| format!("{}: {why}", file.path().display())),
+            Err(unreadable) => Err(unreadable.to_string()),
         };
-        Some((change, file))
+        let changes = match read {
+            Ok(instances) => limited(instances),
+            Err(why) => vec![SetChange::Unreadable(why)],
+        };
+        Some((futures::stream::iter(changes), file))
     })
+    .flatten()
     .boxed()
 }
 
-/// Reads the text of an endpoints file.
+fn allowed(instances: Vec<Instance>, local: LocalAddresses) -> Result<Vec<Instance>, String> {
+    for Instance { name, address, .. } in &instances {
+        local
+            .check(*address)
+            .map_err(|why| format!("endpoint {name:?}: {why}"))?;
+    }
+    Ok(instances)
+}
+
+/// The first endpoints of the file, and an error that names the others.
+fn limited(mut instances: Vec<Instance>) -> Vec<SetChange> {
+    let beyond = instances.split_off(instances.len().min(INSTANCES_MAX));
+    let mut changes = vec![SetChange::Reset(instances)];
+    if let Some(first) = beyond.first() {
+        changes.push(SetChange::Unreadable(format!(
+            "{} endpoints; at most {INSTANCES_MAX} are allowed, so {} are left out, from {:?} on",
+            INSTANCES_MAX + beyond.len(),
+            beyond.len(),
+            first.name
+        )));
+    }
+    changes
+}
+
+/// Reads the text of an endpoints file, which may have more than [`INSTANCES_MAX`].
 ///
 /// # Errors
 /// Says which entry is invalid and why.
@@ -57,7 +87,7 @@ pub fn parse(text: &str) -> Result<Vec<Instance>, String> {
         .into_iter()
         .map(instance)
         .collect::<Result<Vec<_>, _>>()?;
-    validate(&instances)?;
+    validate_all(&instances)?;
     Ok(instances)
 }
 
@@ -268,21 +298,53 @@ endpoints:
             let error = parse(&text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
         }
+    }
+
+    async fn followed(text: &str, local: LocalAddresses) -> Vec<SetChange> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("endpoints.yaml");
+        std::fs::write(&path, text).unwrap();
+        let ready = async |changes: &mut SetChanges| {
+            tokio::time::timeout(std::time::Duration::from_secs(1), changes.next()).await
+        };
+        let mut changes = follow(path, local);
+        let mut all = Vec::new();
+        while let Ok(Some(change)) = ready(&mut changes).await {
+            all.push(change);
+        }
+        all
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_endpoint_too_many_costs_that_endpoint() {
         let many: String = (0..1025)
             .map(|i| format!("- {{name: e{i}, address: 10.0.0.1, port: {}}}\n", i + 1))
             .collect();
+        let changes = followed(&format!("endpoints:\n{many}"), LocalAddresses::Refused).await;
+        let [SetChange::Reset(first), SetChange::Unreadable(why)] = &*changes else {
+            panic!("{changes:?}")
+        };
+        assert_eq!((first.len(), &*first[0].name), (1024, "e0"));
+        assert!(why.contains("1 are left out, from \"e1024\" on"), "{why}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_local_address_needs_to_be_allowed() {
+        let text = "endpoints: [{name: a, address: 127.0.0.1, port: 1}]";
+        let refused = followed(text, LocalAddresses::Refused).await;
         assert!(
-            parse(&format!("endpoints:\n{many}"))
-                .unwrap_err()
-                .contains("1025 endpoints; at most 1024")
+            matches!(&*refused, [SetChange::Unreadable(why)] if why.contains("--local-endpoints")),
+            "{refused:?}"
         );
+        let allowed = followed(text, LocalAddresses::Allowed).await;
+        assert!(matches!(&*allowed, [SetChange::Reset(set)] if set.len() == 1));
     }
 
     proptest! {
         #[test]
         fn whatever_is_read_keeps_the_rules(text in "endpoints:\n(- \\{name: [a-c]{0,2}, address: [0-9a-f:.]{1,9}, port: ['0-9]{1,6}\\}\n){0,4}") {
             if let Ok(instances) = parse(&text) {
-                prop_assert_eq!(validate(&instances), Ok(()));
+                prop_assert_eq!(validate_all(&instances), Ok(()));
             }
         }
     }

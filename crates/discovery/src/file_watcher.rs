@@ -8,8 +8,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::io::AsyncReadExt;
 use tokio::time::Instant;
+
+use crate::whole_file;
 
 /// How often a file is read. Reading 1 MiB takes well under a millisecond, and users expect an edit
 /// to take effect at once.
@@ -181,19 +182,12 @@ pub async fn read(path: &Path) -> FileContent {
         why,
     };
     let io = |e: std::io::Error| unreadable(e.to_string());
-    // A named pipe would block the reader forever, and a directory has no content.
-    if !tokio::fs::metadata(path).await.map_err(io)?.is_file() {
-        return Err(unreadable("not a regular file".to_owned()));
-    }
-    let file = tokio::fs::File::open(path).await.map_err(io)?;
-    let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX + 1)
-        .read_to_end(&mut bytes)
+    let file = path.to_owned();
+    let reading = move || whole_file::read(&file, FILE_BYTES_MAX);
+    let bytes = tokio::task::spawn_blocking(reading)
         .await
+        .map_err(|e| unreadable(e.to_string()))?
         .map_err(io)?;
-    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > FILE_BYTES_MAX {
-        return Err(unreadable(format!("larger than {FILE_BYTES_MAX} bytes")));
-    }
     String::from_utf8(bytes).map_err(|e| {
         unreadable(format!(
             "not UTF-8 after byte {}",

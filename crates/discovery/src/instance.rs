@@ -1,6 +1,6 @@
 //! An instance, and the rules that hold for every backend.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::metadata::Metadata;
@@ -51,11 +51,30 @@ pub enum MetricsScheme {
     Https,
 }
 
+/// Whether instances may have addresses of this machine (loopback) or of its link (link-local).
+///
+/// A proxy connects to such an address on its own machine. So a client that may write one into a
+/// registry can direct prompts to any port of the gateway's pod, or to the metadata service of a
+/// cloud.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocalAddresses {
+    /// Such instances are refused.
+    #[default]
+    Refused,
+    /// Such instances are treated as all others: everything runs on one machine.
+    Allowed,
+}
+
 /// The namespace of instances whose source names none.
 pub const NAMESPACE_DEFAULT: &str = "default";
 
 /// The most instances of one source: the slots of a pool.
 pub const INSTANCES_MAX: usize = 1024;
+
+/// The most records of one component that a backend keeps: those beyond [`INSTANCES_MAX`] are not
+/// published, and replace published ones that disappear. As many as these are enough for every
+/// instance to be replaced at once.
+pub const RECORDS_MAX: usize = 2 * INSTANCES_MAX;
 
 /// The most bytes of labels of one instance, keys and values together, so that a full pool fits
 /// into one message to a proxy.
@@ -66,6 +85,28 @@ pub const LABELS_MAX: usize = 64;
 
 /// The longest name or namespace, in bytes: the limit of DNS names, and so of pods.
 pub const NAME_BYTES_MAX: usize = 253;
+
+// === impl LocalAddresses ===
+
+impl LocalAddresses {
+    /// Checks the address of an instance.
+    ///
+    /// # Errors
+    /// Says that the address is refused.
+    pub fn check(self, address: SocketAddr) -> Result<(), String> {
+        let ip = address.ip().to_canonical();
+        let is_link_local = match ip {
+            IpAddr::V4(ip) => ip.is_link_local(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        if self == Self::Refused && (ip.is_loopback() || is_link_local) {
+            return Err(format!(
+                "{ip} is an address of the machine itself or of its link, which only --local-endpoints allows"
+            ));
+        }
+        Ok(())
+    }
+}
 
 // === impl Instance ===
 
@@ -99,7 +140,7 @@ impl Instance {
     }
 }
 
-/// Checks the rules that hold for every backend: sizes, and unique names and addresses.
+/// Checks the rules that hold for every backend: number, sizes, and unique names and addresses.
 ///
 /// # Errors
 /// Says which instances are invalid and why.
@@ -110,6 +151,11 @@ pub fn validate(instances: &[Instance]) -> Result<(), String> {
             instances.len()
         ));
     }
+    validate_all(instances)
+}
+
+/// Checks the rules of [`validate`] except for the number.
+pub(crate) fn validate_all(instances: &[Instance]) -> Result<(), String> {
     for instance in instances {
         validate_instance(instance)?;
     }
@@ -174,10 +220,11 @@ pub fn validate_instance(instance: &Instance) -> Result<(), String> {
     if address.port() == 0 {
         return Err(format!("endpoint {name:?}: port 0 cannot be connected to"));
     }
-    if address.ip().is_unspecified() || address.ip().is_multicast() {
+    // Connections to an IPv6 address that has an IPv4 one in it go to that.
+    let ip = address.ip().to_canonical();
+    if ip.is_unspecified() || ip.is_multicast() {
         return Err(format!(
-            "endpoint {name:?}: {} is not the address of a server",
-            address.ip()
+            "endpoint {name:?}: {ip} is not the address of a server"
         ));
     }
     if labels.len() > LABELS_MAX {
@@ -198,4 +245,46 @@ pub fn validate_instance(instance: &Instance) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_machine_and_of_its_link_need_to_be_allowed() {
+        for local in [
+            "127.0.0.1:1",
+            "127.9.9.9:1",
+            "169.254.169.254:80",
+            "[::1]:1",
+            "[fe80::1]:1",
+            "[febf::1]:1",
+            "[::ffff:127.0.0.1]:1",
+            "[::ffff:169.254.169.254]:1",
+        ] {
+            let address = local.parse().unwrap();
+            let refused = LocalAddresses::Refused.check(address).unwrap_err();
+            assert!(refused.contains("--local-endpoints"), "{local}: {refused}");
+            assert_eq!(LocalAddresses::Allowed.check(address), Ok(()), "{local}");
+        }
+        for remote in ["10.0.0.1:1", "168.254.0.1:1", "[fec0::1]:1", "[fd00::1]:1"] {
+            let address = remote.parse().unwrap();
+            assert_eq!(LocalAddresses::Refused.check(address), Ok(()), "{remote}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_refused_in_each_form() {
+        for none in [
+            "0.0.0.0:1",
+            "[::]:1",
+            "[::ffff:0.0.0.0]:1",
+            "224.0.0.1:1",
+            "[::ffff:224.0.0.1]:1",
+        ] {
+            let instance = Instance::new("a", none.parse().unwrap());
+            assert!(validate_instance(&instance).is_err(), "{none}");
+        }
+    }
 }

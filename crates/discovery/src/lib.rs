@@ -64,6 +64,7 @@ mod fetch;
 pub mod table;
 mod wait;
 pub mod watch;
+pub mod whole_file;
 
 pub mod directory;
 #[cfg(feature = "etcd")]
@@ -78,8 +79,8 @@ pub mod merge;
 
 pub use event::{InstanceEvent, InstanceState, InstanceSummary, MetadataPolicy};
 pub use instance::{
-    INSTANCES_MAX, Instance, InstanceMetricsLocation, LABEL_BYTES_MAX, LABELS_MAX, MetricsScheme,
-    NAME_BYTES_MAX, NAMESPACE_DEFAULT, validate,
+    INSTANCES_MAX, Instance, InstanceMetricsLocation, LABEL_BYTES_MAX, LABELS_MAX, LocalAddresses,
+    MetricsScheme, NAME_BYTES_MAX, NAMESPACE_DEFAULT, RECORDS_MAX, validate,
 };
 pub use metadata::Metadata;
 pub use registry::{InstanceHandle, InstanceStatus, RegisterError, Registrant, ServiceRegistry};

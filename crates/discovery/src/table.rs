@@ -11,6 +11,9 @@
 //! A function takes time for the rows that it changes and for rows with the same address, never for
 //! the whole table. An event carries the full value, and is published only if the value changed.
 //!
+//! At most [`INSTANCES_MAX`] instances are published. Those that come later wait, refused, until a
+//! published one is removed; the oldest record then takes its place.
+//!
 //! **Mass disappearance.** If the first list after an outage lacks more than half of the published
 //! instances, it is more likely that the backend lost its state than that the servers are gone.
 //! Those rows then stay as they were for [`HOLD`]; the backend gets a request to list again, and
@@ -24,13 +27,14 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 mod metadata_fetches;
+mod room;
 use metadata_fetches::KnownMetadata;
 pub use metadata_fetches::{METADATA_POLL_INTERVAL, METADATA_RETRY_FIRST};
 pub(crate) use metadata_fetches::{MetadataRequest, MetadataResponse};
 
 use crate::backend::{InstanceReadiness, InstanceRecord, MetadataSource};
 use crate::event::{ClockReading, InstanceEvent, InstanceState, InstanceSummary, MetadataPolicy};
-use crate::instance::{Instance, validate_instance};
+use crate::instance::{INSTANCES_MAX, Instance, LocalAddresses, validate_instance};
 
 /// How long a mass disappearance is delayed. An API server that restarts with cold caches, or an
 /// etcd whose leases expired together, is complete again within this time. Meanwhile, requests to
@@ -48,6 +52,7 @@ const REMOVED_MAX: usize = 256;
 #[derive(Debug, Default)]
 pub(crate) struct InstanceTable {
     policy: MetadataPolicy,
+    local: LocalAddresses,
     rows: BTreeMap<Arc<str>, InstanceRow>,
     /// The claims on each address; the greatest claim wins.
     claims: HashMap<SocketAddr, BTreeSet<AddressClaim>>,
@@ -55,6 +60,8 @@ pub(crate) struct InstanceTable {
     removed: VecDeque<InstanceSummary>,
     hold: Option<RemovalHold>,
     published_count: usize,
+    /// The instances that would be published if there were room.
+    waiting: BTreeSet<Arc<str>>,
     /// Changes of the published set that subscribers do not have yet.
     events: Vec<InstanceEvent>,
 }
@@ -84,9 +91,10 @@ struct RemovalHold {
 // === impl InstanceTable ===
 
 impl InstanceTable {
-    pub(crate) fn new(policy: MetadataPolicy) -> Self {
+    pub(crate) fn new(policy: MetadataPolicy, local: LocalAddresses) -> Self {
         Self {
             policy,
+            local,
             ..Self::default()
         }
     }
@@ -135,9 +143,12 @@ impl InstanceTable {
         for id in absent {
             self.remove(&id, now);
         }
+        let mut new: Vec<_> = new.into_iter().collect();
+        new.sort_by_key(|(_, record)| record.freshness);
         for (id, record) in new {
             self.put(&id, record, now);
         }
+        self.fill(now);
         for id in self.hold.iter().flat_map(|hold| hold.doomed.keys()) {
             if let Some(row) = self.rows.get_mut(id) {
                 row.set_state(InstanceState::RemovalHeld, now);
@@ -151,12 +162,14 @@ impl InstanceTable {
         let id: Arc<str> = record.name().into();
         self.release(&id);
         self.put(&id, record, now);
+        self.fill(now);
     }
 
     /// Removes a record.
     pub(crate) fn delete(&mut self, id: &str, now: ClockReading) {
         self.release(id);
         self.remove(id, now);
+        self.fill(now);
     }
 
     /// Ends a hold that is due.
@@ -170,6 +183,7 @@ impl InstanceTable {
                 None => self.remove(&id, now),
             }
         }
+        self.fill(now);
     }
 
     /// When the next fetch or the end of a hold is due.
@@ -260,6 +274,7 @@ impl InstanceTable {
             return;
         };
         let id: Arc<str> = id.into();
+        self.waiting.remove(&id);
         if let Some(at) = row.metadata.due.take() {
             self.due.remove(&(at, Arc::clone(&id)));
         }
@@ -292,7 +307,7 @@ impl InstanceTable {
         let Some(row) = self.rows.get_mut(id) else {
             return;
         };
-        let candidate = row.candidate(self.policy);
+        let candidate = row.candidate(self.policy, self.local);
         let claim = candidate
             .as_ref()
             .ok()
@@ -346,6 +361,8 @@ impl InstanceTable {
         let Some(row) = self.rows.get_mut(id) else {
             return;
         };
+        let has_room = row.published.is_some() || self.published_count < INSTANCES_MAX;
+        self.waiting.remove(id);
         let (published, state) = match &row.candidate {
             Err(state) => (None, state.clone()),
             Ok(_) if owner.as_ref() != Some(id) => (
@@ -355,6 +372,11 @@ impl InstanceTable {
                     owner.as_deref().unwrap_or_default()
                 )),
             ),
+            Ok(_) if !has_room => {
+                self.waiting.insert(Arc::clone(id));
+                let why = format!("{INSTANCES_MAX} older instances are there, which is the most");
+                (None, InstanceState::Refused(why))
+            }
             Ok(candidate) => (Some(Arc::clone(candidate)), row.published_state(candidate)),
         };
         row.set_state(
@@ -391,10 +413,17 @@ impl InstanceRow {
 
     /// The instance as it would be published if it wins its address, or the reason why it is not
     /// published.
-    fn candidate(&self, policy: MetadataPolicy) -> Result<Arc<Instance>, InstanceState> {
+    fn candidate(
+        &self,
+        policy: MetadataPolicy,
+        local: LocalAddresses,
+    ) -> Result<Arc<Instance>, InstanceState> {
         if let InstanceReadiness::NotReady(why) = &self.record.readiness {
             return Err(InstanceState::NotReady(why.clone()));
         }
+        local
+            .check(self.record.instance.address)
+            .map_err(InstanceState::Refused)?;
         let metadata = match (&self.record.metadata, policy) {
             (MetadataSource::Given(metadata), _) => Some(Arc::clone(metadata)),
             (MetadataSource::None, _) | (MetadataSource::At(_), MetadataPolicy::Ignored) => None,
@@ -426,6 +455,9 @@ impl InstanceRow {
                 .transport(instance.address)
                 .map_err(|e| InstanceState::Refused(e.to_string()))?;
             instance.address = transport.unwrap_or(instance.address);
+            local
+                .check(instance.address)
+                .map_err(InstanceState::Refused)?;
         }
         validate_instance(&instance).map_err(InstanceState::Refused)?;
         let instance = instance.with_metadata(metadata);

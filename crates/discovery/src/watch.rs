@@ -23,7 +23,7 @@ use tokio_stream::wrappers::BroadcastStream;
 use crate::backend::{Backend, BackendEvent, Component, InvalidName, PoolRequirements};
 use crate::event::{ClockReading, InstanceEvent, InstanceSummary, MetadataPolicy};
 use crate::fetch::{FETCHES_MAX, MetadataFetcher};
-use crate::instance::Instance;
+use crate::instance::{Instance, LocalAddresses};
 use crate::table::InstanceTable;
 use crate::wait::sleep_until;
 use crate::{SetChange, SetChanges};
@@ -95,6 +95,7 @@ pub struct BackendStatus {
 pub struct Discovery<B> {
     backend: B,
     policy: MetadataPolicy,
+    local: LocalAddresses,
     hubs: Mutex<HashMap<Component, Arc<ComponentHub>>>,
 }
 
@@ -132,8 +133,15 @@ impl<B: Backend> Discovery<B> {
         Self {
             backend,
             policy,
+            local: LocalAddresses::Refused,
             hubs: Mutex::default(),
         }
+    }
+
+    /// Treats addresses of this machine and of its link like this.
+    #[must_use]
+    pub fn with_local_addresses(self, local: LocalAddresses) -> Self {
+        Self { local, ..self }
     }
 
     /// Follows a component as whole sets, for the daemon. An addition is sent within [`GATHER`], a
@@ -171,7 +179,7 @@ impl<B: Backend> Discovery<B> {
         let relist = Arc::new(Notify::new());
         let stream = self.backend.follow(&component, Arc::clone(&relist));
         let shared = Arc::new(HubState {
-            table: Mutex::new(InstanceTable::new(self.policy)),
+            table: Mutex::new(InstanceTable::new(self.policy, self.local)),
             events: broadcast::Sender::new(EVENTS_MAX),
             status: watch::Sender::new(BackendStatus::default()),
             relist,

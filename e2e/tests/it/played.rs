@@ -168,6 +168,7 @@ impl StateService for PlayedService {
             schema,
             release: "played".to_owned(),
             unknown_pools: Vec::new(),
+            refused_pools: Vec::new(),
         };
         let opening = lock(&stage.opening).clone();
         for message in [message(daemon_message::Message::Welcome(welcome))]

@@ -240,7 +240,8 @@ async fn changes(args: &Args) -> Result<StandingRow> {
         .daemon_argument
         .iter()
         .cloned()
-        .chain(["--endpoints-file".to_owned(), file.display().to_string()]);
+        .chain(["--local-endpoints", "--endpoints-file"].map(str::to_owned))
+        .chain([file.display().to_string()]);
     let world = BenchStack::start_at(servers, &[], 2, 1, &arguments.collect::<Vec<_>>()).await?;
     let target = world.address(RequestPath::Filter);
     let mut ms = Vec::new();

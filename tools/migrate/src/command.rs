@@ -369,7 +369,7 @@ fn mode(picker: &LlmdPicker) -> ReportEntry {
         (
             "the gateway that calls the picker",
             "extProc.enabled",
-            "it calls the daemon; point the InferencePool's endpointPickerRef to it",
+            "it calls the daemon; point the InferencePool's endpointPickerRef to it, and name its pods in networkPolicy.extProcGateways",
         )
     };
     ReportEntry {

@@ -63,7 +63,8 @@ def switchpoint(urls: list[str], folder: pathlib.Path) -> Front:
     state, admin, ext_proc, health, listener, envoy_admin = free_ports(6)
     at = "127.0.0.1:"
     daemon = Process("switchpointd", [
-        paths.TARGET / built / "switchpointd", "serve", "--endpoints-file", folder / "endpoints.yaml", "--snapshot-file", folder / "snapshot",
+        paths.TARGET / built / "switchpointd", "serve", "--local-endpoints", "--endpoints-file", folder / "endpoints.yaml",
+        "--snapshot-file", folder / "snapshot",
         "--listen-state", f"{at}{state}", "--listen-admin", f"{at}{admin}", "--listen-ext-proc", f"{at}{ext_proc}", "--listen-health", f"{at}{health}",
     ], folder / "switchpointd.log")  # fmt: skip
     text = (paths.ROOT / "envoy-config/standalone.yaml").read_text()

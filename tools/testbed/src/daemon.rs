@@ -90,7 +90,7 @@ impl DaemonSettings {
 
     fn command(&self) -> Result<Command> {
         let mut command = Command::new(binary()?);
-        command.arg("serve");
+        command.arg("serve").arg("--local-endpoints");
         // A pools file names the endpoints file of each pool.
         if !self.arguments.iter().any(|argument| argument == "--pools") {
             command

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::state::client_names::ClientName;
+
 /// TLS of the state listener; without these options it is plaintext.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "TLS of the state listener")]
@@ -34,6 +36,18 @@ pub struct StateTls {
         requires = "state_tls_cert"
     )]
     pub state_tls_client_ca: Option<PathBuf>,
+
+    /// The names in client certificates that may have pools: NAME for every pool, POOL=NAME for one
+    /// pool. The name of a certificate is its first URI, else its first DNS name, else its common
+    /// name [default: every certificate of the CA may have every pool].
+    #[arg(
+        long,
+        env = "SWITCHPOINT_STATE_TLS_CLIENT_NAMES",
+        value_name = "[POOL=]NAME",
+        value_delimiter = ',',
+        requires = "state_tls_client_ca"
+    )]
+    pub state_tls_client_names: Vec<ClientName>,
 
     /// Allow --listen-state beyond loopback without mutual TLS. The risk: any host that reaches the
     /// port can read the secret key of the prompt hashes, and so test whether a given prompt was

@@ -5,12 +5,12 @@
 //! the whole file is ignored with a warning: the daemon then learns new models.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::PoisonError;
 
+use discovery::whole_file::{self, with_suffix};
 use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,9 @@ const SCHEMA: u32 = 1;
 /// The largest file read, in bytes: 64 KB of models for each of a hundred pools, as decimal
 /// numbers.
 const FILE_BYTES_MAX: u64 = 32 << 20;
+
+/// The file mode: another daemon, perhaps of another user, may begin with the models.
+const MODE: u32 = 0o644;
 
 /// The saved models of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -129,26 +132,17 @@ impl ModelFile {
             pools: words,
         })
         .map_err(io::Error::other)?;
-        let mut draft = self.path.clone().into_os_string();
-        draft.push(".new");
-        let mut file = File::create(&draft)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&draft, &self.path)
+        let draft = with_suffix(&self.path, ".new");
+        whole_file::replace(&self.path, &draft, text.as_bytes(), MODE)
     }
 }
 
 fn read(path: &Path) -> Result<Option<String>, String> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.to_string()),
-    };
-    let mut text = String::new();
-    file.take(FILE_BYTES_MAX)
-        .read_to_string(&mut text)
-        .map_err(|e| e.to_string())?;
-    Ok(Some(text))
+    match whole_file::read_text(path, FILE_BYTES_MAX) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn parse(text: &str) -> Result<BTreeMap<String, SavedModel>, String> {

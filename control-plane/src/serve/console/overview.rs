@@ -249,7 +249,7 @@ fn proxy_row(
     };
     json!({
         "node_id": proxy.peer.node_id,
-        "process_id": format!("{:016x}", proxy.peer.process_id),
+        "process_id": format!("{:016x}", proxy.peer.id),
         "peer": proxy.peer.remote.to_string(),
         "certificate": proxy.peer.remote.origin.certificate.as_deref(),
         "release": if proxy.release.is_empty() { None } else { Some(&proxy.release) },

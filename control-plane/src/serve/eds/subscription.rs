@@ -28,8 +28,8 @@ pub struct EdsSubscription {
     sent: BTreeMap<String, u64>,
     acks: BTreeMap<String, EdsAck>,
     nonce: u64,
-    /// Whether unknown names of this stream were logged.
-    unknown: bool,
+    /// Whether names of this stream that are not served were logged.
+    unserved: bool,
     /// When the oldest response that is not applied was sent.
     waits: Option<Instant>,
 }
@@ -71,9 +71,9 @@ impl EdsSubscription {
         self.names = names;
     }
 
-    /// Whether unknown names are reported for the first time on this stream.
-    pub fn is_first_unknown(&mut self) -> bool {
-        !std::mem::replace(&mut self.unknown, true)
+    /// Whether names that are not served are reported for the first time on this stream.
+    pub fn is_first_unserved(&mut self) -> bool {
+        !std::mem::replace(&mut self.unserved, true)
     }
 
     /// The subscribed names.

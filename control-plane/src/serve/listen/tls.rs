@@ -3,16 +3,16 @@
 //! arrived yet), the old certificates stay in force and the log says so.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use discovery::file_watcher::{self, FileWatcher};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tokio::sync::watch;
 
+use super::client_verifier::ClientVerifier;
 use crate::shutdown::Shutdown;
 
 /// Certificate files of one listener.
@@ -22,7 +22,8 @@ pub struct TlsFiles {
     pub cert: PathBuf,
     /// The server's key, PEM.
     pub key: PathBuf,
-    /// The CA of client certificates, PEM. If set, every client must present a certificate.
+    /// The CA of client certificates, PEM. If set, every client must present a certificate, and not
+    /// the server's own.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -117,9 +118,9 @@ async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
                     .add(authority)
                     .map_err(|e| format!("{}: {e}", path.display()))?;
             }
-            let verifier = WebPkiClientVerifier::builder(Arc::new(roots))
-                .build()
-                .map_err(|e| format!("{}: {e}", path.display()))?;
+            let own = chain.first().ok_or_else(|| empty(cert))?;
+            let verifier = ClientVerifier::try_new(roots, own)
+                .map_err(|e| format!("{}, {}: {e}", cert.display(), path.display()))?;
             ServerConfig::builder().with_client_cert_verifier(verifier)
         }
     };
@@ -146,15 +147,19 @@ fn with_protocols(mut config: ServerConfig) -> ServerConfig {
     config
 }
 
-async fn certificates(path: &std::path::Path) -> Result<Vec<CertificateDer<'static>>, String> {
+async fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let pem = file_watcher::read(path).await.map_err(|e| e.to_string())?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     let chain = chain.map_err(|e| format!("{}: {e}", path.display()))?;
     if chain.is_empty() {
-        Err(format!("{}: no certificate in it", path.display()))
+        Err(empty(path))
     } else {
         Ok(chain)
     }
+}
+
+fn empty(path: &Path) -> String {
+    format!("{}: no certificate in it", path.display())
 }
 
 // === impl ServerTls ===

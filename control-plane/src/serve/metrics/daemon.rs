@@ -152,6 +152,11 @@ impl MetricsCollector {
                     c.messages_refused,
                 ),
                 (
+                    "switchpoint_pools_refused",
+                    "Pools that a proxy requested although its certificate may not have them.",
+                    c.pools_refused,
+                ),
+                (
                     "switchpoint_eds_unanswered",
                     "EDS responses that an Envoy did not apply in time.",
                     c.eds_unanswered,

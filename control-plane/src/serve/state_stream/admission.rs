@@ -5,8 +5,6 @@
 //! serves. Parts outside these limits are dropped and counted, and the rest of the message is used:
 //! a faulty filter should lose only the faulty part.
 
-use std::sync::Arc;
-
 use prost::Message as _;
 use proto::observation::{OBSERVATION_BYTES, OBSERVATIONS_MAX};
 use proto::state::{self, proxy_message};
@@ -58,15 +56,12 @@ pub struct Admission {
     pub refused: u64,
 }
 
-/// Checks the first message of a stream. Keeps the requested pools that are served here, and
-/// returns the others separately. The schema becomes that of the stream.
+/// Checks the first message of a stream. The schema becomes that of the stream. Which of the pools
+/// the proxy may have is decided by [`ClientNames`](crate::state::client_names::ClientNames).
 ///
 /// # Errors
 /// Says which rule of the protocol the Hello breaks.
-pub fn hello(
-    mut hello: state::Hello,
-    served: &[Arc<str>],
-) -> Result<(state::Hello, Vec<String>), Status> {
+pub fn hello(mut hello: state::Hello) -> Result<state::Hello, Status> {
     let version = env!("CARGO_PKG_VERSION");
     let oldest = proto::SCHEMA_MIN;
     let newest = proto::SCHEMA;
@@ -93,12 +88,7 @@ pub fn hello(
             "a node id, release or pool name is longer than {NAME_BYTES_MAX} bytes"
         )));
     }
-    let is_served = |name: &String| served.iter().any(|served| **served == **name);
-    let (known, unknown) = std::mem::take(&mut hello.pools)
-        .into_iter()
-        .partition(is_served);
-    hello.pools = known;
-    Ok((hello, unknown))
+    Ok(hello)
 }
 
 // === impl ProxyScope ===

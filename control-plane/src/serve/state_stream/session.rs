@@ -331,7 +331,7 @@ impl PoolSession {
             endpoints: &endpoints,
             pipeline: &view.pipeline,
             objects: &view.objects,
-            hash_secret: shared.life.hash_secret(),
+            hash_secret: shared.life.pool_hash_secret(&view.name),
             staleness_max_ms: u32::try_from(view.staleness_max.as_millis()).unwrap_or(u32::MAX),
         });
         self.pool_update = Some(SentPoolUpdate {

@@ -43,11 +43,9 @@ impl StateStream {
         remote: RemoteAddress,
         now: Instant,
     ) -> Result<(Self, state::DaemonMessage), Status> {
-        let (hello, unknown_pools) = admission::hello(hello, &shared.pools.names)?;
+        let mut hello = admission::hello(hello)?;
         let peer = shared.proxies.origins.peer(&hello, remote);
-        if !unknown_pools.is_empty() {
-            tracing::warn!(node = peer.node_id, unknown = ?unknown_pools, known = ?shared.pools.names, "a proxy requests pools that are not configured here");
-        }
+        let (unknown_pools, refused_pools) = scope(shared, &mut hello, &peer);
         let session = StateSession::new(peer.clone(), hello.pools.iter().cloned(), now);
         let stream_id = shared.life.next_stream_id();
         let proxy = ConnectedProxy {
@@ -67,6 +65,7 @@ impl StateStream {
             schema: hello.schema,
             release: env!("CARGO_PKG_VERSION").to_owned(),
             unknown_pools,
+            refused_pools,
         };
         let welcome = state::DaemonMessage {
             message: Some(daemon_message::Message::Welcome(welcome)),
@@ -171,7 +170,7 @@ impl StateStream {
                     pool = ack.pool,
                     why = ack.refused,
                     held_term = ack.held.map(|held| held.term),
-                    process = format!("{:016x}", self.peer.process_id),
+                    process = format!("{:016x}", self.peer.id),
                     "a proxy refused a pool update; it keeps its old one"
                 );
             }
@@ -192,6 +191,28 @@ impl StateStream {
             changed
         });
     }
+}
+
+/// Keeps the pools of `hello` that are served here and that the proxy may have. Returns those that
+/// are unknown, and those that are refused.
+fn scope(
+    shared: &DaemonState,
+    hello: &mut state::Hello,
+    peer: &ProxyProcess,
+) -> (Vec<String>, Vec<String>) {
+    let requested = std::mem::take(&mut hello.pools);
+    let served = &shared.pools.names;
+    let origin = &peer.remote.origin;
+    let sorted = shared.proxies.clients.sort(requested, origin, served);
+    hello.pools = sorted.allowed;
+    if !sorted.unknown.is_empty() {
+        tracing::warn!(node = peer.node_id, unknown = ?sorted.unknown, known = ?served, "a proxy requests pools that are not configured here");
+    }
+    if !sorted.refused.is_empty() {
+        shared.reports.counters().pools_refused += sorted.refused.len() as u64;
+        tracing::warn!(node = peer.node_id, peer = %peer.remote, certificate = origin.certificate.as_deref(), refused = ?sorted.refused, "a proxy requests pools that its certificate may not have (--state-tls-client-names)");
+    }
+    (sorted.unknown, sorted.refused)
 }
 
 impl Drop for StateStream {

@@ -222,7 +222,10 @@ async fn the_state_page_shows_connected_peers_and_their_state() {
     until("the acknowledgement is shown", acked).await;
     let state = get_json(daemon.admin_address, "/debug/state").await;
     assert_eq!(state["proxies"][0]["node_id"], "node-7");
-    assert_eq!(state["proxies"][0]["process_id"], "0000000000000abc");
+    assert_ne!(
+        state["proxies"][0]["process_id"], "0000000000000abc",
+        "who knows it can take over the stream"
+    );
     assert_eq!(
         state["pools"][0]["profiles"],
         serde_json::json!(["default"])

@@ -34,6 +34,7 @@ impl Drop for SidecarProcess {
 pub(super) fn switchpointd(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_switchpointd"));
     command.args(arguments).stdin(Stdio::null());
+    command.env("SWITCHPOINT_LOCAL_ENDPOINTS", "true");
     command
 }
 

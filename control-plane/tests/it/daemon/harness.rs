@@ -14,6 +14,7 @@ use control_plane::pool::writer::{Pool, PoolSettings};
 use control_plane::scrape::{ScrapeConfig, ScrapeEvent, Scraper};
 use control_plane::serve::listen::{ListenerName, listen};
 use control_plane::shutdown::{self, ShutdownTrigger};
+use control_plane::state::client_names::ClientNames;
 use control_plane::state::reports::ScraperHandle;
 use control_plane::state::shared::DaemonState;
 use discovery::{Instance, SetChange, SetChanges};
@@ -88,7 +89,7 @@ pub(crate) fn serve(args: &[&str]) -> ServeArgs {
     ]
     .into_iter()
     .flat_map(|l| [l, "127.0.0.1:0"]);
-    let line = ["switchpointd", "serve"]
+    let line = ["switchpointd", "serve", "--local-endpoints"]
         .into_iter()
         .chain(args.iter().copied())
         .chain(ports);
@@ -195,6 +196,7 @@ impl DaemonHarness {
             7,
             99,
             [(Arc::from("default"), ScraperHandle { busy, stats })].into(),
+            ClientNames::Any,
         );
         let CompiledConfig {
             pipeline, scraping, ..
@@ -320,6 +322,18 @@ impl FilterStream {
             release: "9.8.7".to_owned(),
         }))
         .await;
+    }
+
+    /// Sends a Hello; returns false if the stream has ended.
+    pub(crate) async fn introduce(&self, node_id: &str, pools: &[&str]) -> bool {
+        self.tell(proxy_message::Message::Hello(state::Hello {
+            schema: proto::SCHEMA,
+            node_id: node_id.to_owned(),
+            process_id: 1,
+            pools: pools.iter().map(|&p| p.to_owned()).collect(),
+            release: String::new(),
+        }))
+        .await
     }
 
     pub(crate) async fn next(&mut self) -> Result<daemon_message::Message, Status> {

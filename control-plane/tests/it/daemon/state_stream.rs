@@ -72,13 +72,15 @@ async fn hello_is_answered_by_welcome_pool_update_and_metrics() {
         (proto::SCHEMA, 0)
     );
     let pool_update = filter.pool_update().await;
+    let half = |secret: u64| u128::from(secret);
+    let secret = half(pool_update.hash_secret_high) << 64 | half(pool_update.hash_secret);
     assert_eq!(
         (
             pool_update.pool.as_str(),
-            pool_update.hash_secret,
+            secret,
             pool_update.staleness_max_ms
         ),
-        ("default", 99, 5000)
+        ("default", rig.shared.life.pool_hash_secret("default"), 5000)
     );
     assert_eq!(pool_update.version.unwrap().term, 7);
     let metrics = filter.metrics().await;

@@ -2,11 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use std::collections::BTreeMap;
+
+use proto::state::{self, daemon_message::Message};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-use super::harness::{FilterStream, daemon, names, until, write};
+use super::harness::{Daemon, FilterStream, daemon, get, names, until, write};
 
 pub(super) struct TlsAuthority {
     pub(super) pem: String,
@@ -25,10 +28,15 @@ impl TlsAuthority {
         }
     }
 
-    /// A certificate and its key, PEM.
+    /// A certificate for `localhost` and its key, PEM.
     fn sign(&self) -> (String, String) {
+        self.sign_for("localhost")
+    }
+
+    /// A certificate for the DNS name `name` and its key, PEM.
+    fn sign_for(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new(vec!["localhost".to_owned()])
+        let certificate = CertificateParams::new(vec![name.to_owned()])
             .unwrap()
             .signed_by(&key, &self.issuer)
             .unwrap();
@@ -132,6 +140,137 @@ async fn only_clients_of_the_right_authority_are_served() {
         served(daemon.state_address, tls(&ours, Some(&ours))).await,
         "a proper client is still served"
     );
+    daemon.stop().await;
+}
+
+/// A daemon with the pools `a` and `b` that asks for client certificates of `authority`.
+async fn with_two_pools(authority: &TlsAuthority, folder: &Path, names: &str) -> Daemon {
+    let (cert, key) = authority.put(folder);
+    let ca = folder.join("ca.pem");
+    write(&ca, &authority.pem);
+    let pools = folder.join("pools.yaml");
+    let pool = |name: &str| format!("- {{name: {name}, endpoints: ['10.0.0.1:1']}}\n");
+    write(&pools, &format!("pools:\n{}{}", pool("a"), pool("b")));
+    let [cert, key, ca, pools] = [&cert, &key, &ca, &pools].map(|p| p.to_str().unwrap());
+    let mut arguments = vec!["--pools", pools, "--state-tls-cert", cert];
+    arguments.extend(["--state-tls-key", key, "--state-tls-client-ca", ca]);
+    if !names.is_empty() {
+        arguments.extend(["--state-tls-client-names", names]);
+    }
+    daemon(&arguments).await
+}
+
+/// Connects with that certificate, requests the pools `a` and `b`, and returns the Welcome.
+async fn welcomed(
+    daemon: &Daemon,
+    authority: &TlsAuthority,
+    pair: (String, String),
+) -> Option<(FilterStream, state::Welcome)> {
+    let identity = Identity::from_pem(pair.0, pair.1);
+    let channel = connect(
+        daemon.state_address,
+        tls(authority, None).identity(identity),
+    );
+    let mut filter = FilterStream::over(channel.await.ok()?).await.ok()?;
+    if !filter.introduce("n", &["a", "b"]).await {
+        return None;
+    }
+    let welcome = filter.inbound.message().await.ok()??.message?;
+    let Message::Welcome(welcome) = welcome else {
+        panic!("not a welcome: {welcome:?}")
+    };
+    Some((filter, welcome))
+}
+
+#[tokio::test]
+async fn a_certificate_has_the_pools_of_its_name_and_the_refusal_of_one_leaves_the_others() {
+    let folder = TempDir::new().unwrap();
+    let ours = TlsAuthority::new();
+    let daemon = with_two_pools(&ours, folder.path(), "gateway,a=team-a").await;
+    for (name, refused, served) in [
+        ("team-a", &["b"][..], Some("a")),
+        ("stranger", &["a", "b"], None),
+        ("gateway", &[], Some("a")),
+    ] {
+        let (mut filter, welcome) = welcomed(&daemon, &ours, ours.sign_for(name)).await.unwrap();
+        assert_eq!(welcome.refused_pools, refused, "{name}");
+        assert!(welcome.unknown_pools.is_empty());
+        if let Some(pool) = served {
+            assert_eq!(filter.pool_update().await.pool, pool, "{name}");
+        }
+    }
+    let (_, page) = get(daemon.admin_address, "/metrics").await;
+    assert!(page.contains("switchpoint_pools_refused_total 3"), "{page}");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn each_pool_has_its_own_hash_secret() {
+    let folder = TempDir::new().unwrap();
+    let ours = TlsAuthority::new();
+    let daemon = with_two_pools(&ours, folder.path(), "").await;
+    let secrets = async || {
+        let (mut filter, _) = welcomed(&daemon, &ours, ours.sign()).await.unwrap();
+        let mut secrets = BTreeMap::new();
+        while secrets.len() < 2 {
+            let update = filter.pool_update().await;
+            secrets.insert(update.pool, (update.hash_secret_high, update.hash_secret));
+        }
+        secrets
+    };
+    let first = secrets().await;
+    assert_ne!(first["a"], first["b"]);
+    assert_eq!(secrets().await, first);
+    daemon.stop().await;
+}
+
+/// `--state-tls-client-names` does the same for the certificates that the daemon had before.
+#[tokio::test]
+async fn the_certificate_of_the_daemon_is_no_client() {
+    let folder = TempDir::new().unwrap();
+    let ours = TlsAuthority::new();
+    let daemon = with_two_pools(&ours, folder.path(), "").await;
+    let own = ["cert.pem", "key.pem"]
+        .map(|file| std::fs::read_to_string(folder.path().join(file)).unwrap());
+    let own: (String, String) = own.into();
+    assert!(welcomed(&daemon, &ours, own).await.is_none());
+    assert!(welcomed(&daemon, &ours, ours.sign()).await.is_some());
+    daemon.stop().await;
+}
+
+/// As when a CA is replaced: at first both are trusted, then only the new one.
+#[tokio::test]
+async fn certificates_of_clients_rotate_while_the_daemon_runs() {
+    let folder = TempDir::new().unwrap();
+    let ours = TlsAuthority::new();
+    let next = TlsAuthority::new();
+    let daemon = with_two_pools(&ours, folder.path(), "proxy").await;
+    let (mut open, _) = welcomed(&daemon, &ours, ours.sign_for("proxy"))
+        .await
+        .unwrap();
+    assert!(
+        welcomed(&daemon, &ours, next.sign_for("proxy"))
+            .await
+            .is_none()
+    );
+    write(
+        &folder.path().join("ca.pem"),
+        &[&*ours.pem, &*next.pem].concat(),
+    );
+    until("a client of the next CA is served", async || {
+        welcomed(&daemon, &ours, next.sign_for("proxy"))
+            .await
+            .is_some()
+    })
+    .await;
+    write(&folder.path().join("ca.pem"), &next.pem);
+    until("a client of the former CA is refused", async || {
+        welcomed(&daemon, &ours, ours.sign_for("proxy"))
+            .await
+            .is_none()
+    })
+    .await;
+    assert!(open.next().await.is_ok(), "open streams go on");
     daemon.stop().await;
 }
 

@@ -42,6 +42,7 @@ impl FloodedDaemon {
         let child = tokio::process::Command::new(env!("CARGO_BIN_EXE_switchpointd"))
             .args([
                 "serve",
+                "--local-endpoints",
                 "--endpoints-file",
                 file.to_str().unwrap(),
                 "--listen-state",

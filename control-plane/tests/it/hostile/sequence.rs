@@ -10,6 +10,7 @@ use control_plane::config::{CompiledConfig, LatencyOptions};
 use control_plane::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
 use control_plane::scrape::{ScrapeConfig, Scraper};
 use control_plane::serve::state_stream::{FIRST_POOL_UPDATE_WAIT, StateStream};
+use control_plane::state::client_names::ClientNames;
 use control_plane::state::eds_streams::{EdsAck, EdsStream};
 use control_plane::state::peer::{Origin, RemoteAddress};
 use control_plane::state::peer_relay::ACTIVE_PER_ORIGIN_MAX;
@@ -66,6 +67,7 @@ impl SequenceDaemon {
             7,
             99,
             [(Arc::from("p"), ScraperHandle { busy, stats })].into(),
+            ClientNames::Any,
         );
         let CompiledConfig { pipeline, .. } =
             CompiledConfig::default_config(&LatencyOptions::default()).unwrap();

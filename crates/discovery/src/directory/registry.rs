@@ -3,9 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
 
 use futures::future::BoxFuture;
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW};
 use tokio::sync::watch;
 
 use super::{HEARTBEAT, POLL_INTERVAL, read};
@@ -14,6 +14,21 @@ use crate::document::InstanceDocument;
 use crate::registry::{
     Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry,
     new_generation,
+};
+use crate::whole_file;
+
+/// The mode of an instance's file, which has no secrets.
+const MODE: u32 = 0o644;
+
+/// Both time stamps of a file: the present.
+const NOW: Timestamps = Timestamps {
+    last_access: PRESENT,
+    last_modification: PRESENT,
+};
+
+const PRESENT: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: UTIME_NOW,
 };
 
 /// A directory as a registry.
@@ -126,16 +141,19 @@ impl DirectoryRegistration {
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        std::fs::write(&self.temporary, serde_json::to_vec(&file)?)?;
-        std::fs::rename(&self.temporary, &self.path)
+        whole_file::replace(
+            &self.path,
+            &self.temporary,
+            &serde_json::to_vec(&file)?,
+            MODE,
+        )
     }
 
     fn touch(&self, said: &Announcement) -> io::Result<()> {
         match self.is_ours() {
-            Some(true) => std::fs::File::options()
-                .write(true)
-                .open(&self.path)?
-                .set_modified(SystemTime::now()),
+            // The link itself, if another process has put one there.
+            Some(true) => rustix::fs::utimensat(CWD, &self.path, &NOW, AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(io::Error::from),
             Some(false) => Ok(()), // another process registered under the same id
             None => self.write(said),
         }

@@ -33,6 +33,7 @@ impl EtcdLease {
             key: self.key.clone(),
             range_end: Vec::new(),
             limit: 1,
+            ..api::RangeRequest::default()
         };
         let mut kv = KvClient::new(self.connection.channel.clone());
         let found = within(kv.range(self.connection.request(ask, true).await?))

@@ -74,6 +74,9 @@ impl InstanceTable {
             if !row.record.readiness.may_serve() {
                 continue; // fetched when it becomes ready
             }
+            if self.local.check(address).is_err() {
+                continue; // the instance is refused
+            }
             if std::mem::replace(&mut row.metadata.fetching, true) {
                 row.metadata.again = true;
                 continue;
@@ -135,6 +138,7 @@ impl InstanceTable {
         };
         self.schedule(&fetch.id, now.instant + wait);
         self.refresh(&fetch.id, now);
+        self.fill(now);
     }
 
     /// Whether a ready instance waits for the first result of a metadata fetch, good or bad.

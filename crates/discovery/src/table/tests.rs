@@ -44,7 +44,7 @@ struct TableHarness {
 impl TableHarness {
     fn new(policy: MetadataPolicy) -> Self {
         Self {
-            table: InstanceTable::new(policy),
+            table: InstanceTable::new(policy, LocalAddresses::Refused),
             origin: Instant::now(),
             ms: 0,
         }
@@ -488,4 +488,45 @@ proptest! {
             prop_assert_eq!(rig.table.published_count, published.len());
         }
     }
+}
+
+#[test]
+fn the_newest_instances_beyond_the_limit_wait_and_replace_those_that_are_removed() {
+    let mut rig = TableHarness::new(MetadataPolicy::Ignored);
+    let full = u16::try_from(INSTANCES_MAX).unwrap();
+    let numbered = |number: u16, freshness| InstanceRecord {
+        freshness,
+        ..record(
+            &format!("i{number:04}"),
+            &format!("10.0.0.1:{}", number + 1),
+        )
+    };
+    // By name the newest comes first.
+    let mut records: Vec<_> = (1..=full).map(|number| numbered(number, 1)).collect();
+    records.push(numbered(0, 2));
+    rig.reset(records, false);
+    assert!(matches!(rig.state("i0000"), InstanceState::Refused(why) if why.contains("1024")));
+    assert_eq!(rig.table.published_instances().count(), INSTANCES_MAX);
+    assert_eq!(rig.apply(numbered(full + 1, 3)), "");
+    assert_eq!(rig.delete("i0007"), "-i0007 +i0000@1");
+    assert_eq!(rig.apply(not_ready(numbered(0, 2))), "-i0000 +i1025@1026");
+    assert_eq!(rig.delete("i0001"), "-i0001");
+    assert_eq!(rig.apply(numbered(0, 2)), "+i0000@1");
+    // An address changes hands though the table is full.
+    let heir = record("heir", "10.0.0.1:1");
+    let heir = InstanceRecord {
+        freshness: 9,
+        ..heir
+    };
+    assert_eq!(rig.apply(heir), "-i0000 +heir@1");
+}
+
+#[test]
+fn an_instance_at_a_local_address_is_refused_and_not_asked() {
+    let mut rig = TableHarness::new(MetadataPolicy::Preferred);
+    assert_eq!(rig.apply(served("a", "169.254.169.254:80", "1")), "");
+    assert!(matches!(rig.state("a"), InstanceState::Refused(why) if why.contains("169.254")));
+    assert!(rig.table.next_fetch(rig.now().instant).is_none());
+    assert_eq!(rig.apply(served("a", AT, "2")), "");
+    assert!(rig.table.next_fetch(rig.now().instant).is_some());
 }

@@ -30,7 +30,10 @@ fn record(name: &str, port: u16, metadata: bool) -> Arc<InstanceRecord> {
 impl WatchHarness {
     fn new() -> Self {
         let shared = Arc::new(HubState {
-            table: Mutex::new(InstanceTable::new(MetadataPolicy::Preferred)),
+            table: Mutex::new(InstanceTable::new(
+                MetadataPolicy::Preferred,
+                LocalAddresses::Refused,
+            )),
             events: broadcast::Sender::new(EVENTS_MAX),
             status: watch::Sender::new(BackendStatus::default()),
             relist: Arc::new(Notify::new()),

@@ -9,8 +9,8 @@ use discovery::directory::{
     DirectoryBackend, DirectoryRegistry, HEARTBEAT, HEARTBEATS_MISSED_MAX, POLL_INTERVAL,
 };
 use discovery::{
-    InstanceHandle, InstanceState, InstanceStatus, Registrant, ServiceDiscovery, ServiceRegistry,
-    SetChange,
+    INSTANCES_MAX, InstanceHandle, InstanceState, InstanceStatus, RECORDS_MAX, Registrant,
+    ServiceDiscovery, ServiceRegistry, SetChange,
 };
 use futures::StreamExt;
 use serde_json::{Map, Value, json};
@@ -282,4 +282,31 @@ async fn the_daemon_gets_whole_sets_and_nothing_without_a_change() {
             SetChange::Reset(set) => assert!(set.is_empty()),
         }
     }
+}
+
+#[tokio::test]
+async fn one_file_too_many_costs_that_instance() {
+    let root = tempfile::tempdir().unwrap();
+    let discovery = DirectoryBackend::new(root.path()).discovery();
+    let mut changes = discovery.changes("dynamo", "decode").unwrap();
+    for i in 1..=RECORDS_MAX + 1 {
+        let document = format!(r#"{{"address": "10.0.0.1:{i}"}}"#);
+        write(root.path(), &format!("w{i:05}.json"), &document);
+    }
+    let followed = discovery.follow("dynamo", "decode").unwrap();
+    let mut status = followed.status();
+    let warned = status.wait_for(|status| status.warning.is_some()).await;
+    let warning = warned.unwrap().warning.clone().unwrap();
+    assert!(warning.starts_with("1 files in "), "{warning}");
+    loop {
+        match changes.next().await {
+            Some(SetChange::Reset(set)) if set.len() == INSTANCES_MAX => break,
+            Some(SetChange::Reset(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let refused = |state: &InstanceState| matches!(state, InstanceState::Refused(_));
+    let seen = followed.seen();
+    let refused = seen.iter().filter(|seen| refused(&seen.state)).count();
+    assert_eq!(refused, RECORDS_MAX - INSTANCES_MAX);
 }

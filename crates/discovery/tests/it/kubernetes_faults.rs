@@ -10,8 +10,8 @@ use discovery::backend::PickerFailureMode;
 use discovery::kubernetes::{InferencePools, Kubernetes, PoolGroup};
 use discovery::registry::InstanceHandle;
 use discovery::{
-    Discovery, InstanceState, InstanceStatus, MetadataPolicy, RegisterError, ServiceDiscovery,
-    ServiceRegistry, serve,
+    Discovery, InstanceState, InstanceStatus, LocalAddresses, MetadataPolicy, RegisterError,
+    ServiceDiscovery, ServiceRegistry, serve,
 };
 use serde_json::{Value, json};
 
@@ -63,7 +63,9 @@ async fn rig(policy: MetadataPolicy) -> (FakeApi, Discovery<Kubernetes>) {
             ],
         ),
     );
-    let discovery = Kubernetes::new(fake.client(), "default").discovery(policy);
+    let discovery = Kubernetes::new(fake.client(), "default")
+        .discovery(policy)
+        .with_local_addresses(LocalAddresses::Allowed);
     (fake, discovery)
 }
 
@@ -138,7 +140,9 @@ async fn the_whole_flow_with_metadata() {
     let routes: Router = serve::router(&worker);
     tokio::spawn(async move { axum::serve(listener, routes).await });
 
-    let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Preferred);
+    let discovery = Kubernetes::new(fake.client(), "default")
+        .discovery(MetadataPolicy::Preferred)
+        .with_local_addresses(LocalAddresses::Allowed);
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     let observe = |probe: bool| {
         fake.put(

@@ -17,8 +17,8 @@ use discovery::backend::{
 use discovery::directory::DirectoryRegistry;
 use discovery::metadata::METADATA_BYTES_MAX;
 use discovery::{
-    Discovery, Instance, InstanceState, InstanceStatus, MetadataPolicy, ServiceDiscovery,
-    ServiceRegistry, serve,
+    Discovery, Instance, InstanceState, InstanceStatus, LocalAddresses, MetadataPolicy,
+    ServiceDiscovery, ServiceRegistry, serve,
 };
 use futures::stream::{BoxStream, StreamExt};
 use serde_json::json;
@@ -46,7 +46,8 @@ fn played() -> (
         Discovery::new(
             ScriptedBackend(std::sync::Mutex::new(Some(events))),
             MetadataPolicy::Preferred,
-        ),
+        )
+        .with_local_addresses(LocalAddresses::Allowed),
         play,
     )
 }

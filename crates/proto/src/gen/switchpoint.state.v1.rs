@@ -94,6 +94,9 @@ pub struct Welcome {
     /// them.
     #[prost(string, repeated, tag = "3")]
     pub unknown_pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Requested pools that the proxy's certificate may not have: it gets no pool update for them.
+    #[prost(string, repeated, tag = "4")]
+    pub refused_pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ack {

@@ -23,6 +23,12 @@ pub struct RangeRequest {
     pub range_end: ::prost::alloc::vec::Vec<u8>,
     #[prost(int64, tag = "3")]
     pub limit: i64,
+    /// Enums in etcd: 1 is ascending.
+    #[prost(int32, tag = "5")]
+    pub sort_order: i32,
+    /// 2 is the revision of the creation.
+    #[prost(int32, tag = "6")]
+    pub sort_target: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RangeResponse {
@@ -32,6 +38,8 @@ pub struct RangeResponse {
     pub kvs: ::prost::alloc::vec::Vec<KeyValue>,
     #[prost(bool, tag = "3")]
     pub more: bool,
+    #[prost(int64, tag = "4")]
+    pub count: i64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutRequest {
