@@ -109,9 +109,23 @@ class Install(ChartTest):
             return self.secrets(namespace)
 
         self.assertEqual(upgrade("gateway.replicas=3"), first, "an upgrade of something else")
-        # An istio-system that gets its first proxies gets the same certificate.
+        # An istio-system that gets its first proxies gets a certificate of its own, of the same CA.
         upgrade("istio.enabled=true")
-        self.assertEqual(self.cluster.secret("istio-system", "sp-proxy-tls"), first["sp-proxy-tls"])
+        istio = self.cluster.secret("istio-system", "sp-proxy-tls")
+        self.assertEqual(istio["ca.crt"], leaf["ca.crt"])
+        self.assertNotEqual(istio["tls.key"], first["sp-proxy-tls"]["tls.key"])
+
+        # A certificate of which a third of the time is over is renewed, with the same CA.
+        path = f"/api/v1/namespaces/{namespace}/secrets/sp-proxy-tls"
+        secret = self.cluster.request("GET", path)
+        made = "switchpoint/made-on-day"
+        secret["metadata"]["annotations"][made] = str(int(secret["metadata"]["annotations"][made]) - 122)
+        self.cluster.request("PUT", path, secret)
+        renewed = upgrade()
+        self.assertNotEqual(renewed["sp-proxy-tls"]["tls.crt"], first["sp-proxy-tls"]["tls.crt"])
+        self.assertEqual(renewed["sp-proxy-tls"]["ca.crt"], first["sp-proxy-tls"]["ca.crt"])
+        self.assertEqual(renewed["sp-daemon-tls"], first["sp-daemon-tls"])
+        self.assertEqual(upgrade(), renewed)
 
         second = upgrade("tls.generation=2")
         self.assertEqual(second["sp-ca"], ca, "a new generation keeps the CA")

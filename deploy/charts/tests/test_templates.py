@@ -85,6 +85,37 @@ class Goldens(ChartTest):
         objects = {"inferenceobjectives", "inferencemodelrewrites", "inferencemodels"}
         self.assertEqual(rights, {"prod": {"pods", "inferencepools"} | objects, "research": {"pods", "services", "endpointslices"}})
 
+    def test_a_certificate_has_the_pools_of_its_namespace(self) -> None:
+        pools = (("a", ["team-a"]), ("b", ["team-b"]), ("shared", []))
+        rows = [{"name": name, "endpoints": ["10.0.0.1:1"], "hosts": [name]} | ({"proxyNamespaces": only} if only else {}) for name, only in pools]
+        values = {"pools": rows, "gateway": {"enabled": False}, "sidecar": {"enabled": True, "namespaces": ["team-a", "team-b"]}}
+        found = helm.objects(*APIS, *(word for key, value in values.items() for word in ("--set-json", f"{key}={json.dumps(value)}")))
+        (container,) = found["Deployment", helm.NAMESPACE, "sp-daemon"]["spec"]["template"]["spec"]["containers"]
+        flag = "--state-tls-client-names="
+        names = [argument.removeprefix(flag) for argument in container["args"] if argument.startswith(flag)]
+        self.assertEqual(names, [
+            "shared=proxy.sp.switchpoint", "a=proxy.sp.team-a", "shared=proxy.sp.team-a", "b=proxy.sp.team-b", "shared=proxy.sp.team-b",
+        ])  # fmt: skip
+        keys = {namespace: found["Secret", namespace, "sp-proxy-tls"]["data"]["tls.key"] for namespace in ("switchpoint", "team-a", "team-b")}
+        self.assertEqual(len(set(keys.values())), 3, "each namespace has a key of its own")
+        for own, other in (("a", "b"), ("b", "a")):
+            fragments = found["ConfigMap", f"team-{own}", "sp-sidecar"]["data"]
+            self.assertIn(f"inference-pool-{own}", fragments["clusters.yaml"])
+            self.assertFalse([name for name, text in fragments.items() if f"inference-pool-{other}" in text])
+
+    def test_the_daemon_connects_only_where_its_pools_are(self) -> None:
+        def allowed(*arguments: str) -> list[object]:
+            found = helm.objects(*APIS, *arguments)
+            spec = found["NetworkPolicy", helm.NAMESPACE, "sp-daemon"]["spec"]
+            self.assertEqual(spec["policyTypes"], ["Ingress", "Egress"])
+            return [rule["to"] for rule in spec["egress"] if "to" in rule]
+
+        self.assertEqual(allowed(), [[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "switchpoint"}}}]])
+        ((everywhere, _),) = allowed("--set-json", 'pools=[{"name": "a", "endpoints": ["10.0.0.1:1"]}]')
+        self.assertEqual(everywhere["ipBlock"]["except"], ["169.254.0.0/16"])
+        further = allowed("--set-json", 'networkPolicy.egress=[{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]')
+        self.assertEqual(further[1], [{"ipBlock": {"cidr": "10.0.0.0/8"}}])
+
 
 class Refusals(ChartTest):
     """Each error names the value and says what is wrong with it."""
@@ -123,6 +154,8 @@ class Refusals(ChartTest):
             "pools[0].name=a,pools[0].inferencePool.name=x,pools[0].endpoints[0]=h:1": 'pool "a" has 2 sources of endpoints; give one of modelServers, inferencePool,',
             "pools[0].name=a": 'pool "a" has 0 sources',
             "extProc.enabled=true,pools[0].name=a,pools[0].inferencePool.name=a,pools[0].namespace=prod": "an InferencePool can only name a picker in its own namespace",
+            "extProc.enabled=true": "set networkPolicy.extProcGateways",
+            "pools[0].name=a,pools[0].endpoints={10.0.0.1:1},pools[0].proxyNamespaces={x}": "where a gateway serves all pools",
             "tls.certManager.enabled=true": "Install cert-manager first",
             "monitoring.podMonitor.enabled=true": "Install the Prometheus operator first",
             "prometheusRule.enabled=true": "Install the Prometheus operator first",

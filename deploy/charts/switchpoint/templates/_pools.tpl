@@ -29,6 +29,15 @@
     {{- end -}}
     {{- $_ := set $hosts . $pool.name -}}
   {{- end -}}
+  {{- $gateways := list -}}
+  {{- if $root.Values.gateway.enabled }}{{ $gateways = append $gateways $root.Release.Namespace }}{{ end -}}
+  {{- if $root.Values.istio.enabled }}{{ $gateways = append $gateways $root.Values.istio.namespace }}{{ end -}}
+  {{- if $root.Values.envoyGateway.enabled }}{{ $gateways = append $gateways $root.Values.envoyGateway.proxyNamespace }}{{ end -}}
+  {{- range $gateways -}}
+    {{- if and $pool.proxyNamespaces (not (has . $pool.proxyNamespaces)) -}}
+      {{- fail (printf "pools: pool %q has `proxyNamespaces` without %q, where a gateway serves all pools" $pool.name .) -}}
+    {{- end -}}
+  {{- end -}}
   {{- if and $root.Values.extProc.enabled (include "switchpoint.inferencePool" $pool) (ne (include "switchpoint.poolNamespace" (list $root $pool)) $root.Release.Namespace) -}}
     {{- fail (printf "extProc: pool %q is in namespace %q, but an InferencePool can only name a picker in its own namespace; install a release there, or turn extProc off" $pool.name $pool.namespace) -}}
   {{- end -}}

@@ -30,28 +30,61 @@
 {{- toYaml $names -}}
 {{- end -}}
 
-{{- define "switchpoint.proxyNames" -}}
-{{- list (printf "proxy.%s.%s" (include "switchpoint.fullname" .) .Release.Namespace) | toYaml -}}
+{{- /* The name in the certificate of a namespace's proxies: a list of the root and the namespace. */ -}}
+{{- define "switchpoint.proxyName" -}}
+{{- printf "proxy.%s.%s" (include "switchpoint.fullname" (index . 0)) (index . 1) -}}
 {{- end -}}
 
-{{- /* The data of a leaf's Secret: a list of the root, the Secret's name, the DNS names and the CA. Keeps the certificate of the
-Secret in the cluster if it has the wanted generation and names. */ -}}
+{{- /* The pools of a namespace's proxies, as a list in YAML: a list of the root and the namespace. */ -}}
+{{- define "switchpoint.poolsOf" -}}
+{{- $namespace := index . 1 -}}{{- $pools := list -}}
+{{- range (index . 0).Values.pools -}}
+{{- if or (not .proxyNamespaces) (has $namespace .proxyNamespaces) }}{{ $pools = append $pools . }}{{ end -}}
+{{- end -}}
+{{- toYaml $pools -}}
+{{- end -}}
+
+{{- /* The names in client certificates that may have pools, as a list in YAML: NAME for every pool, POOL=NAME for one. */ -}}
+{{- define "switchpoint.clientNames" -}}
+{{- $root := . -}}{{- $names := list -}}
+{{- if not .Values.tls.existingSecret.daemon -}}
+{{- range $namespace := append (include "switchpoint.proxyNamespaces" . | fromYamlArray) .Release.Namespace | uniq | sortAlpha -}}
+{{- $name := include "switchpoint.proxyName" (list $root $namespace) -}}
+{{- $pools := include "switchpoint.poolsOf" (list $root $namespace) | fromYamlArray -}}
+{{- if eq (len $pools) (len $root.Values.pools) -}}
+{{- $names = append $names $name -}}
+{{- else -}}
+{{- range $pools }}{{ $names = append $names (printf "%s=%s" .name $name) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- concat $names .Values.tls.clientNames | toYaml -}}
+{{- end -}}
+
+{{- /* The data of a leaf's Secret: a list of the root, the Secret's namespace, its name, the DNS names and the CA. Keeps the
+certificate of the Secret in the cluster if it has the wanted generation and names, and a third of its time is not over. */ -}}
 {{- define "switchpoint.leaf" -}}
-{{- $root := index . 0 -}}{{- $names := index . 2 -}}{{- $ca := index . 3 -}}
+{{- $root := index . 0 -}}{{- $names := index . 3 -}}{{- $ca := index . 4 -}}
+{{- $today := div (now | unixEpoch | int64) 86400 -}}{{- $made := $today -}}
 {{- $wanted := printf "%d %s" (int $root.Values.tls.generation) (join "," $names) -}}
-{{- $found := lookup "v1" "Secret" $root.Release.Namespace (index . 1) -}}
+{{- $found := lookup "v1" "Secret" (index . 1) (index . 2) -}}
 {{- $data := dict -}}
 {{- if $found -}}
-  {{- if eq (dig "metadata" "annotations" "switchpoint/certificate" "" $found) $wanted }}{{ $data = $found.data }}{{ end -}}
+  {{- $since := dig "metadata" "annotations" "switchpoint/made-on-day" "0" $found | int64 -}}
+  {{- $old := gt (sub $today $since) (div (int $root.Values.tls.days) 3) -}}
+  {{- /* While the CA changes, the previous one's certificates stay. */ -}}
+  {{- if and (eq (dig "metadata" "annotations" "switchpoint/certificate" "" $found) $wanted) (or $ca.changes (not $old)) -}}
+    {{- $data = $found.data -}}{{- $made = $since -}}
+  {{- end -}}
 {{- end -}}
 {{- if not (get $data "tls.key") -}}
   {{- if and $found $ca.changes -}}
     {{- fail "tls.caGeneration is new, so tls.generation and the daemon's names must stay: raise tls.generation some minutes later, when all pods trust the new CA" -}}
   {{- end -}}
-  {{- $made := genSignedCert (first $names) nil $names (int $root.Values.tls.days) $ca.signer -}}
-  {{- $data = dict "tls.crt" (b64enc $made.Cert) "tls.key" (b64enc $made.Key) -}}
+  {{- $pair := genSignedCert (first $names) nil $names (int $root.Values.tls.days) $ca.signer -}}
+  {{- $data = dict "tls.crt" (b64enc $pair.Cert) "tls.key" (b64enc $pair.Key) -}}
 {{- end -}}
-annotations: {switchpoint/certificate: {{ $wanted | quote }}}
+annotations: {switchpoint/certificate: {{ $wanted | quote }}, switchpoint/made-on-day: {{ $made | quote }}}
 data:
   tls.crt: {{ get $data "tls.crt" }}
   tls.key: {{ get $data "tls.key" }}
