@@ -391,8 +391,8 @@ impl StateLink {
             return;
         }
         leader.metrics.record(Stat::Connected, 1);
-        warn_of("does not know", &welcome.unknown_pools);
-        warn_of("refuses this certificate", &welcome.refused_pools);
+        warn_of(UNKNOWN, &welcome.unknown_pools);
+        warn_of(REFUSED, &welcome.refused_pools);
     }
 
     /// Records that state arrived. A welcome alone does not show that the daemon works: a daemon
@@ -467,10 +467,11 @@ impl StateLink {
     }
 }
 
-fn warn_of(what: &str, pools: &[String]) {
+const UNKNOWN: &str = "the daemon does not know these pools of the filter's configuration";
+const REFUSED: &str = "the daemon refuses these pools to this proxy's certificate";
+fn warn_of(why: &str, pools: &[String]) {
     if !pools.is_empty() {
-        let all = pools.join(", ");
-        log::warn!("the daemon {what} these pools of the filter's configuration: {all}");
+        log::warn!("{why}: {}", pools.join(", "));
     }
 }
 
