@@ -16,8 +16,8 @@
 
 use super::age_bands::EntryState;
 use super::lookup::{IndexLookup, MatchLength};
-use super::owners::{ByClass, OwnerTable, REGION_OWNERS, REGIONS, ReuseDistance, region};
-use super::table::{BlockEntry, BlockTable, EntryClass, LANES, NO_OWNER, age, epoch_of};
+use super::owners::{OwnerTable, REGION_OWNERS, REGIONS, ReuseDistance, region};
+use super::table::{BlockEntry, BlockTable, ByClass, EntryClass, LANES, NO_OWNER, age, epoch_of};
 use crate::endpoint::EndpointRef;
 use std::fmt;
 

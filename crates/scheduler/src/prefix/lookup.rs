@@ -17,8 +17,8 @@
 
 use super::age_bands::EntryState;
 use super::hash::blocks_of;
-use super::owners::{ByClass, OwnerTable, REGION_OWNERS, region, region_bit};
-use super::table::{BlockTable, epoch_of};
+use super::owners::{OwnerTable, REGION_OWNERS, region, region_bit};
+use super::table::{BlockTable, ByClass, epoch_of};
 
 /// Holes that a look-up steps over. In a table that has lost 7 %, one in two look-ups of 400 blocks
 /// meets a hole, so eight are not met by chance.

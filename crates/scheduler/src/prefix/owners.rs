@@ -12,7 +12,7 @@
 //! evicted block bounds the capacity, and a cached block beyond the estimate raises it.
 
 use super::age_bands::{AgeBands, EntryState, PARTS};
-use super::table::{BlockEntry, EntryClass, NO_OWNER};
+use super::table::{BlockEntry, ByClass, EntryClass, NO_OWNER};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use std::collections::VecDeque;
 
@@ -70,13 +70,6 @@ struct Owner {
     entries: u32,
 }
 
-/// A value for each class of entries.
-#[derive(Clone, Copy, Default)]
-pub(super) struct ByClass<T> {
-    pub(super) confirmed: T,
-    pub(super) claimed: T,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OwnerState {
     Free,
@@ -91,24 +84,6 @@ pub(super) fn region(owner: u16) -> u16 {
 /// The bit of an owner within its region.
 pub(super) fn region_bit(owner: u16) -> u8 {
     1 << (owner % REGION_OWNERS as u16)
-}
-
-// === impl ByClass ===
-
-impl<T> ByClass<T> {
-    pub(super) fn of(&self, class: EntryClass) -> &T {
-        match class {
-            EntryClass::Confirmed => &self.confirmed,
-            EntryClass::Claimed => &self.claimed,
-        }
-    }
-
-    pub(super) fn of_mut(&mut self, class: EntryClass) -> &mut T {
-        match class {
-            EntryClass::Confirmed => &mut self.confirmed,
-            EntryClass::Claimed => &mut self.claimed,
-        }
-    }
 }
 
 // === impl OwnerTable ===

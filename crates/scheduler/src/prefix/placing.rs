@@ -133,20 +133,19 @@ impl PrefixIndex {
     /// one. Returns whether the block was confirmed and cached before.
     fn confirm_block(&mut self, owner: u16, block: u64) -> bool {
         let key = self.table.key(block, region(owner));
-        let claim = self.table.find(key, owner, EntryClass::Claimed);
-        let found = self.table.find(key, owner, EntryClass::Confirmed);
+        let found = self.table.find_all(key, owner);
         let mut new = self.new_entry(owner, block, EntryClass::Confirmed);
-        if let Some((place, claim)) = claim {
+        if let Some((place, claim)) = found.claimed {
             self.owners.lost(claim, self.epoch_of(claim));
             new.interval = claim.interval.lasting();
-            if found.is_none() {
+            if found.confirmed.is_none() {
                 self.table.set(place, new);
                 self.owners.gained(new, self.epochs.confirmed);
                 return false;
             }
             self.table.free(place);
         }
-        let Some((place, old)) = found else {
+        let Some((place, old)) = found.confirmed else {
             self.insert(key, new);
             return false;
         };
@@ -159,12 +158,15 @@ impl PrefixIndex {
     /// confirmed and cached.
     fn claim_block(&mut self, owner: u16, block: u64, claim: BlockClaim) {
         let key = self.table.key(block, region(owner));
-        let confirmed = self.table.find(key, owner, EntryClass::Confirmed);
-        if confirmed.is_some_and(|(_, entry)| self.state(entry).cached) {
+        let found = self.table.find_all(key, owner);
+        if found
+            .confirmed
+            .is_some_and(|(_, entry)| self.state(entry).cached)
+        {
             return;
         }
         let mut new = self.new_entry(owner, block, EntryClass::Claimed);
-        let Some((place, mut old)) = self.table.find(key, owner, EntryClass::Claimed) else {
+        let Some((place, mut old)) = found.claimed else {
             if claim == BlockClaim::Unconfirmed {
                 new.interval = TouchInterval::CLAIMED;
             }

@@ -60,6 +60,13 @@ pub(super) enum EntryClass {
     Claimed,
 }
 
+/// A value for each class of entries.
+#[derive(Clone, Copy, Default)]
+pub(super) struct ByClass<T> {
+    pub(super) confirmed: T,
+    pub(super) claimed: T,
+}
+
 /// An (owner, block) pair, without its fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockEntry {
@@ -85,6 +92,24 @@ pub(super) struct TouchInterval(u8);
 pub(super) struct EntryPosition {
     bucket: usize,
     lane: usize,
+}
+
+// === impl ByClass ===
+
+impl<T> ByClass<T> {
+    pub(super) fn of(&self, class: EntryClass) -> &T {
+        match class {
+            EntryClass::Confirmed => &self.confirmed,
+            EntryClass::Claimed => &self.claimed,
+        }
+    }
+
+    pub(super) fn of_mut(&mut self, class: EntryClass) -> &mut T {
+        match class {
+            EntryClass::Confirmed => &mut self.confirmed,
+            EntryClass::Claimed => &mut self.claimed,
+        }
+    }
 }
 
 // === impl BlockTable ===
@@ -188,6 +213,33 @@ impl BlockTable {
             }
         }
         None
+    }
+
+    /// Finds the entries of `key` and `owner`.
+    pub(super) fn find_all(
+        &self,
+        key: BlockKey,
+        owner: u16,
+    ) -> ByClass<Option<(EntryPosition, BlockEntry)>> {
+        let mut all = ByClass::default();
+        for bucket in [key.first, key.second] {
+            let Some(line) = self.line(bucket) else {
+                return all;
+            };
+            let mut hits = hits(line, key.fingerprint);
+            while hits != 0 {
+                let lane = hits.trailing_zeros() as usize;
+                let found = entry(line, lane);
+                if found.owner == owner {
+                    *all.of_mut(found.class) = Some((EntryPosition { bucket, lane }, found));
+                }
+                hits &= hits - 1;
+            }
+            if !was_full(line) {
+                return all;
+            }
+        }
+        all
     }
 
     /// Chooses the position for a new entry of `key`: an unused one, else that of the entry with
