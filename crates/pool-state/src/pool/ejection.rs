@@ -15,9 +15,12 @@
 //! Records of other proxies have another clock and cross a network: such a record counts as later
 //! than a local one only if it is later by at least [`OUTSIDE_SLACK_MS`]. It is marked, and the VM
 //! that reports for a process leaves it out, so that no record circulates. Other proxies may be
-//! hostile. Their record ejects for at most [`MAX_MS`], and for [`OUTSIDE_REST_MS`] after that only
-//! local failures eject. Their record does not end an ejection for a local failure. When more than
-//! half would be ejected, local ejections come first.
+//! hostile, so what this process sees itself counts more. Their record ejects for at most
+//! [`MAX_MS`]; it changes nothing while a local ejection or a probe runs, for [`OUTSIDE_REST_MS`]
+//! after an ejection that they requested, and where the endpoint succeeded here within the last
+//! second. Any success here ends it, and their success ends no local ejection. Probes and ejections
+//! stay marked until a local failure, so nobody passes on what it did not see. When more than half
+//! would be ejected, local ejections come first.
 
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
@@ -144,8 +147,10 @@ impl Ejections {
         chance: f32,
         now: Timestamp,
     ) {
+        // Failures that another proxy reported make no local ejection longer.
         let failures = self
             .row(endpoint)
+            .filter(|row| !row.outside)
             .map_or(0, |row| row.failures)
             .saturating_add(1);
         let until = now.plus_ms(ejection_ms(failures, chance));
@@ -171,7 +176,6 @@ impl Ejections {
         self.put(Ejection {
             at: now,
             until: now.plus_ms(PROBE_MS),
-            outside: false,
             ..row
         });
         true
@@ -187,14 +191,15 @@ impl Ejections {
             self.put(Ejection {
                 at: now,
                 until: now,
-                outside: false,
                 ..row
             });
         }
     }
 
     /// Records that a request sent at `sent` got an answer, and with `well` that it succeeded.
-    /// Returns whether that is news: a request from before the ejection proves nothing.
+    /// Returns whether that is news: a request from before a local ejection proves nothing. An
+    /// ejection that another proxy requested is over, whenever the request was sent: the other's
+    /// time proves nothing.
     pub fn record_answer(
         &mut self,
         endpoint: EndpointRef,
@@ -202,8 +207,9 @@ impl Ejections {
         sent: Timestamp,
         now: Timestamp,
     ) -> bool {
-        let clears =
-            |row: &Ejection| row.failures > 0 && (well || !row.by_answers) && sent >= row.at;
+        let clears = |row: &Ejection| {
+            row.failures > 0 && (well || !row.by_answers) && (row.outside || sent >= row.at)
+        };
         if !self.row(endpoint).as_ref().is_some_and(clears) {
             return false;
         }
@@ -269,6 +275,12 @@ impl Ejections {
             .find(|r| r.endpoint == received.endpoint);
         match known {
             Some(known) if received.outside && known.outweighs(received, now) => return false,
+            // The next request shows whether it is true.
+            Some(known) if received.outside && received.failures == 0 => {
+                let is_news = known.until > now && received.at > known.at;
+                known.until = known.until.min(now);
+                return is_news;
+            }
             Some(known)
                 if *known >= received
                     || (received.outside && received.at <= known.at.plus_ms(OUTSIDE_SLACK_MS)) =>
@@ -277,7 +289,9 @@ impl Ejections {
             }
             Some(known) => *known = received,
             // No failure is known, or the success was published long ago.
-            None if received.is_over(now) => return false,
+            None if received.is_over(now) || (received.outside && received.failures == 0) => {
+                return false;
+            }
             None => self.rows.push(received),
         }
         true
@@ -345,11 +359,12 @@ impl Ejection {
     /// Whether this record wins against any record of another proxy.
     fn outweighs(&self, received: Self, now: Timestamp) -> bool {
         match (self.failures > 0, received.failures > 0) {
-            // Only a local answer, or time, ends an ejection for a local failure.
-            (true, false) => !self.outside && self.until > now,
-            (true, true) => self.outside && now < self.until.plus_ms(OUTSIDE_REST_MS),
-            (false, true) => !self.outside && now.ms_since(self.at) < OUTSIDE_REST_MS,
-            (false, false) => false,
+            // Only a local answer ends an ejection for a local failure.
+            (true, false) => !self.outside,
+            (true, true) if self.outside => now < self.until.plus_ms(OUTSIDE_REST_MS),
+            (true, true) => now < self.until,
+            (false, true) => now.ms_since(self.at) < OUTSIDE_REST_MS,
+            (false, false) => true,
         }
     }
 
@@ -698,6 +713,146 @@ mod tests {
         );
     }
 
+    fn from_outside(slot: u16, ms: u64, failures: u32, by_answers: bool) -> Ejection {
+        Ejection {
+            at: at(ms),
+            failures,
+            until: if failures > 0 {
+                Timestamp(u64::MAX)
+            } else {
+                Timestamp(0)
+            },
+            endpoint: id(slot),
+            outside: true,
+            by_answers,
+        }
+    }
+
+    /// A pool whose first two endpoints another proxy says have failed, every 50 ms. All endpoints
+    /// serve each request within `service_ms`. Returns the requests of each endpoint in two
+    /// minutes.
+    fn served_beside_a_liar(service_ms: u64, says: impl Fn(u16, u64) -> Ejection) -> [u64; 4] {
+        let mut ejections = Ejections::default();
+        let pool = pool(4);
+        let mut running: Vec<(u64, u16, u64)> = Vec::new();
+        let mut served = [0; 4];
+        for ms in (0..120_000).step_by(50) {
+            for slot in 0..2 {
+                ejections.learn(says(slot, ms), at(ms));
+            }
+            running.retain(|(end, slot, sent)| {
+                if *end <= ms {
+                    ejections.record_answer(id(*slot), true, at(*sent), at(ms));
+                }
+                *end > ms
+            });
+            // Ten requests a second, each to the endpoint with the fewest.
+            if ms % 100 == 0 {
+                let out = ejected(&ejections, &pool, at(ms));
+                let load = |slot: u16| running.iter().filter(|(_, at, _)| *at == slot).count();
+                let slot = (0..4)
+                    .filter(|slot| !out.contains(slot))
+                    .min_by_key(|slot| (load(*slot), served[usize::from(*slot)]))
+                    .unwrap();
+                ejections.is_probe(id(slot), at(ms));
+                served[usize::from(slot)] += 1;
+                running.push((ms + service_ms, slot, ms));
+            }
+        }
+        served
+    }
+
+    #[test]
+    fn a_peer_that_repeats_failures_takes_no_endpoint_out_of_use() {
+        for service_ms in [50, 800, 4_000, 7_000] {
+            for by_answers in [false, true] {
+                for wrong_clock_ms in [0, 2_000] {
+                    let served = served_beside_a_liar(service_ms, |slot, ms| {
+                        from_outside(slot, ms + wrong_clock_ms, 1, by_answers)
+                    });
+                    let mean = served.iter().sum::<u64>() / 4;
+                    assert!(
+                        served
+                            .iter()
+                            .all(|count| 3 * count >= 2 * mean - 10 && 2 * count <= 3 * mean + 10),
+                        "{service_ms} ms, {by_answers}, {wrong_clock_ms}: {served:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn while_a_probe_runs_and_after_an_ejection_of_another_proxy_only_what_is_seen_here_counts() {
+        let pool = pool(4);
+        for is_local in [false, true] {
+            let mut ejections = Ejections::default();
+            let end = if is_local {
+                eject(&mut ejections, 1, 0);
+                BASE_MS
+            } else {
+                ejections.learn(from_outside(1, 0, 1, true), at(0));
+                MAX_MS
+            };
+            assert_eq!(ejected(&ejections, &pool, at(end - 1)), [1]);
+            assert!(ejections.is_probe(id(1), at(end)));
+            for ms in (end..end + PROBE_MS).step_by(50) {
+                assert!(
+                    !ejections.learn(from_outside(1, ms + 200, 9, true), at(ms)),
+                    "a probe runs, {is_local}"
+                );
+                assert!(
+                    !is_local || !ejections.learn(from_outside(1, ms + 200, 0, true), at(ms)),
+                    "their success ends no ejection for a failure here"
+                );
+            }
+        }
+        let mut ejections = Ejections::default();
+        ejections.learn(from_outside(1, 0, 1, true), at(0));
+        for ms in (MAX_MS..MAX_MS + OUTSIDE_REST_MS).step_by(50) {
+            assert!(
+                !ejections.learn(from_outside(1, ms, 1, true), at(ms)),
+                "{ms}"
+            );
+        }
+    }
+
+    #[test]
+    fn any_success_here_ends_an_ejection_of_another_proxy() {
+        let mut ejections = Ejections::default();
+        let pool = pool(4);
+        ejections.learn(from_outside(1, 1_000, 1, true), at(1_000));
+        assert!(
+            !ejections.record_answer(id(1), false, at(900), at(1_100)),
+            "an answer of any kind does not speak against bad answers"
+        );
+        assert!(
+            ejections.record_answer(id(1), true, at(100), at(1_100)),
+            "sent before, and served after"
+        );
+        assert!(ejected(&ejections, &pool, at(1_101)).is_empty());
+    }
+
+    #[test]
+    fn nobody_passes_on_failures_that_it_did_not_see() {
+        let mut ejections = Ejections::default();
+        ejections.learn(from_outside(1, 0, u32::MAX, true), at(0));
+        assert!(ejections.is_probe(id(1), at(MAX_MS)));
+        ejections.probe_again(id(1), at(MAX_MS), at(MAX_MS + 10));
+        assert!(ejections.rows().iter().all(|row| row.outside));
+        assert!(ejections.is_probe(id(1), at(MAX_MS + 20)));
+        ejections.probe_failed(id(1), true, LONGEST, at(MAX_MS + 30));
+        let [row] = ejections.rows() else {
+            panic!("one endpoint failed")
+        };
+        assert!(!row.outside, "seen here");
+        assert_eq!(
+            (row.failures, row.until),
+            (1, at(MAX_MS + 30 + BASE_MS)),
+            "and it counts from now on"
+        );
+    }
+
     #[test]
     fn what_was_seen_here_is_left_out_before_what_another_proxy_says() {
         let mut ejections = Ejections::default();
@@ -736,6 +891,36 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever another proxy says, and whenever: an endpoint that serves every request of this
+        /// proxy is without requests for at most the longest ejection at a time, and for at most a
+        /// third of the time.
+        #[test]
+        fn no_words_of_another_proxy_keep_a_good_endpoint_out_of_use(
+            said in prop::collection::vec((0..2_000_u64, 0..3_u32, any::<bool>(), 0..40_u64), 200..400),
+        ) {
+            let mut ejections = Ejections::default();
+            let pool = pool(4);
+            let mut ms = 0_u64;
+            let mut spell = 0;
+            let mut out = 0;
+            for (early, failures, by_answers, pause) in said {
+                ejections.learn(from_outside(1, (ms + 1_000).saturating_sub(early), failures, by_answers), at(ms));
+                for _ in 0..=pause {
+                    ms += 50;
+                    if ejected(&ejections, &pool, at(ms)).is_empty() {
+                        ejections.is_probe(id(1), at(ms));
+                        succeed(&mut ejections, 1, ms);
+                        spell = 0;
+                    } else {
+                        spell += 50;
+                        out += 50;
+                    }
+                    prop_assert!(spell <= MAX_MS, "{spell} ms without a request");
+                }
+            }
+            prop_assert!(out <= ms / 3 + MAX_MS, "{out} of {ms} ms");
+        }
+
         /// Three workers record any failures and exchange records in any order. After a complete
         /// exchange they agree.
         #[test]

@@ -232,6 +232,12 @@ impl EndpointHealthTable {
             .map(|at| Timestamp(*at))
     }
 
+    /// Whether the endpoint succeeded here within the last [`FRESH_MS`].
+    pub(super) fn succeeded_lately(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
+        let last = self.known(endpoint).and_then(|row| row.succeeded[0]);
+        last.is_some_and(|(_, at)| now.ms_since(at) <= FRESH_MS)
+    }
+
     /// When each endpoint last answered, in ns, by slot; 0: never.
     pub(super) fn last_answers(&self) -> &[u64] {
         &self.answered

@@ -93,9 +93,15 @@ impl ManagedPool {
         self.queues.others_freed();
     }
 
-    /// Applies another worker's record of an endpoint's failures.
+    /// Applies another worker's record of an endpoint's failures. That another proxy saw failures
+    /// of an endpoint that succeeds here changes nothing.
     pub fn learn_ejection(&mut self, ejection: Ejection, now: Timestamp) {
-        if self.endpoints.knows(ejection.endpoint)
+        let failures = &self.endpoints.failures;
+        let is_refuted = ejection.outside
+            && ejection.failures > 0
+            && failures.health.succeeded_lately(ejection.endpoint, now);
+        if !is_refuted
+            && self.endpoints.knows(ejection.endpoint)
             && self.endpoints.failures.ejections.learn(ejection, now)
         {
             self.ledger.changes += 1;
