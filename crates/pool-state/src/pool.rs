@@ -198,6 +198,7 @@ impl ManagedPool {
     /// Takes newer metrics: `snapshot` is [`Self::snapshot`] with other metrics.
     pub fn refresh(&mut self, snapshot: Snapshot, at: Timestamp) {
         if self.endpoints.refresh(snapshot, at) {
+            self.judge_claims(at);
             self.ledger.in_flight.scraped(self.endpoints.refs());
             self.queues.room_changed();
             self.cache.set_sizes(&self.endpoints);

@@ -22,6 +22,9 @@ use endpoint_load::{NO_PREFILLS, NOTHING};
 mod last_picks;
 use last_picks::LastPicks;
 
+mod outside_claim;
+use outside_claim::ShownLoad;
+
 mod peer_loads;
 pub use peer_loads::PeerLoads;
 
@@ -49,6 +52,8 @@ pub struct InFlight {
     scraped: ScrapeBaseline,
     queues: RunningQueues,
     last_picks: LastPicks,
+    /// The mean prompt of the last [`PROMPTS_AVERAGED`] picks, in tokens.
+    prompt_tokens: f32,
 }
 
 /// The place of one request in the ledger.
@@ -81,6 +86,9 @@ struct LedgerRow {
 
 const NOWHERE: u64 = 0;
 
+/// Prompts over which their length is averaged: enough for a mean, few enough to follow traffic.
+const PROMPTS_AVERAGED: f32 = 64.0;
+
 const EMPTY: LedgerRow = LedgerRow {
     generation: Generation(0),
     epoch: NOWHERE,
@@ -105,6 +113,7 @@ impl InFlight {
         prompt_tokens: u32,
         uncached_tokens: u32,
     ) -> InFlightTicket {
+        self.prompt_tokens += (prompt_tokens as f32 - self.prompt_tokens) / PROMPTS_AVERAGED;
         let prefills = PendingPrefills::from_tokens(prompt_tokens, uncached_tokens);
         let share = EndpointLoad {
             requests: 1,
@@ -270,6 +279,27 @@ impl InFlight {
     /// The load of others, to update it.
     pub fn others_mut(&mut self) -> &mut PeerLoads {
         &mut self.others
+    }
+
+    /// Compares the load that other proxies claim with the new metrics of an endpoint, which
+    /// arrived at `now_us`. A claim may be unconfirmed for `patience_us`.
+    pub fn judge_claims(
+        &mut self,
+        endpoint: EndpointRef,
+        metrics: &EndpointMetrics,
+        patience_us: u64,
+        now_us: u64,
+    ) {
+        if self.others.has_claims() {
+            let own = self.own(endpoint).requests;
+            let shown = ShownLoad::from_metrics(metrics, self.prompt_tokens);
+            self.others.judge(endpoint, shown, own, patience_us, now_us);
+        }
+    }
+
+    /// The requests of other proxies that count.
+    pub fn outside_requests(&self) -> u64 {
+        self.others.outside_requests()
     }
 
     /// New metrics of these endpoints arrived: [`Self::requests_now`] adds changes from now on.

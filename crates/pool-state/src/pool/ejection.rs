@@ -14,13 +14,14 @@
 //!
 //! Records of other proxies have another clock and cross a network: such a record counts as later
 //! than a local one only if it is later by at least [`OUTSIDE_SLACK_MS`]. It is marked, and the VM
-//! that reports for a process leaves it out, so that no record circulates. Other proxies may be
-//! hostile, so what this process sees itself counts more. Their record ejects for at most
-//! [`MAX_MS`]; it changes nothing while a local ejection or a probe runs, for [`OUTSIDE_REST_MS`]
+//! that reports for a process leaves it out, so that no record circulates.
+//!
+//! Other proxies may be hostile, so local evidence counts more. Their record ejects for at most
+//! [`MAX_MS`]. It changes nothing while a local ejection or a probe runs, for [`OUTSIDE_REST_MS`]
 //! after an ejection that they requested, and where the endpoint succeeded here within the last
-//! second. Any success here ends it, and their success ends no local ejection. Probes and ejections
-//! stay marked until a local failure, so nobody passes on what it did not see. When more than half
-//! would be ejected, local ejections come first.
+//! second. Any local success ends their ejection, and their success ends no local one. A probe does
+//! not make their record a local one. When more than half would be ejected, local ejections come
+//! first.
 
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};

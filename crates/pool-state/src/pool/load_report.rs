@@ -138,14 +138,6 @@ impl PeerLoadReport {
         self.layout.loads == 0
     }
 
-    /// The requests of all endpoints.
-    #[must_use]
-    pub fn requests(&self) -> u64 {
-        let mut sum = 0;
-        self.each_load(|_, load| sum += u64::from(load.requests));
-        sum
-    }
-
     /// The failures it reports.
     pub fn ejections(&self) -> impl Iterator<Item = Ejection> + '_ {
         self.layout
@@ -162,10 +154,17 @@ impl PeerLoadReport {
         let next = Self::parse(bytes).unwrap_or_default();
         let slos = self.layout.slos(&self.bytes) != next.layout.slos(&next.bytes);
         match (self.counts, counts) {
-            (true, true) => self.apply_difference(&next, others),
-            (true, false) => self.each_load(|endpoint, load| others.subtract(endpoint, load)),
-            (false, true) => next.each_load(|endpoint, load| others.add(endpoint, load)),
-            (false, false) => {}
+            (true, true) if self.is_outside() == next.is_outside() => {
+                self.apply_difference(&next, others);
+            }
+            (was, is) => {
+                if was {
+                    self.subtract_from(others);
+                }
+                if is {
+                    next.add_loads_to(others);
+                }
+            }
         }
         let turned = self.counts != counts && next.layout.slos > 0;
         *self = Self { counts, ..next };
@@ -175,8 +174,8 @@ impl PeerLoadReport {
     /// Sets whether its load counts. Returns whether SLOs must be computed again.
     pub(super) fn count(&mut self, counts: bool, others: &mut PeerLoads) -> bool {
         match (std::mem::replace(&mut self.counts, counts), counts) {
-            (true, false) => self.each_load(|endpoint, load| others.subtract(endpoint, load)),
-            (false, true) => self.each_load(|endpoint, load| others.add(endpoint, load)),
+            (true, false) => self.subtract_from(others),
+            (false, true) => self.add_loads_to(others),
             _ => return false,
         }
         self.layout.slos > 0
@@ -185,7 +184,7 @@ impl PeerLoadReport {
     /// Adds the loads of the report to `others`, if they count.
     pub(super) fn add_to(&self, others: &mut PeerLoads) {
         if self.counts {
-            self.each_load(|endpoint, load| others.add(endpoint, load));
+            self.add_loads_to(others);
             self.add_slos_to(others);
         }
     }
@@ -214,6 +213,43 @@ impl PeerLoadReport {
         for (endpoint, load) in self.load_bytes().iter().filter_map(decode_load) {
             each(endpoint, load);
         }
+    }
+
+    fn add_loads_to(&self, others: &mut PeerLoads) {
+        self.each_load(|endpoint, load| {
+            self.change(endpoint, &EndpointLoad::default(), &load, others);
+        });
+    }
+
+    fn subtract_from(&self, others: &mut PeerLoads) {
+        self.each_load(|endpoint, load| {
+            self.change(endpoint, &load, &EndpointLoad::default(), others);
+        });
+    }
+
+    /// Replaces a load of this report or of the one before it. What another VM of the process
+    /// reports is true; what other proxies report is a claim.
+    fn change(
+        &self,
+        endpoint: EndpointRef,
+        was: &EndpointLoad,
+        is: &EndpointLoad,
+        others: &mut PeerLoads,
+    ) {
+        if self.is_outside() {
+            others.claim(endpoint, was, is, self.written_us());
+        } else {
+            others.replace(endpoint, was, is);
+        }
+    }
+
+    /// Whether it is the sum of the reports of the other proxies.
+    fn is_outside(&self) -> bool {
+        self.head().vm == LoadReportHead::OUTSIDE
+    }
+
+    fn written_us(&self) -> u64 {
+        self.head().written.us_since(Timestamp(0))
     }
 
     /// Subtracts each load that `next` lacks, and adds each load that only `next` has.
@@ -256,28 +292,26 @@ impl PeerLoadReport {
         let is = is.and_then(decode_load);
         let (endpoint, before, load) = match (was, is) {
             (Some((endpoint, was)), Some((same, is))) if endpoint == same => {
-                others.replace(endpoint, &was, &is);
+                self.change(endpoint, &was, &is, others);
                 (endpoint, was, is)
             }
             (was, is) => {
+                let nothing = EndpointLoad::default();
                 was.into_iter()
-                    .for_each(|(endpoint, was)| others.subtract(endpoint, was));
+                    .for_each(|(endpoint, was)| self.change(endpoint, &was, &nothing, others));
                 let Some((endpoint, is)) = is else { return };
-                others.add(endpoint, is);
-                (endpoint, EndpointLoad::default(), is)
+                self.change(endpoint, &nothing, &is, others);
+                (endpoint, nothing, is)
             }
         };
-        if load.requests > before.requests
-            && self.head().vm != LoadReportHead::OUTSIDE
-            && others.picks_stand()
-        {
+        if load.requests > before.requests && !self.is_outside() && others.picks_stand() {
             let picked = EndpointLoad {
                 requests: load.requests - before.requests,
                 prefill_tokens: load.prefill_tokens.saturating_sub(before.prefill_tokens),
                 prefills: load.prefills.without(before.prefills),
                 ..EndpointLoad::default()
             };
-            others.picked(endpoint, picked, self.head().written.us_since(Timestamp(0)));
+            others.picked(endpoint, picked, self.written_us());
         }
     }
 }

@@ -13,6 +13,11 @@ use super::{
 };
 use scheduler::Timestamp;
 
+/// How long the claims of other proxies may be unconfirmed, ms: half the age at which a scrape is
+/// too old, within these bounds. The next scrape and its message take a quarter of that with the
+/// intervals that are default.
+const PATIENCE_MS: std::ops::RangeInclusive<u64> = 1_000..=5_000;
+
 // === impl ManagedPool ===
 
 impl ManagedPool {
@@ -93,6 +98,20 @@ impl ManagedPool {
         self.queues.others_freed();
     }
 
+    /// Holds the load that other proxies claim against the metrics, which arrived at `now`.
+    pub(super) fn judge_claims(&mut self, now: Timestamp) {
+        let Some(state) = &self.endpoints.state else {
+            return;
+        };
+        let patience_ms = state.staleness_max_ms / 2;
+        let patience_us = patience_ms.clamp(*PATIENCE_MS.start(), *PATIENCE_MS.end()) * 1_000;
+        let now_us = now.us_since(Timestamp(0));
+        let in_flight = &mut self.ledger.in_flight;
+        for (endpoint, metrics) in state.refs.iter().zip(state.snapshot.metrics()) {
+            in_flight.judge_claims(*endpoint, metrics, patience_us, now_us);
+        }
+    }
+
     /// Applies another worker's record of an endpoint's failures. That another proxy saw failures
     /// of an endpoint that succeeds here changes nothing.
     pub fn learn_ejection(&mut self, ejection: Ejection, now: Timestamp) {
@@ -171,5 +190,119 @@ impl ManagedPool {
     #[must_use]
     pub fn placements_dropped(&self) -> u64 {
         self.cache.placements.dropped()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use scheduler::{
+        Endpoint, EndpointMetrics, Generation, Pipeline, PipelineSpec, Readiness, Slot, Snapshot,
+        Version,
+    };
+
+    use super::*;
+    use crate::peers::PeerReport;
+    use crate::pool::LoadReportSum;
+
+    const AT: EndpointRef = EndpointRef {
+        slot: Slot(0),
+        generation: Generation(1),
+    };
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp(0).plus_ms(1_000_000 + ms)
+    }
+
+    /// A pool of one endpoint with so many requests.
+    fn snapshot(requests: f32) -> Snapshot {
+        let endpoint = Endpoint {
+            id: AT,
+            name: "pod".into(),
+            address: "10.0.0.1:8000".into(),
+            readiness: Readiness::Ready,
+            labels: Box::default(),
+            models: std::sync::Arc::default(),
+            age_ms: 60_000,
+        };
+        let metrics = EndpointMetrics {
+            running_requests: Some(requests),
+            ..EndpointMetrics::default()
+        };
+        let pipeline = Pipeline::build(&PipelineSpec::default()).unwrap();
+        Snapshot::try_new(Version::default(), vec![endpoint], vec![metrics], pipeline).unwrap()
+    }
+
+    fn pool() -> ManagedPool {
+        let mut pool = ManagedPool::new(1, 0);
+        pool.install(snapshot(0.0), 0, 5_000);
+        pool.recount_load_reports([]);
+        pool
+    }
+
+    #[test]
+    fn what_succeeds_here_is_not_ejected_because_it_fails_elsewhere() {
+        let mut pool = pool();
+        pool.endpoints.failures.health.record_success(AT, 7, at(0));
+        let failed = |ms, outside| Ejection {
+            at: at(ms),
+            failures: 1,
+            until: at(ms + 1_000),
+            endpoint: AT,
+            outside,
+            by_answers: true,
+        };
+        pool.learn_ejection(failed(500, true), at(500));
+        assert!(pool.ejections().is_empty());
+        pool.learn_ejection(failed(1_500, true), at(1_500));
+        assert_eq!(pool.ejections().len(), 1, "that success was long ago");
+        let mut pool = self::pool();
+        pool.endpoints.failures.health.record_success(AT, 7, at(0));
+        pool.learn_ejection(failed(500, false), at(500));
+        assert_eq!(pool.ejections().len(), 1, "another worker saw it");
+    }
+
+    /// Another proxy's report, repeated, and the load that counts after each of the scrapes.
+    fn counted(requests: u32, shown: f32, scrapes: u64) -> Vec<u32> {
+        let mut pool = pool();
+        let mut peer = PeerReport::of_proxies();
+        let mut sum = LoadReportSum::default();
+        sum.reset(vec![AT], []);
+        let load = EndpointLoad {
+            requests,
+            ..EndpointLoad::default()
+        };
+        sum.add(AT, load);
+        (1..=scrapes)
+            .map(|scrape| {
+                let now = at(250 * scrape);
+                let head = LoadReportHead {
+                    vm: LoadReportHead::OUTSIDE,
+                    written: now,
+                    ring: 0,
+                };
+                let row = sum.row(head, [], &[]);
+                peer.read(&mut pool, row, now);
+                peer.count(&mut pool, now);
+                pool.refresh(snapshot(shown), now);
+                pool.in_flight().load(AT).requests
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_claim_that_scrapes_refute_counts_as_what_they_show() {
+        let honest = counted(64, 64.0, 40);
+        assert!(honest.iter().all(|count| *count == 64), "{honest:?}");
+        let late = counted(64, 0.0, 6);
+        assert!(late.iter().all(|count| *count == 64), "{late:?}");
+        let lie = counted(0xffff, 0.0, 20);
+        assert!(lie[0] <= 256 && lie[19] == 0, "{lie:?}");
+        let half = counted(40, 10.0, 20);
+        assert_eq!(half[19], 10);
+        let mut pool = pool();
+        let mut peer = PeerReport::of_proxies();
+        peer.read(&mut pool, vec![1, 2, 3], at(0));
+        assert!(!peer.count(&mut pool, at(0)));
+        assert_eq!(pool.in_flight().load(AT).requests, 0);
     }
 }

@@ -10,10 +10,13 @@
 //! in much the same way. So each pick made here counts once for each of them, until it is old
 //! enough that their reports of that moment have arrived. In simulation this recovers part of what
 //! load reports that are 100 ms old lose, and costs nothing at 10 ms.
+//!
+//! What other proxies report counts as far as scrapes confirm it: see [`super::outside_claim`].
 
 use std::collections::VecDeque;
 
 use super::EndpointLoad;
+use super::outside_claim::{OutsideClaim, ShownLoad};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 /// Maximum recent picks that count for others at once: 20 ms at 50,000 picks per second. Beyond it
@@ -25,6 +28,9 @@ const YOUNG_MAX: usize = 1_024;
 pub struct PeerLoads {
     /// Loads by slot, up to the highest current one.
     rows: Vec<Option<(Generation, EndpointLoad)>>,
+    /// What other proxies claim, by slot; the part that counts is in the rows. Empty without other
+    /// proxies.
+    claims: Vec<(Generation, OutsideClaim)>,
     /// The number of other proxies that a pick made here counts for, and for how long, µs.
     stands_for: u32,
     delay_us: u64,
@@ -50,6 +56,10 @@ impl PeerLoads {
             if let Some(row) = self.rows.get_mut(slot) {
                 *row = Some((endpoint.generation, EndpointLoad::default()));
             }
+        }
+        // What is known of the claims about an endpoint stays.
+        for (_, claim) in &mut self.claims {
+            claim.clear();
         }
     }
 
@@ -80,19 +90,72 @@ impl PeerLoads {
         if let Some(Some((generation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
             && *generation == endpoint.generation
         {
-            let of = |sum: u64, was: u64, is: u64| sum.saturating_add(is).saturating_sub(was);
-            let short = |sum: u32, was: u32, is: u32| sum.saturating_add(is).saturating_sub(was);
-            sum.requests = short(sum.requests, was.requests, is.requests);
-            sum.prefill_tokens = of(sum.prefill_tokens, was.prefill_tokens, is.prefill_tokens);
-            sum.decode_tokens = of(sum.decode_tokens, was.decode_tokens, is.decode_tokens);
-            let sum = &mut sum.prefills;
-            let was = &was.prefills;
-            let is = &is.prefills;
-            sum.prompts = short(sum.prompts, was.prompts, is.prompts);
-            sum.prompt_tokens = of(sum.prompt_tokens, was.prompt_tokens, is.prompt_tokens);
-            sum.uncached_tokens = of(sum.uncached_tokens, was.uncached_tokens, is.uncached_tokens);
-            sum.attention = of(sum.attention, was.attention, is.attention);
+            exchange(sum, was, is);
         }
+    }
+
+    /// Replaces a load that other proxies claim to have at `endpoint`, like [`Self::replace`].
+    pub fn claim(
+        &mut self,
+        endpoint: EndpointRef,
+        was: &EndpointLoad,
+        is: &EndpointLoad,
+        now_us: u64,
+    ) {
+        let slot = usize::from(endpoint.slot.0);
+        let Some(Some((generation, sum))) = self.rows.get_mut(slot) else {
+            return;
+        };
+        if *generation != endpoint.generation {
+            return;
+        }
+        if self.claims.len() <= slot {
+            let nothing = || (Generation(0), OutsideClaim::default());
+            self.claims.resize_with(slot + 1, nothing);
+        }
+        if let Some((of, claim)) = self.claims.get_mut(slot) {
+            if *of != endpoint.generation {
+                *of = endpoint.generation;
+                *claim = OutsideClaim::default();
+            }
+            let before = *claim.counted();
+            claim.update(|claim| exchange(claim, was, is), now_us);
+            exchange(sum, &before, claim.counted());
+        }
+    }
+
+    /// Holds what other proxies claim of `endpoint` against its new scrape, which shows this; the
+    /// VM has `own` requests there. See [`OutsideClaim::judge`].
+    pub(super) fn judge(
+        &mut self,
+        endpoint: EndpointRef,
+        shown: Option<ShownLoad>,
+        own: u32,
+        patience_us: u64,
+        now_us: u64,
+    ) {
+        let slot = usize::from(endpoint.slot.0);
+        if let Some((of, claim)) = self.claims.get_mut(slot)
+            && *of == endpoint.generation
+            && let Some(Some((generation, sum))) = self.rows.get_mut(slot)
+            && *generation == *of
+        {
+            let before = *claim.counted();
+            let of_process = own + sum.requests.saturating_sub(before.requests);
+            claim.judge(shown, of_process, patience_us, now_us);
+            exchange(sum, &before, claim.counted());
+        }
+    }
+
+    /// Whether other proxies claim a load anywhere.
+    pub(super) fn has_claims(&self) -> bool {
+        !self.claims.is_empty()
+    }
+
+    /// The requests of other proxies that count.
+    pub fn outside_requests(&self) -> u64 {
+        let counted = self.claims.iter().map(|(_, claim)| claim.counted());
+        counted.map(|load| u64::from(load.requests)).sum()
     }
 
     /// Clears all SLOs, before they are added again.
@@ -154,6 +217,22 @@ impl PeerLoads {
             _ => None,
         }
     }
+}
+
+/// Subtracts `was` from a sum and adds `is`, except for SLOs.
+fn exchange(sum: &mut EndpointLoad, was: &EndpointLoad, is: &EndpointLoad) {
+    let of = |sum: u64, was: u64, is: u64| sum.saturating_add(is).saturating_sub(was);
+    let short = |sum: u32, was: u32, is: u32| sum.saturating_add(is).saturating_sub(was);
+    sum.requests = short(sum.requests, was.requests, is.requests);
+    sum.prefill_tokens = of(sum.prefill_tokens, was.prefill_tokens, is.prefill_tokens);
+    sum.decode_tokens = of(sum.decode_tokens, was.decode_tokens, is.decode_tokens);
+    let sum = &mut sum.prefills;
+    let was = &was.prefills;
+    let is = &is.prefills;
+    sum.prompts = short(sum.prompts, was.prompts, is.prompts);
+    sum.prompt_tokens = of(sum.prompt_tokens, was.prompt_tokens, is.prompt_tokens);
+    sum.uncached_tokens = of(sum.uncached_tokens, was.uncached_tokens, is.uncached_tokens);
+    sum.attention = of(sum.attention, was.attention, is.attention);
 }
 
 #[cfg(test)]

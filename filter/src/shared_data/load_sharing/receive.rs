@@ -194,11 +194,9 @@ impl LoadSharing {
                 .flatten()
                 .map_or_else(Vec::new, |shared| backlog::read(&shared.bytes));
         }
-        pool.queues_mut().set_outside(
-            bands,
-            self.outside.report().requests(),
-            u64::from(outside.delay_us),
-        );
+        let running = pool.in_flight().outside_requests();
+        pool.queues_mut()
+            .set_outside(bands, running, u64::from(outside.delay_us));
     }
 
     fn receive_placements<H: Host>(

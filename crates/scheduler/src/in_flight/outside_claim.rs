@@ -1,0 +1,262 @@
+//! The load that the other proxies say they have at an endpoint, held against what the endpoint
+//! itself shows.
+//!
+//! The scrape of an endpoint counts the requests of all proxies. What the others claim is newer, so
+//! it counts in full until a scrape could have shown it. A claim that scrapes do not confirm is
+//! *refuted*: then the others' load is at most what the scrape shows beside our own. A proxy that
+//! lies, repeats old reports or repeats those of others can so make an endpoint seem busy for some
+//! seconds and not for good.
+//!
+//! The test is one of averages, because a scrape is a sample: between two scrapes requests begin
+//! and end. The claim minus [`TIMES_SHOWN`] times what is shown is added up over time, in shares of
+//! the largest value of late. That sum is the time for which the claim was unconfirmed. An honest
+//! claim is confirmed by the next scrape and its sum falls again.
+
+use super::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
+use crate::metrics::EndpointMetrics;
+
+/// The others' load may be this many times what a scrape shows beside our own load: requests are on
+/// their way, and a scrape is some time old. Lies of this size make endpoints that are equally
+/// loaded differ by less than a third.
+const TIMES_SHOWN: f32 = 1.5;
+
+/// The most requests beyond [`TIMES_SHOWN`] that count before a scrape shows them: what an engine
+/// runs at once by default. Beyond it an endpoint is full anyway.
+const UNSEEN_MAX: f32 = 256.0;
+
+/// A request may have this many times the tokens of a usual one before the rest counts as further
+/// requests. Prompts of one pool differ, so their sum over an endpoint is compared.
+const TIMES_TOKENS: f32 = 4.0;
+
+/// The least tokens of a usual request: below that, tokens cost little.
+const TOKENS_MIN: f32 = 1_024.0;
+
+/// How long the largest value of late is remembered, µs: some bursts.
+const LARGEST_US: f32 = 10_000_000.0;
+
+/// The least value of it, in requests: a single short request is often between two scrapes.
+const LARGEST_MIN: f32 = 2.0;
+
+/// How fast the unconfirmed time falls at least while the claim is confirmed, or nothing is
+/// claimed. After a lie that was refuted, claims count in full again within 30 s.
+const RECOVERY: f32 = 0.1;
+
+/// The longest time between two scrapes that is judged, µs: longer ones were lost, and the last
+/// claim may be too old.
+const JUDGED_US_MAX: u64 = 500_000;
+
+/// The load that an endpoint shows in a scrape.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ShownLoad {
+    /// Requests that run or wait there.
+    pub requests: f32,
+    /// The waiting ones among them.
+    pub waiting: f32,
+    /// The tokens of a usual request.
+    pub tokens: f32,
+}
+
+/// The claim of the others about one endpoint.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OutsideClaim {
+    claim: EndpointLoad,
+    /// The part of it that counts.
+    counted: EndpointLoad,
+    /// The load that the endpoint shows beside our own; `None` if that is unknown.
+    shown: Option<ShownLoad>,
+    standing: ClaimStanding,
+    /// The sum of the claim over the time since it was last judged, in requests times µs, ...
+    sum: f32,
+    /// ... until this moment.
+    summed_us: u64,
+    judged_us: u64,
+    /// For how long the claim was not confirmed, µs.
+    unconfirmed_us: f32,
+    /// The largest claim or sight of late, in requests.
+    largest: f32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum ClaimStanding {
+    #[default]
+    Believed,
+    Refuted,
+}
+
+// === impl ShownLoad ===
+
+impl ShownLoad {
+    /// The load in an endpoint's metrics; `None` if that is unknown. A usual request has the tokens
+    /// of those that run there, or of our own prompts.
+    pub(super) fn from_metrics(metrics: &EndpointMetrics, prompt_tokens: f32) -> Option<Self> {
+        let valid = |value: Option<f32>| value.filter(|value| value.is_finite() && *value >= 0.0);
+        let running = valid(metrics.running_requests)?;
+        let waiting = valid(metrics.queue_depth).unwrap_or(0.0);
+        let blocks = metrics.kv_blocks.zip(metrics.kv_block_tokens);
+        let cached = valid(metrics.kv_cache_utilization)
+            .zip(blocks)
+            .map_or(0.0, |(used, (blocks, tokens))| {
+                used.min(1.0) * blocks as f32 * tokens as f32
+            });
+        Some(Self {
+            requests: running + waiting,
+            waiting,
+            tokens: (cached / running.max(1.0)).max(prompt_tokens),
+        })
+    }
+
+    /// The part of it that is not `own`. Half of it may always be another's, because own requests
+    /// may still be on their way.
+    fn beside(self, own: u32) -> Self {
+        let others = |shown: f32| (shown - own as f32).max(shown / 2.0);
+        Self {
+            requests: others(self.requests),
+            tokens: self.tokens.max(TOKENS_MIN),
+            ..self
+        }
+    }
+}
+
+// === impl OutsideClaim ===
+
+impl OutsideClaim {
+    pub(super) fn counted(&self) -> &EndpointLoad {
+        &self.counted
+    }
+
+    /// Changes the claim at `now_us`.
+    pub(super) fn update(&mut self, change: impl FnOnce(&mut EndpointLoad), now_us: u64) {
+        self.sum_until(now_us);
+        change(&mut self.claim);
+        self.counted = self.limited();
+    }
+
+    /// Nothing is claimed any more; what scrapes showed of earlier claims stays known.
+    pub(super) fn clear(&mut self) {
+        self.claim = EndpointLoad::default();
+        self.counted = EndpointLoad::default();
+    }
+
+    /// Holds the claim against a new scrape. The process has `own` requests at the endpoint. A
+    /// claim may be unconfirmed for `patience_us`.
+    pub(super) fn judge(
+        &mut self,
+        shown: Option<ShownLoad>,
+        own: u32,
+        patience_us: u64,
+        now_us: u64,
+    ) {
+        self.sum_until(now_us);
+        let passed_us = now_us.saturating_sub(self.judged_us).min(JUDGED_US_MAX) as f32;
+        self.judged_us = now_us;
+        let sum = std::mem::take(&mut self.sum);
+        if shown.is_some() || self.standing == ClaimStanding::Believed {
+            self.shown = shown.map(|shown| shown.beside(own));
+        }
+        // A scrape that does not show what we have ourselves is too old, or counts something else.
+        let is_current = |shown: &ShownLoad| own as f32 <= TIMES_SHOWN * shown.requests + 1.0;
+        if passed_us > 0.0
+            && let Some(beside) = shown.filter(is_current).map(|shown| shown.beside(own))
+        {
+            let most = TIMES_SHOWN * beside.requests;
+            let claimed = (sum / passed_us).min(most + UNSEEN_MAX);
+            self.weigh(claimed, most, passed_us, patience_us as f32);
+        }
+        self.counted = self.limited();
+    }
+
+    /// Adds the difference between the claim and the `most` that is confirmed to the unconfirmed
+    /// time.
+    fn weigh(&mut self, claimed: f32, most: f32, passed_us: f32, patience_us: f32) {
+        let faded = self.largest * (1.0 - passed_us / LARGEST_US).max(0.0);
+        self.largest = faded.max(claimed).max(most).max(LARGEST_MIN);
+        let share = (claimed - most) / self.largest;
+        let pace = if claimed > most {
+            share
+        } else {
+            share.min(-RECOVERY)
+        };
+        self.unconfirmed_us = (self.unconfirmed_us + pace * passed_us).clamp(0.0, patience_us);
+        if self.unconfirmed_us >= patience_us {
+            self.standing = ClaimStanding::Refuted;
+        } else if self.unconfirmed_us <= patience_us / 2.0 {
+            self.standing = ClaimStanding::Believed;
+        }
+    }
+
+    fn sum_until(&mut self, now_us: u64) {
+        let passed_us = now_us.saturating_sub(self.summed_us).min(JUDGED_US_MAX);
+        self.summed_us = self.summed_us.max(now_us);
+        self.sum += passed_us as f32 * self.size();
+    }
+
+    /// The claim as a number of requests: those of more tokens than usual count as several.
+    fn size(&self) -> f32 {
+        let EndpointLoad {
+            requests,
+            prefill_tokens,
+            decode_tokens,
+            prefills,
+            ..
+        } = self.claim;
+        let tokens = prefill_tokens
+            .max(decode_tokens.saturating_add(prefills.prompt_tokens))
+            .max(prefills.uncached_tokens);
+        let usual = self.shown.map_or(TOKENS_MIN, |shown| shown.tokens);
+        (requests.max(prefills.prompts) as f32).max(tokens as f32 / (TIMES_TOKENS * usual))
+    }
+
+    /// The part of the claim that counts.
+    fn limited(&self) -> EndpointLoad {
+        let Some(shown) = self.shown else {
+            return self.claim;
+        };
+        match self.standing {
+            ClaimStanding::Believed => {
+                let most = TIMES_SHOWN * shown.requests + UNSEEN_MAX;
+                at_most(self.claim, most, most, TIMES_TOKENS * shown.tokens)
+            }
+            ClaimStanding::Refuted => {
+                at_most(self.claim, shown.requests, shown.waiting, shown.tokens)
+            }
+        }
+    }
+}
+
+/// `load` with at most this many requests and waiting prompts, and this many tokens for each.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counts, which a cast limits to the range"
+)]
+fn at_most(load: EndpointLoad, requests: f32, prompts: f32, tokens: f32) -> EndpointLoad {
+    let PendingPrefills {
+        prompts: claimed_prompts,
+        prompt_tokens,
+        uncached_tokens,
+        attention,
+    } = load.prefills;
+    let all = (requests * tokens) as u64;
+    let pending = (prompts * tokens) as u64;
+    let prompt_tokens = prompt_tokens.min(pending);
+    let uncached_tokens = uncached_tokens.min(prompt_tokens);
+    // Of prompts with so many tokens in all, one prompt has the most attention.
+    let attention_max = uncached_tokens
+        .saturating_mul(2)
+        .saturating_mul(prompt_tokens);
+    EndpointLoad {
+        requests: load.requests.min(requests as u32),
+        prefill_tokens: load.prefill_tokens.min(pending),
+        decode_tokens: load.decode_tokens.min(all),
+        prefills: PendingPrefills {
+            prompts: claimed_prompts.min(prompts as u32),
+            prompt_tokens,
+            uncached_tokens,
+            attention: attention.min(attention_max.div_ceil(ATTENTION_UNIT)),
+        },
+        ..load
+    }
+}
+
+#[cfg(test)]
+mod tests;
