@@ -5,6 +5,9 @@
 //! and a sixteenth more, rounded up to a request.
 //! Beyond that, and while another proxy holds requests of a higher band, it leaves room that it
 //! finds to the others for [`PATIENCE_MS`] and twice the sharing delay, and takes it after that.
+//!
+//! Other proxies may be hostile. A proxy that holds requests takes room that is left to it. When
+//! such room stayed unused [`UNUSED_MAX`] times, none is left for [`UNUSED_MS`].
 
 use scheduler::Timestamp;
 use scheduler::flow::QueuedInBand;
@@ -17,6 +20,14 @@ const PATIENCE_MS: u64 = 10;
 /// at one time, and all take it. Without a margin, chat's time to first token of four proxies in
 /// simulation is 300 ms at p99, with an eighth or a sixteenth 250 ms.
 const MARGIN_PARTS: u64 = 16;
+
+/// How often in [`UNUSED_MS`] room may be left without use. Honest proxies leave some unused: a
+/// request may not fit, or its client has left.
+const UNUSED_MAX: u32 = 4;
+
+/// How long unused room is remembered, in ms: with [`UNUSED_MAX`] times [`PATIENCE_MS`], a backlog
+/// that does not exist costs a twenty-fifth of the time.
+const UNUSED_MS: u64 = 1_000;
 
 /// Room that was found so long ago, in times of patience, was another one.
 const STALE: u64 = 8;
@@ -31,8 +42,19 @@ pub(super) struct OutsideQueues {
     delay_us: u64,
     /// The number of proxies, if nothing is received from the others; 0 otherwise.
     alone_of: u32,
-    /// Since when a band leaves room to others.
-    left: Vec<(i32, Timestamp)>,
+    /// The room that bands leave to others.
+    left: Vec<LeftRoom>,
+    /// How often room was left without use, and when last.
+    unused: u32,
+    unused_at: Timestamp,
+}
+
+#[derive(Debug)]
+struct LeftRoom {
+    priority: i32,
+    since: Timestamp,
+    /// Whether the band's patience is over.
+    is_over: bool,
 }
 
 // === impl OutsideQueues ===
@@ -101,19 +123,40 @@ impl OutsideQueues {
     pub(super) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
         let patience_us = PATIENCE_MS * 1_000 + 2 * self.delay_us.min(1_000_000);
         self.left
-            .retain(|(_, since)| now.us_since(*since) < STALE * patience_us);
-        match self.left.iter().find(|(band, _)| *band == priority) {
+            .retain(|left| now.us_since(left.since) < STALE * patience_us);
+        if now.ms_since(self.unused_at) >= UNUSED_MS {
+            self.unused = 0;
+        }
+        let is_left = self.left.iter_mut().find(|left| left.priority == priority);
+        match is_left {
+            None if self.unused >= UNUSED_MAX => false,
             None => {
-                self.left.push((priority, now));
+                self.left.push(LeftRoom {
+                    priority,
+                    since: now,
+                    is_over: false,
+                });
                 true
             }
-            Some((_, since)) => now.us_since(*since) < patience_us,
+            Some(left) => {
+                left.is_over = now.us_since(left.since) >= patience_us;
+                if left.is_over {
+                    self.unused_at = now;
+                }
+                !left.is_over
+            }
         }
     }
 
-    /// A request of the band took room: the next room is another one.
+    /// A request of the band took room: the next room is another one. No other proxy used it if
+    /// the band's patience was over.
     pub(super) fn took_room(&mut self, priority: i32) {
-        self.left.retain(|(band, _)| *band != priority);
+        let unused = &mut self.unused;
+        self.left.retain(|left| {
+            let is_taken = left.priority == priority;
+            *unused += u32::from(is_taken && left.is_over);
+            !is_taken
+        });
     }
 }
 
@@ -173,6 +216,39 @@ mod tests {
             "other room"
         );
         assert!(outside.leaves_room(0, at(500)), "that was long ago");
+    }
+
+    #[test]
+    fn room_that_nobody_takes_is_not_left_again_and_again() {
+        let mut outside = OutsideQueues::default();
+        outside.set(&[queued(i32::MAX, 1_000_000)], 1, 0);
+        // A request finds room at all times.
+        let mut taken = 0;
+        let mut ms = 1_000;
+        while ms < 11_000 {
+            assert!(outside.is_over_share(0, 10, 20));
+            if outside.leaves_room(0, Timestamp(0).plus_ms(ms)) {
+                ms += 1;
+            } else {
+                outside.took_room(0);
+                taken += 1;
+                ms += 2;
+            }
+        }
+        assert!(
+            taken >= 4_700,
+            "{taken} of 5,000 beside a backlog that does not exist"
+        );
+    }
+
+    #[test]
+    fn room_that_others_take_is_left_to_them_for_ever() {
+        let mut outside = OutsideQueues::default();
+        outside.set(&[queued(1, 1)], 4, 0);
+        for room in 0..1_000 {
+            let now = Timestamp(0).plus_ms(1_000 + 200 * room);
+            assert!(outside.leaves_room(0, now), "they took the last {room}");
+        }
     }
 
     #[test]
