@@ -2,18 +2,27 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proto::state;
 use scheduler::EndpointRef;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use crate::state::peer::Origin;
+
 use super::latency::{ObservationCounts, PredictedTarget, PredictionComparison, PredictionScore};
 
 /// Queue length of a pool's learner, in messages: those of a few hundred proxies during one
 /// training.
 pub(super) const MESSAGES_MAX: usize = 1_024;
+
+/// Further messages, for origins that have at most [`FEW_MESSAGES`] in the queue: an origin that
+/// fills it takes no room from the others.
+const RESERVED_MESSAGES: usize = 256;
+
+/// The messages of an origin that are few: those of some proxies during one training.
+const FEW_MESSAGES: usize = 16;
 
 /// The learners of all pools: their queues and reports.
 #[derive(Debug, Default)]
@@ -25,6 +34,7 @@ pub struct LearnerDirectory {
 #[derive(Debug)]
 struct LearnerHandle {
     sender: mpsc::Sender<LearnerMessage>,
+    shares: Arc<QueueShares>,
     /// Messages dropped because the queue was full.
     overrun: Arc<AtomicU64>,
     /// Whether the learner takes the models of a proxy. Its queue has at most one of them.
@@ -45,13 +55,21 @@ pub enum LearnerMessage {
 #[derive(Debug)]
 pub struct ObservationReport {
     pub(super) process_id: u64,
+    pub(super) origin: Origin,
     pub(super) message: state::Observations,
+}
+
+/// How many messages each origin has in a queue.
+#[derive(Debug, Default)]
+pub(super) struct QueueShares {
+    queued: Mutex<BTreeMap<Origin, usize>>,
 }
 
 /// The learner's end of the queue, for its task.
 #[derive(Debug)]
 pub struct LearnerInbox {
     pub(super) inbox: mpsc::Receiver<LearnerMessage>,
+    pub(super) shares: Arc<QueueShares>,
     pub(super) overrun: Arc<AtomicU64>,
     pub(super) wants_models: Arc<AtomicBool>,
     pub(super) page: Arc<Mutex<LearnerReport>>,
@@ -106,12 +124,14 @@ impl LearnerDirectory {
         let mut learners = BTreeMap::new();
         let mut desks = BTreeMap::new();
         for name in pools {
-            let (sender, inbox) = mpsc::channel(MESSAGES_MAX);
+            let (sender, inbox) = mpsc::channel(MESSAGES_MAX + RESERVED_MESSAGES);
+            let shares = Arc::<QueueShares>::default();
             let overrun = Arc::<AtomicU64>::default();
             let page = Arc::<Mutex<LearnerReport>>::default();
             let wants_models = Arc::<AtomicBool>::default();
             let desk = LearnerInbox {
                 inbox,
+                shares: Arc::clone(&shares),
                 overrun: Arc::clone(&overrun),
                 wants_models: Arc::clone(&wants_models),
                 page: Arc::clone(&page),
@@ -121,6 +141,7 @@ impl LearnerDirectory {
                 name,
                 LearnerHandle {
                     sender,
+                    shares,
                     overrun,
                     wants_models,
                     page,
@@ -131,18 +152,19 @@ impl LearnerDirectory {
     }
 
     /// Queues the observations of a process. Never waits; a full queue drops and counts them.
-    pub fn enqueue(&self, process_id: u64, message: state::Observations) {
+    pub fn enqueue(&self, process_id: u64, origin: &Origin, message: state::Observations) {
         let Some(learner) = self.pools.get(message.pool.as_str()) else {
             return;
         };
-        if learner
-            .sender
-            .try_send(LearnerMessage::Observations(ObservationReport {
-                process_id,
-                message,
-            }))
-            .is_err()
-        {
+        let report = LearnerMessage::Observations(ObservationReport {
+            process_id,
+            origin: origin.clone(),
+            message,
+        });
+        if !learner.shares.enter(origin) {
+            learner.overrun.fetch_add(1, Ordering::Relaxed);
+        } else if learner.sender.try_send(report).is_err() {
+            learner.shares.leave(origin);
             learner.overrun.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -196,6 +218,37 @@ impl LearnerDirectory {
             row
         });
         json!({ "pools": rows.collect::<Vec<_>>() })
+    }
+}
+
+// === impl QueueShares ===
+
+impl QueueShares {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Origin, usize>> {
+        self.queued.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one more message of the origin; false if its share of the queue is used up.
+    fn enter(&self, origin: &Origin) -> bool {
+        let mut queued = self.lock();
+        let all: usize = queued.values().sum();
+        let own = queued.get(origin).copied().unwrap_or_default();
+        let has_room = all < MESSAGES_MAX || own < FEW_MESSAGES;
+        if has_room {
+            queued.insert(origin.clone(), own + 1);
+        }
+        has_room
+    }
+
+    /// A message of the origin has left the queue.
+    pub(super) fn leave(&self, origin: &Origin) {
+        let mut queued = self.lock();
+        if let Some(own) = queued.get_mut(origin) {
+            *own -= 1;
+            if *own == 0 {
+                queued.remove(origin);
+            }
+        }
     }
 }
 

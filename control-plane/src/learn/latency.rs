@@ -63,6 +63,7 @@ mod tests {
 
     use super::*;
     use crate::learn::directory::MESSAGES_MAX;
+    use crate::state::peer::Origin;
 
     pub(super) fn endpoint(slot: u16) -> EndpointRef {
         EndpointRef {
@@ -104,14 +105,23 @@ mod tests {
             pool: "p".to_owned(),
             ..state::Observations::default()
         };
-        (0..MESSAGES_MAX + 5).for_each(|_| learners.enqueue(1, message()));
+        let origin = Origin::default();
+        (0..MESSAGES_MAX + 5).for_each(|_| learners.enqueue(1, &origin, message()));
         learners.enqueue(
             1,
+            &origin,
             state::Observations {
                 pool: "another".to_owned(),
                 ..message()
             },
         );
+        assert_eq!(desks["p"].overrun.load(Ordering::Relaxed), 5);
+        // Where one origin has filled the queue, another one still has room.
+        let other = Origin {
+            certificate: Some("other".into()),
+            ..origin
+        };
+        (0..10).for_each(|_| learners.enqueue(2, &other, message()));
         assert_eq!(desks["p"].overrun.load(Ordering::Relaxed), 5);
     }
 }

@@ -8,6 +8,7 @@ use scheduler::latency::step::StepModel;
 use tokio::sync::watch;
 
 use crate::learn::directory::{LearnerDirectory, LearnerReport};
+use crate::state::peer::Origin;
 
 /// The learned models, and their learners.
 #[derive(Debug, Default)]
@@ -39,9 +40,9 @@ impl LearnedPools {
     }
 
     /// Queues the observations of a process. Never waits.
-    pub fn observed(&self, process_id: u64, observations: state::Observations) {
+    pub fn observed(&self, process_id: u64, origin: &Origin, observations: state::Observations) {
         if let Some(learners) = self.learners.get() {
-            learners.enqueue(process_id, observations);
+            learners.enqueue(process_id, origin, observations);
         }
     }
 

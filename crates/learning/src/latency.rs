@@ -33,7 +33,8 @@ use scheduler::latency::{
 };
 use scheduler::{EndpointRef, Generation};
 
-use crate::step::StepLearner;
+use crate::origins::{OriginTrust, OriginVotes, VotedTime};
+use crate::step::{Comparison, StepLearner};
 use target::TargetModel;
 use window::{LatencyTarget, RequestSample, SampleWindow};
 
@@ -45,6 +46,8 @@ pub enum ObservationVerdict {
     Censored,
     /// Not learned from: its numbers are impossible.
     Refused,
+    /// Not learned from: other origins say something else.
+    Outvoted,
 }
 
 /// Counters of the learner, for status output.
@@ -56,6 +59,8 @@ pub struct LearnerStatus {
     pub censored: u64,
     /// Observations refused because of impossible numbers.
     pub refused: u64,
+    /// Observations that other origins contradict.
+    pub outvoted: u64,
     /// Observations now in the window.
     pub window: usize,
     /// Fits whose shapes replaced those in force.
@@ -67,10 +72,13 @@ pub struct LearnerStatus {
 }
 
 /// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. Has one writer; time is an
-/// argument.
+/// argument. It has many fields because each observation changes nearly all of them.
 #[derive(Clone, Debug)]
 pub struct LatencyLearner {
     steps: StepLearner,
+    origins: OriginVotes,
+    /// What learning began with, and begins with again.
+    prior: Box<LearnerPrior>,
     /// The step model that the shapes in force were fitted with.
     step: StepModel,
     ttft: TargetModel,
@@ -86,6 +94,15 @@ pub struct LatencyLearner {
     /// Whether anything changed since the last publication.
     changed: bool,
 }
+
+#[derive(Clone, Debug)]
+struct LearnerPrior {
+    step: StepModel,
+    latency: Option<LatencyModel>,
+}
+
+/// The origin of all observations where there is one.
+const ONLY_ORIGIN: u64 = 0;
 
 /// Valid range of TTFT, ms. The maximum is one hour: a request that takes longer hangs.
 const TTFT_MS: RangeInclusive<f32> = 0.01..=3_600_000.0;
@@ -124,6 +141,11 @@ impl LatencyLearner {
         }
         Self {
             steps: StepLearner::starting_from(step),
+            origins: OriginVotes::default(),
+            prior: Box::new(LearnerPrior {
+                step: step.clone(),
+                latency: model.cloned(),
+            }),
             step: in_force.without_speeds(),
             ttft: TargetModel::new(LatencyTarget::Ttft, model.map(|model| &model.ttft)),
             tpot: TargetModel::new(LatencyTarget::Tpot, model.map(|model| &model.tpot)),
@@ -144,9 +166,25 @@ impl LatencyLearner {
         observation: &Observation,
         predicted: Option<&Prediction>,
     ) -> ObservationVerdict {
+        self.observe_of(ONLY_ORIGIN, observation, predicted)
+    }
+
+    /// Like [`Self::observe`], where several origins observe: one alone does not decide what is
+    /// learned.
+    pub fn observe_of(
+        &mut self,
+        origin: u64,
+        observation: &Observation,
+        predicted: Option<&Prediction>,
+    ) -> ObservationVerdict {
         // Little's law: while a request is in service, as many others end as were there when it
         // arrived.
-        self.observe_after(observation, predicted, observation.conditions.requests)
+        self.judge_and_learn(
+            origin,
+            observation,
+            predicted,
+            observation.conditions.requests,
+        )
     }
 
     /// Like [`Self::observe`], where `delay` is known: the number of outcomes of the same endpoint
@@ -158,17 +196,85 @@ impl LatencyLearner {
         predicted: Option<&Prediction>,
         delay: f32,
     ) -> ObservationVerdict {
-        let verdict = self.judge(observation);
+        self.judge_and_learn(ONLY_ORIGIN, observation, predicted, delay)
+    }
+
+    fn judge_and_learn(
+        &mut self,
+        origin: u64,
+        observation: &Observation,
+        predicted: Option<&Prediction>,
+        delay: f32,
+    ) -> ObservationVerdict {
+        let mut verdict = self.judge(observation);
+        let mut trust = OriginTrust::Confirmed;
+        if verdict == ObservationVerdict::Learned {
+            trust = self.trust(origin, observation);
+            if trust == OriginTrust::Outvoted {
+                verdict = ObservationVerdict::Outvoted;
+            }
+        }
         match verdict {
             ObservationVerdict::Learned => self.standing.learned += 1,
             ObservationVerdict::Censored => self.standing.censored += 1,
             ObservationVerdict::Refused => self.standing.refused += 1,
+            ObservationVerdict::Outvoted => self.standing.outvoted += 1,
         }
         if verdict == ObservationVerdict::Learned {
             self.delay += (delay - self.delay) / DELAY_OUTCOMES;
-            self.learn(observation, predicted);
+            self.learn(observation, predicted, trust);
         }
         verdict
+    }
+
+    /// How far an observation of `origin` is believed. When it is outvoted, what it taught alone is
+    /// forgotten.
+    fn trust(&mut self, origin: u64, observation: &Observation) -> OriginTrust {
+        let Observation {
+            endpoint,
+            first_token,
+            gap,
+            ..
+        } = *observation;
+        let now_ms = self.steps.now_ms();
+        self.origins.note(origin, now_ms);
+        let mut trust = OriginTrust::Confirmed;
+        if let Some(sample) = first_token {
+            let log = self.steps.prefill_log(&sample);
+            let log = log.filter(|_| !observation.queued());
+            trust = self
+                .origins
+                .vote(origin, endpoint, VotedTime::Prefill, log, now_ms);
+        }
+        if let Some(sample) = gap {
+            let log = self.steps.decode_log(&sample);
+            let of_gap = self
+                .origins
+                .vote(origin, endpoint, VotedTime::Decode, log, now_ms);
+            trust = trust.min(of_gap);
+        }
+        if trust == OriginTrust::Outvoted && self.origins.forgets_outvoted(origin, now_ms) {
+            self.start_again();
+        }
+        trust
+    }
+
+    /// Forgets all that was learned: one origin alone taught a part of it, and is outvoted or gone.
+    fn start_again(&mut self) {
+        let LearnerPrior { step, latency } = &*self.prior;
+        let now_ms = self.steps.now_ms();
+        let mut origins = std::mem::take(&mut self.origins);
+        origins.forgot(now_ms);
+        let again = Self::starting_from(step, latency.as_ref());
+        *self = Self {
+            origins,
+            standing: self.standing,
+            fitted_at_ms: self.fitted_at_ms,
+            published_at_ms: self.published_at_ms,
+            changed: true,
+            ..again
+        };
+        self.steps.advance(now_ms);
     }
 
     fn judge(&self, observation: &Observation) -> ObservationVerdict {
@@ -184,7 +290,12 @@ impl LatencyLearner {
         }
     }
 
-    fn learn(&mut self, observation: &Observation, predicted: Option<&Prediction>) {
+    fn learn(
+        &mut self,
+        observation: &Observation,
+        predicted: Option<&Prediction>,
+        trust: OriginTrust,
+    ) {
         let Observation {
             endpoint,
             conditions,
@@ -195,11 +306,18 @@ impl LatencyLearner {
             gap,
             ..
         } = *observation;
-        first_token.map(|sample| {
-            self.steps
-                .first_token(endpoint, &sample, observation.queued())
-        });
-        gap.map(|sample| self.steps.gap(endpoint, &sample));
+        let comparison = |is_similar: bool| match trust {
+            OriginTrust::Confirmed if is_similar => Comparison::Similar,
+            OriginTrust::Confirmed => Comparison::Incomparable,
+            OriginTrust::Unconfirmed | OriginTrust::Outvoted => Comparison::Doubtful,
+        };
+        if let Some(sample) = first_token {
+            let comparison = comparison(!observation.queued());
+            self.steps.prefill_step(endpoint, &sample, comparison);
+        }
+        if let Some(sample) = gap {
+            self.steps.decode_step(endpoint, &sample, comparison(true));
+        }
         output_tokens
             .into_iter()
             .for_each(|tokens| self.steps.ended(tokens));
@@ -227,7 +345,7 @@ impl LatencyLearner {
     /// Fits again if enough is new, and returns the model in force if it is time to publish it.
     /// Returns `None` when nothing has changed or there is no model yet.
     pub fn publish(&mut self, now_ms: u64) -> Option<LatencyModel> {
-        self.steps.advance(now_ms);
+        self.advance(now_ms);
         let due = |last: Option<u64>, interval_ms: u64| {
             last.is_none_or(|last| now_ms >= last.saturating_add(interval_ms))
         };
@@ -285,8 +403,15 @@ impl LatencyLearner {
     /// The step model as learned until `now_ms`, which is on the clock of [`Self::publish`]. It
     /// changes without observations too: what is known of an endpoint's speed fades.
     pub fn step(&mut self, now_ms: u64) -> StepModel {
-        self.steps.advance(now_ms);
+        self.advance(now_ms);
         self.steps.model()
+    }
+
+    fn advance(&mut self, now_ms: u64) {
+        self.steps.advance(now_ms);
+        if self.origins.forgets_silent(now_ms) {
+            self.start_again();
+        }
     }
 
     /// The counters of the learner.

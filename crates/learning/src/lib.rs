@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod least_squares;
+mod origins;
 mod step;
 pub use step::StepLearner;
 mod latency;

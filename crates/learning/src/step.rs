@@ -55,6 +55,17 @@ struct EndpointEvidence {
     used_ms: u64,
 }
 
+/// How a sample counts for the speed of its endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Comparison {
+    /// Compared with samples of similar inputs.
+    Similar,
+    /// Not compared, because its time has another reason. The endpoint is in use.
+    Incomparable,
+    /// Not compared, because it may be made up. The speed fades as without it.
+    Doubtful,
+}
+
 /// Share of the sums that each sample keeps. The fits remember about 1,000 first tokens and 500
 /// gaps.
 const PREFILL_KEEP: f64 = 0.999;
@@ -116,6 +127,24 @@ impl StepLearner {
         self.now_ms = self.now_ms.max(now_ms);
     }
 
+    /// The latest time of [`Self::advance`], ms.
+    pub fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
+    /// The time of a prefill as a logarithm of a multiple of that of an average endpoint; `None`
+    /// for an impossible sample.
+    pub fn prefill_log(&self, sample: &FirstToken) -> Option<f64> {
+        let inputs = prefill_inputs(sample).filter(|_| SAMPLE_MS.contains(&sample.service_ms))?;
+        Some(self.prefill.log_of(&inputs, sample.service_ms))
+    }
+
+    /// As [`Self::prefill_log`], for a decode step.
+    pub fn decode_log(&self, sample: &TokenGap) -> Option<f64> {
+        let inputs = decode_inputs(sample).filter(|_| SAMPLE_MS.contains(&sample.gap_ms))?;
+        Some(self.decode.log_of(&inputs, sample.gap_ms))
+    }
+
     /// Learns from a first token. `queued` says whether first tokens of other requests came at its
     /// endpoint between its pick and its own. Returns `false` for an impossible sample, which is
     /// ignored.
@@ -125,65 +154,81 @@ impl StepLearner {
         sample: &FirstToken,
         queued: bool,
     ) -> bool {
-        let FirstToken {
-            uncached_tokens,
-            prompt_tokens,
-            service_ms,
-        } = *sample;
-        if !(0.0..=SAMPLE_COUNT_MAX).contains(&prompt_tokens)
-            || !(0.0..=prompt_tokens).contains(&uncached_tokens)
-        {
+        // First tokens that follow each other closely show a fast endpoint, or one that works on
+        // many prompts at once. If they counted, an endpoint would seem faster the more requests it
+        // gets.
+        let comparison = if queued {
+            Comparison::Incomparable
+        } else {
+            Comparison::Similar
+        };
+        self.prefill_step(endpoint, sample, comparison)
+    }
+
+    /// As [`Self::first_token`], where `comparison` says what the sample shows of the endpoint.
+    pub(crate) fn prefill_step(
+        &mut self,
+        endpoint: EndpointRef,
+        sample: &FirstToken,
+        comparison: Comparison,
+    ) -> bool {
+        let service_ms = sample.service_ms;
+        let Some(inputs) = prefill_inputs(sample) else {
             return false;
-        }
-        let u = f64::from(uncached_tokens);
-        let n = f64::from(prompt_tokens);
+        };
         let pool = self.pool(|row| row.prefill);
         let Some(row) =
             row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&service_ms))
         else {
             return false;
         };
-        let inputs = [1.0, u, u * (2.0 * n - u)];
-        row.used_ms = self.now_ms;
         let speed = self.prefill.speed(row.prefill, pool);
         let seen_ms = self.prefill.learn(speed, &inputs, service_ms);
-        // First tokens that follow each other closely show a fast endpoint, or one that works on
-        // many prompts at once. If they counted, an endpoint would seem faster the more requests it
-        // gets.
-        if queued {
-            row.prefill.pass_over();
-        } else {
-            self.prefill
-                .compare(&mut row.prefill, pool, speed, &inputs, seen_ms);
+        match comparison {
+            Comparison::Similar => {
+                self.prefill
+                    .compare(&mut row.prefill, pool, speed, &inputs, seen_ms);
+            }
+            Comparison::Incomparable => row.prefill.pass_over(),
+            Comparison::Doubtful => return true,
         }
+        row.used_ms = self.now_ms;
         true
     }
 
     /// Learns from a gap between two tokens. Returns `false` for an impossible sample, which is
     /// ignored.
     pub fn gap(&mut self, endpoint: EndpointRef, sample: &TokenGap) -> bool {
-        let TokenGap {
-            batch,
-            context_tokens,
-            gap_ms,
-        } = *sample;
-        if ![batch, context_tokens]
-            .iter()
-            .all(|count| (0.0..=SAMPLE_COUNT_MAX).contains(count))
-        {
+        self.decode_step(endpoint, sample, Comparison::Similar)
+    }
+
+    /// As [`Self::gap`], where `comparison` says what the sample shows of the endpoint.
+    pub(crate) fn decode_step(
+        &mut self,
+        endpoint: EndpointRef,
+        sample: &TokenGap,
+        comparison: Comparison,
+    ) -> bool {
+        let gap_ms = sample.gap_ms;
+        let Some(inputs) = decode_inputs(sample) else {
             return false;
-        }
+        };
         let pool = self.pool(|row| row.decode);
         let Some(row) = row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&gap_ms))
         else {
             return false;
         };
-        let inputs = [1.0, f64::from(batch), f64::from(context_tokens)];
-        row.used_ms = self.now_ms;
         let speed = self.decode.speed(row.decode, pool);
         let seen_ms = self.decode.learn(speed, &inputs, gap_ms);
-        self.decode
-            .compare(&mut row.decode, pool, speed, &inputs, seen_ms);
+        match comparison {
+            Comparison::Similar => {
+                self.decode
+                    .compare(&mut row.decode, pool, speed, &inputs, seen_ms);
+            }
+            Comparison::Incomparable => row.decode.pass_over(),
+            Comparison::Doubtful => return true,
+        }
+        row.used_ms = self.now_ms;
         true
     }
 
@@ -234,6 +279,33 @@ impl StepLearner {
     fn pool(&self, of: fn(&EndpointEvidence) -> SpeedEvidence) -> SpeedEvidence {
         SpeedEvidence::from_endpoints(self.endpoints.iter().map(of))
     }
+}
+
+/// The inputs of a prefill's time; `None` for an impossible sample.
+fn prefill_inputs(sample: &FirstToken) -> Option<[f64; 3]> {
+    let FirstToken {
+        uncached_tokens,
+        prompt_tokens,
+        ..
+    } = *sample;
+    let is_possible = (0.0..=SAMPLE_COUNT_MAX).contains(&prompt_tokens)
+        && (0.0..=prompt_tokens).contains(&uncached_tokens);
+    let u = f64::from(uncached_tokens);
+    let n = f64::from(prompt_tokens);
+    is_possible.then_some([1.0, u, u * (2.0 * n - u)])
+}
+
+/// The inputs of a decode step's time; `None` for an impossible sample.
+fn decode_inputs(sample: &TokenGap) -> Option<[f64; 3]> {
+    let counts = [sample.batch, sample.context_tokens];
+    let is_possible = counts
+        .iter()
+        .all(|count| (0.0..=SAMPLE_COUNT_MAX).contains(count));
+    is_possible.then_some([
+        1.0,
+        f64::from(sample.batch),
+        f64::from(sample.context_tokens),
+    ])
 }
 
 /// The row of an endpoint; starts empty if the row was of another generation.

@@ -5,14 +5,24 @@
 //! refused alone: the other rows of its message stay valid.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use proto::observation::{EncodedObservation, OBSERVATION_BYTES, OBSERVATIONS_MAX};
 use proto::state;
 use scheduler::latency::RequestEnd;
+use tokio::time::Instant;
+
+use crate::state::peer::Origin;
 
 /// VMs whose numbers are remembered: the workers of a few hundred proxies. Beyond that the VM seen
 /// longest ago is forgotten.
 const VMS_MAX: usize = 4_096;
+
+/// How long an origin without messages is remembered: twice as long as it has a vote.
+const ORIGIN_MAX_AGE: Duration = Duration::from_secs(60);
+
+/// The most origins that are distinguished; further ones count as one.
+const ORIGINS_MAX: usize = 256;
 
 /// Counts of rows by result, since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +35,8 @@ pub struct ObservationCounts {
     pub failed: u64,
     /// Invalid rows; an invalid message counts as one.
     pub refused: u64,
+    /// Rows that other origins contradict.
+    pub outvoted: u64,
     /// Rows for a generation of an endpoint that is not in the pool.
     pub unknown: u64,
     /// Rows received before.
@@ -38,6 +50,9 @@ pub struct ObservationCounts {
 pub struct ObservationIntake {
     vms: BTreeMap<(u64, u64), IntakePosition>,
     messages: u64,
+    /// The origins, each with its number and its last message.
+    origins: BTreeMap<Origin, OriginEntry>,
+    origins_seen: u64,
     /// Counts by result.
     pub counts: ObservationCounts,
 }
@@ -50,17 +65,24 @@ struct IntakePosition {
     at: u64,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct OriginEntry {
+    number: u64,
+    at: Instant,
+}
+
 // === impl ObservationCounts ===
 
 impl ObservationCounts {
     /// The counts by name, for pages and metrics.
     #[must_use]
-    pub fn rows(self) -> [(&'static str, u64); 7] {
+    pub fn rows(self) -> [(&'static str, u64); 8] {
         let Self {
             learned,
             censored,
             failed,
             refused,
+            outvoted,
             unknown,
             again,
             lost,
@@ -70,6 +92,7 @@ impl ObservationCounts {
             ("censored", censored),
             ("failed", failed),
             ("refused", refused),
+            ("outvoted", outvoted),
             ("unknown", unknown),
             ("again", again),
             ("lost", lost),
@@ -80,6 +103,27 @@ impl ObservationCounts {
 // === impl ObservationIntake ===
 
 impl ObservationIntake {
+    /// The witness of a message's rows: its origin, which a peer cannot choose, or its process
+    /// where all proxies are of one origin.
+    pub fn witness(&mut self, process_id: u64, origin: &Origin, now: Instant) -> u64 {
+        self.origins
+            .retain(|_, known| now.saturating_duration_since(known.at) < ORIGIN_MAX_AGE);
+        if !self.origins.contains_key(origin) && self.origins.len() < ORIGINS_MAX {
+            self.origins_seen += 1;
+            let number = self.origins_seen;
+            self.origins
+                .insert(origin.clone(), OriginEntry { number, at: now });
+        }
+        let is_one = self.origins.len() == 1;
+        match self.origins.get_mut(origin) {
+            Some(known) => {
+                known.at = now;
+                if is_one { process_id } else { known.number }
+            }
+            None => 0,
+        }
+    }
+
     /// The new and valid rows of a message.
     pub fn take(
         &mut self,
@@ -202,6 +246,24 @@ mod tests {
             10,
             "of another process"
         );
+    }
+
+    #[test]
+    fn who_observes_is_an_origin_and_a_process_where_there_is_one_origin() {
+        let of = |name: &str| Origin {
+            certificate: Some(name.into()),
+            address: None,
+        };
+        let mut intake = ObservationIntake::default();
+        let now = Instant::now();
+        let first = [7, 8].map(|process| intake.witness(process, &of("a"), now));
+        assert_ne!(first[0], first[1]);
+        intake.witness(9, &of("b"), now);
+        let both = [7, 8].map(|process| intake.witness(process, &of("a"), now));
+        assert_eq!(both[0], both[1]);
+        assert_ne!(both[0], intake.witness(9, &of("b"), now));
+        let later = now + ORIGIN_MAX_AGE;
+        assert_eq!(intake.witness(7, &of("a"), later), first[0], "b is silent");
     }
 
     #[test]

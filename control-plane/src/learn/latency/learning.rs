@@ -291,6 +291,10 @@ impl LearningTask {
     }
 
     fn take(&mut self, report: &ObservationReport) {
+        self.desk.shares.leave(&report.origin);
+        let witness = self
+            .intake
+            .witness(report.process_id, &report.origin, Instant::now());
         let rows = self.intake.take(report.process_id, &report.message);
         let pools = self.tables.pools.views.borrow().clone();
         let Some(view) = pools.get(&self.settings.pool) else {
@@ -308,20 +312,24 @@ impl LearningTask {
                     .is_some_and(|member| member.id == endpoint)
             });
             if self.intake.count(&observed, is_present) {
-                self.learn(&observed);
+                self.learn(witness, &observed);
             }
         }
     }
 
-    fn learn(&mut self, observed: &EncodedObservation) {
+    fn learn(&mut self, witness: u64, observed: &EncodedObservation) {
         let observation = &observed.observation;
-        if self
+        let verdict = self
             .learner
-            .observe(observation, observed.predicted.as_ref())
-            == ObservationVerdict::Refused
-        {
+            .observe_of(witness, observation, observed.predicted.as_ref());
+        let count = match verdict {
+            ObservationVerdict::Refused => Some(&mut self.intake.counts.refused),
+            ObservationVerdict::Outvoted => Some(&mut self.intake.counts.outvoted),
+            ObservationVerdict::Learned | ObservationVerdict::Censored => None,
+        };
+        if let Some(count) = count {
+            *count += 1;
             self.intake.counts.learned -= 1;
-            self.intake.counts.refused += 1;
             return;
         }
         self.calibration.record(observed);

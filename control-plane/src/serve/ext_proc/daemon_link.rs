@@ -107,7 +107,9 @@ impl DaemonLink {
             let mut pool = pool.lock();
             let joins = pool.tick(self.server.now());
             if let Some(observations) = pool.take_observations(name) {
-                self.shared.learned.observed(self.process_id, observations);
+                self.shared
+                    .learned
+                    .observed(self.process_id, &Origin::default(), observations);
             }
             if joins {
                 self.shared

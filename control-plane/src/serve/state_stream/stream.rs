@@ -129,7 +129,10 @@ impl StateStream {
                 self.shared.proxies.share(self.peer.id, share, now);
             }
             Some(AdmittedMessage::Observations(observations)) => {
-                self.shared.learned.observed(self.peer.id, observations);
+                let ProxyProcess { id, remote, .. } = &self.peer;
+                self.shared
+                    .learned
+                    .observed(*id, &remote.origin, observations);
             }
             Some(AdmittedMessage::Models(models)) => self.shared.learned.claimed(models),
             None => {}

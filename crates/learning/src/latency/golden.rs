@@ -184,6 +184,7 @@ impl GoldenPool {
             adopted,
             rejected,
             drifts,
+            ..
         } = self.learner.standing();
         let _ = writeln!(
             text,

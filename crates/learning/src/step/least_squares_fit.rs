@@ -119,6 +119,24 @@ impl LeastSquaresFit {
             .clamp(f64::from(*SPEEDS.start()), f64::from(*SPEEDS.end()))
     }
 
+    /// The logarithm of a time as a multiple of that of an average endpoint for similar inputs.
+    pub(super) fn log_of(&self, inputs: &[f64; 3], seen_ms: f32) -> f64 {
+        let [_, one, other] = *inputs;
+        let alike = self.alike.get(&[one, other].map(octave));
+        let expected_ms = alike.map_or(0.0, |alike| self.average_ms(alike, inputs));
+        let expected_ms = if expected_ms.is_normal() {
+            expected_ms
+        } else {
+            self.expected_ms(inputs)
+        };
+        libm::log(f64::from(seen_ms) / expected_ms)
+    }
+
+    /// The time of an average endpoint for these inputs, by similar samples, ms.
+    fn average_ms(&self, alike: &SimilarSamples, inputs: &[f64; 3]) -> f64 {
+        alike.average_ms * dot(&self.terms(inputs), &self.theta) / dot(&alike.terms, &self.theta)
+    }
+
     /// Adds one sample of an endpoint with this speed; the fit learns what an average endpoint
     /// would take. Returns the observed time after clipping.
     pub(super) fn learn(&mut self, speed: f64, inputs: &[f64; 3], seen_ms: f32) -> f64 {
@@ -164,9 +182,10 @@ impl LeastSquaresFit {
         }
         let [_, one, other] = *inputs;
         let terms = self.terms(inputs);
-        let alike = self.alike.entry([one, other].map(octave)).or_default();
-        let expected_ms =
-            alike.average_ms * dot(&terms, &self.theta) / dot(&alike.terms, &self.theta);
+        let group = [one, other].map(octave);
+        let known = self.alike.get(&group).copied().unwrap_or_default();
+        let expected_ms = self.average_ms(&known, inputs);
+        let alike = self.alike.entry(group).or_default();
         // The first sample of a group has nothing to be compared with.
         if expected_ms.is_normal() {
             endpoint.add(pool, &mut self.noise, seen_ms, expected_ms);

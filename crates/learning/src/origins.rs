@@ -1,0 +1,286 @@
+//! How far the observations of one origin are believed, where several origins observe.
+//!
+//! Each origin has a vote on how long each endpoint takes, which follows its samples. An origin
+//! whose vote is far from the median of all is not learned from; two alone cannot outvote each
+//! other. A sample that no other origin confirms teaches the cost of a step, which is common to all
+//! endpoints, and not the speed of its endpoint. All is forgotten if an origin that taught it alone
+//! falls silent or is outvoted, and the samples of the others do not fit the model. A single origin
+//! is believed as it is.
+
+use std::collections::BTreeMap;
+
+use scheduler::EndpointRef;
+
+/// The most origins that are remembered, and that vote on an endpoint: a few proxies agree on a
+/// time as well as many do.
+const ORIGINS_MAX: usize = 64;
+const VOTERS_MAX: usize = 16;
+
+/// For how long an origin counts as one that observes, and its vote counts, ms.
+const ACTIVE_MS: u64 = 30_000;
+
+/// From when an origin counts as silent, ms: long enough for a pause, and short enough that what it
+/// taught is forgotten within 30 s.
+const SILENT_MS: u64 = 20_000;
+
+/// The least time between two times of forgetting all, ms: an origin that lies must not keep others
+/// from teaching.
+const FORGET_INTERVAL_MS: u64 = 60_000;
+
+/// Samples that a vote remembers: few, so that votes follow an endpoint that changes.
+const VOTE_SAMPLES: f64 = 8.0;
+
+/// Samples from which a vote counts.
+const VOTE_FROM: f64 = 4.0;
+
+/// How far one sample may be from the vote so far, as a logarithm: a stall is no change.
+const STEP_MAX: f64 = 2.0;
+
+/// How far a vote may be from the median, as a logarithm: a factor of 1.5. The noise of a vote is a
+/// quarter of that.
+const APART_MAX: f64 = 0.405;
+
+/// An origin may teach so many times as much about an endpoint as all others together, and a few
+/// samples more. It does not matter to origins of unequal traffic: they say the same.
+const TIMES_OTHERS: f64 = 2.0;
+const MORE_SAMPLES: f64 = 8.0;
+
+/// Share of the counts of learned samples that each sample keeps.
+const TAUGHT_KEEP: f64 = 0.98;
+
+/// Unconfirmed samples that are worth forgetting.
+const UNCONFIRMED_MIN: u64 = 8;
+
+/// One of the two times of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum VotedTime {
+    Prefill,
+    Decode,
+}
+
+/// How far an observation is believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum OriginTrust {
+    /// Other origins say something else.
+    Outvoted,
+    /// No other origin says anything, or one that disagrees.
+    Unconfirmed,
+    Confirmed,
+}
+
+/// The votes of all origins.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OriginVotes {
+    origins: BTreeMap<u64, OriginRow>,
+    votes: BTreeMap<(EndpointRef, VotedTime), Vec<Vote>>,
+    forgot_at_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct OriginRow {
+    /// When it last observed anything.
+    at_ms: u64,
+    /// The samples that it alone has taught.
+    unconfirmed: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Vote {
+    origin: u64,
+    /// The mean logarithm of the times as multiples of the expected ones.
+    mean: f64,
+    samples: f64,
+    /// The samples that were learned lately.
+    taught: f64,
+    at_ms: u64,
+}
+
+// === impl OriginVotes ===
+
+impl OriginVotes {
+    /// Records that `origin` observes.
+    pub(crate) fn note(&mut self, origin: u64, now_ms: u64) {
+        self.origins.entry(origin).or_default().at_ms = now_ms;
+        while self.origins.len() > ORIGINS_MAX {
+            let oldest = self.origins.iter().min_by_key(|(_, row)| row.at_ms);
+            let Some(oldest) = oldest.map(|(origin, _)| *origin) else {
+                return;
+            };
+            self.origins.remove(&oldest);
+        }
+    }
+
+    /// Takes a sample of `origin`: the time of the endpoint as a logarithm of a multiple of the
+    /// expected one, or `None` if the sample cannot be compared. Says how far it is believed.
+    pub(crate) fn vote(
+        &mut self,
+        origin: u64,
+        endpoint: EndpointRef,
+        time: VotedTime,
+        log: Option<f64>,
+        now_ms: u64,
+    ) -> OriginTrust {
+        let is_alone = !self.has_others(origin, now_ms);
+        let votes = self.votes.entry((endpoint, time)).or_default();
+        votes.retain(|vote| now_ms.saturating_sub(vote.at_ms) < ACTIVE_MS);
+        let at = Vote::place(votes, origin, now_ms);
+        if let (Some(vote), Some(log)) = (votes.get_mut(at), log) {
+            vote.add(log, now_ms);
+        }
+        let trust = if is_alone {
+            OriginTrust::Unconfirmed
+        } else {
+            Self::trust(votes, origin)
+        };
+        if trust == OriginTrust::Confirmed {
+            votes.iter_mut().for_each(|vote| vote.taught *= TAUGHT_KEEP);
+            if let Some(vote) = votes.get_mut(at) {
+                vote.taught += 1.0;
+            }
+        }
+        if let Some(row) = self.origins.get_mut(&origin) {
+            match trust {
+                OriginTrust::Confirmed => row.unconfirmed = row.unconfirmed.saturating_sub(1),
+                OriginTrust::Unconfirmed => row.unconfirmed += 1,
+                OriginTrust::Outvoted => {}
+            }
+        }
+        if is_alone {
+            OriginTrust::Confirmed
+        } else {
+            trust
+        }
+    }
+
+    fn trust(votes: &[Vote], origin: u64) -> OriginTrust {
+        let counts = |vote: &&Vote| vote.samples >= VOTE_FROM;
+        let own = votes.iter().find(|vote| vote.origin == origin);
+        let mut means: Vec<f64> = votes.iter().filter(counts).map(|vote| vote.mean).collect();
+        let Some(own) = own.filter(counts).filter(|_| means.len() > 1) else {
+            return OriginTrust::Unconfirmed;
+        };
+        means.sort_by(f64::total_cmp);
+        let middle = |at: usize| means.get(at).copied().unwrap_or_default();
+        let median = f64::midpoint(middle((means.len() - 1) / 2), middle(means.len() / 2));
+        let apart = (own.mean - median).abs();
+        if means.len() == 2 {
+            // Each is half of the difference from the median.
+            return if 2.0 * apart <= APART_MAX {
+                Self::share(votes, own)
+            } else {
+                OriginTrust::Unconfirmed
+            };
+        }
+        if apart <= APART_MAX {
+            Self::share(votes, own)
+        } else {
+            OriginTrust::Outvoted
+        }
+    }
+
+    /// The trust in an origin that agrees with the others, by its share of the learned samples.
+    fn share(votes: &[Vote], own: &Vote) -> OriginTrust {
+        let others: f64 = votes.iter().map(|vote| vote.taught).sum::<f64>() - own.taught;
+        if own.taught <= TIMES_OTHERS * others + MORE_SAMPLES {
+            OriginTrust::Confirmed
+        } else {
+            OriginTrust::Unconfirmed
+        }
+    }
+
+    /// Whether all must be forgotten, because `origin`, which is outvoted, taught a part of it
+    /// alone.
+    pub(crate) fn forgets_outvoted(&self, origin: u64, now_ms: u64) -> bool {
+        let row = self.origins.get(&origin);
+        row.is_some_and(|row| row.unconfirmed >= UNCONFIRMED_MIN)
+            && self.may_forget(now_ms)
+            && self.fits(|vote| vote.origin != origin, now_ms) == Some(false)
+    }
+
+    /// Whether all must be forgotten, because an origin that taught a part of it alone is silent
+    /// while others observe.
+    pub(crate) fn forgets_silent(&self, now_ms: u64) -> bool {
+        let is_silent = |row: &OriginRow| now_ms.saturating_sub(row.at_ms) >= SILENT_MS;
+        let rows = || self.origins.values();
+        let is_active = |origin: u64| self.origins.get(&origin).is_some_and(|row| !is_silent(row));
+        rows().any(|row| row.unconfirmed >= UNCONFIRMED_MIN && is_silent(row))
+            && rows().any(|row| !is_silent(row))
+            && self.may_forget(now_ms)
+            && self.fits(|vote| is_active(vote.origin), now_ms) != Some(true)
+    }
+
+    /// Whether these votes, of all endpoints, fit what was learned; `None` without votes.
+    fn fits(&self, which: impl Fn(&Vote) -> bool, now_ms: u64) -> Option<bool> {
+        let is_recent = |vote: &&Vote| {
+            vote.samples >= VOTE_FROM && now_ms.saturating_sub(vote.at_ms) < SILENT_MS
+        };
+        let votes = self.votes.values().flatten().filter(is_recent);
+        let mut means: Vec<f64> = votes
+            .filter(|vote| which(vote))
+            .map(|vote| vote.mean)
+            .collect();
+        means.sort_by(f64::total_cmp);
+        let median = means.get(means.len() / 2)?;
+        Some(median.abs() <= APART_MAX)
+    }
+
+    fn may_forget(&self, now_ms: u64) -> bool {
+        self.forgot_at_ms
+            .is_none_or(|at| now_ms.saturating_sub(at) >= FORGET_INTERVAL_MS)
+    }
+
+    /// All that was learned is forgotten.
+    pub(crate) fn forgot(&mut self, now_ms: u64) {
+        self.forgot_at_ms = Some(now_ms);
+        self.votes.clear();
+        for row in self.origins.values_mut() {
+            row.unconfirmed = 0;
+        }
+    }
+
+    fn has_others(&self, origin: u64, now_ms: u64) -> bool {
+        self.origins
+            .iter()
+            .any(|(other, row)| *other != origin && now_ms.saturating_sub(row.at_ms) < ACTIVE_MS)
+    }
+}
+
+// === impl Vote ===
+
+impl Vote {
+    /// The place of an origin's vote, which is made if there is none.
+    fn place(votes: &mut Vec<Self>, origin: u64, now_ms: u64) -> usize {
+        if let Some(at) = votes.iter().position(|vote| vote.origin == origin) {
+            return at;
+        }
+        let vote = Self {
+            origin,
+            mean: 0.0,
+            samples: 0.0,
+            taught: 0.0,
+            at_ms: now_ms,
+        };
+        if votes.len() >= VOTERS_MAX {
+            let oldest = votes.iter().enumerate().min_by_key(|(_, vote)| vote.at_ms);
+            if let Some((at, _)) = oldest {
+                votes.swap_remove(at);
+            }
+        }
+        votes.push(vote);
+        votes.len() - 1
+    }
+
+    fn add(&mut self, log: f64, now_ms: u64) {
+        let step = if self.samples > 0.0 {
+            (log - self.mean).clamp(-STEP_MAX, STEP_MAX)
+        } else {
+            log
+        };
+        self.samples = (self.samples + 1.0).min(VOTE_SAMPLES);
+        self.mean += step / self.samples;
+        self.at_ms = now_ms;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,304 @@
+//! Origins that observe the same four engines, and some that make things up.
+
+use proptest::prelude::*;
+use scheduler::latency::step::StepModel;
+use scheduler::latency::{Conditions, FirstToken, Observation, RequestEnd, TokenGap};
+use scheduler::{EndpointRef, Generation, Rng, Slot};
+
+use crate::{LatencyLearner, ObservationVerdict};
+
+const LIAR: u64 = 99;
+
+fn engine(slot: u16) -> EndpointRef {
+    EndpointRef {
+        slot: Slot(slot),
+        generation: Generation(1),
+    }
+}
+
+fn truth() -> StepModel {
+    StepModel::from_parts([12.0, 0.06, 2e-6], [9.0, 0.08, 1e-4], 150.0)
+}
+
+/// Says how many times as long as in truth an engine takes.
+type Factor = fn(u16) -> f32;
+
+struct OriginDrill {
+    learner: LatencyLearner,
+    rng: Rng,
+    now_ms: u64,
+}
+
+impl OriginDrill {
+    fn new() -> Self {
+        Self {
+            learner: LatencyLearner::default(),
+            rng: Rng::seeded(7),
+            now_ms: 1_000,
+        }
+    }
+
+    fn row(&mut self, slot: u16, factor: f32) -> Observation {
+        let truth = truth();
+        let noise = factor * (0.8 + 0.4 * self.rng.open01());
+        let prompt = 50.0 + 4_000.0 * self.rng.open01();
+        let uncached = prompt * self.rng.open01();
+        let batch = 1.0 + 30.0 * self.rng.open01();
+        let context_tokens = 50_000.0 * self.rng.open01();
+        let service_ms = noise * truth.prefill_ms(uncached, prompt);
+        Observation {
+            endpoint: engine(slot),
+            conditions: Conditions {
+                prompt_tokens: prompt,
+                uncached_tokens: uncached,
+                ..Conditions::default()
+            },
+            ended: RequestEnd::Done,
+            ttft_ms: None,
+            tpot_ms: None,
+            output_tokens: Some(20),
+            first_token: Some(FirstToken {
+                uncached_tokens: uncached,
+                prompt_tokens: prompt,
+                service_ms,
+            }),
+            gap: Some(TokenGap {
+                batch,
+                context_tokens,
+                gap_ms: noise * truth.decode_ms(batch, context_tokens),
+            }),
+        }
+    }
+
+    /// `seconds` pass in which each of the origins observes so many requests a second, at engines
+    /// of its choice.
+    fn run(&mut self, seconds: u64, origins: &[(u64, usize, Factor)]) {
+        for _ in 0..seconds {
+            for (origin, rate, factor) in origins {
+                for _ in 0..*rate {
+                    let slot = u16::try_from(self.rng.below(4)).unwrap();
+                    let row = self.row(slot, factor(slot));
+                    let _ = self.learner.observe_of(*origin, &row, None);
+                }
+            }
+            self.now_ms += 1_000;
+            let _ = self.learner.publish(self.now_ms);
+        }
+    }
+
+    /// A request whose reply was not streamed.
+    fn run_without_times(&mut self, seconds: u64, origin: u64) {
+        for _ in 0..seconds {
+            let row = Observation {
+                ttft_ms: None,
+                first_token: None,
+                gap: None,
+                ..self.row(0, 1.0)
+            };
+            let _ = self.learner.observe_of(origin, &row, None);
+            self.now_ms += 1_000;
+            let _ = self.learner.publish(self.now_ms);
+        }
+    }
+
+    fn model(&mut self) -> StepModel {
+        self.learner.step(self.now_ms)
+    }
+
+    fn speeds(&mut self) -> Vec<(f32, f32)> {
+        let model = self.model();
+        (0..4).map(|slot| model.speed(engine(slot))).collect()
+    }
+
+    /// How far the model is off, as a factor.
+    fn off(&mut self) -> f32 {
+        let model = self.model();
+        let pairs = [
+            (
+                model.prefill_ms(500.0, 2_000.0),
+                truth().prefill_ms(500.0, 2_000.0),
+            ),
+            (
+                model.prefill_ms(3_000.0, 3_000.0),
+                truth().prefill_ms(3_000.0, 3_000.0),
+            ),
+            (
+                model.decode_ms(8.0, 10_000.0),
+                truth().decode_ms(8.0, 10_000.0),
+            ),
+        ];
+        let off = pairs.map(|(model, truth)| (model / truth).max(truth / model));
+        off.into_iter().fold(1.0, f32::max)
+    }
+
+    /// The longest time of an engine as a multiple of the shortest.
+    fn spread(&mut self) -> f32 {
+        let speeds = self.speeds();
+        let all = || {
+            speeds
+                .iter()
+                .flat_map(|(prefill, decode)| [*prefill, *decode])
+        };
+        all().fold(0.0, f32::max) / all().fold(f32::MAX, f32::min)
+    }
+}
+
+const EQUAL: Factor = |_| 1.0;
+const SLOW_2: Factor = |slot| if slot == 2 { 2.0 } else { 1.0 };
+/// Engine 3 is said to be fast, the others slow.
+const LIE: Factor = |slot| if slot == 3 { 0.05 } else { 20.0 };
+const LIE_OF_ALL: Factor = |_| 30.0;
+const LIE_IN_TOLERANCE: Factor = |slot| if slot == 3 { 0.7 } else { 1.4 };
+
+const HONEST: [(u64, usize, Factor); 3] = [(1, 10, EQUAL), (2, 10, EQUAL), (3, 10, EQUAL)];
+
+#[test]
+fn a_single_origin_teaches_as_if_there_were_none() {
+    let mut one = OriginDrill::new();
+    one.run(30, &[(5, 20, SLOW_2)]);
+    let mut plain = OriginDrill::new();
+    plain.run(30, &[(0, 20, SLOW_2)]);
+    assert_eq!(one.model(), plain.model());
+    assert!(
+        one.off() < 1.3 && one.spread() > 1.6,
+        "{} {:?}",
+        one.off(),
+        one.speeds()
+    );
+}
+
+#[test]
+fn a_liar_among_four_teaches_nothing_and_a_flood_no_more() {
+    for rate in [5, 200] {
+        for (lie, spread_max, off_max) in [
+            (LIE, 1.25, 1.4),
+            (LIE_OF_ALL, 1.25, 1.4),
+            (LIE_IN_TOLERANCE, 1.8, 1.7),
+        ] {
+            let mut drill = OriginDrill::new();
+            let [a, b, c] = HONEST;
+            drill.run(10, &HONEST);
+            drill.run(12, &[a, b, c, (LIAR, rate, lie)]);
+            assert!(
+                drill.spread() < spread_max && drill.off() < off_max,
+                "{rate} a second: {:?}, off by {}",
+                drill.speeds(),
+                drill.off()
+            );
+        }
+    }
+}
+
+#[test]
+fn two_liars_of_five_do_not_win() {
+    let mut drill = OriginDrill::new();
+    let [a, b, c] = HONEST;
+    drill.run(30, &[a, b, c, (LIAR, 50, LIE), (LIAR + 1, 50, LIE)]);
+    assert!(
+        drill.spread() < 1.25 && drill.off() < 1.4,
+        "{:?}, off by {}",
+        drill.speeds(),
+        drill.off()
+    );
+}
+
+#[test]
+fn a_slow_engine_is_learned_from_origins_of_equal_and_unequal_traffic() {
+    for origins in [
+        vec![
+            (1, 5, SLOW_2),
+            (2, 5, SLOW_2),
+            (3, 5, SLOW_2),
+            (4, 5, SLOW_2),
+        ],
+        vec![(1, 18, SLOW_2), (2, 2, SLOW_2)],
+        vec![(1, 45, SLOW_2), (2, 5, SLOW_2)],
+    ] {
+        let mut drill = OriginDrill::new();
+        drill.run(40, &origins);
+        let (prefill, decode) = drill.speeds()[2];
+        assert!(
+            prefill > 1.5 && decode > 1.5 && drill.off() < 1.4,
+            "{}: {:?}, off by {}",
+            origins.len(),
+            drill.speeds(),
+            drill.off()
+        );
+    }
+}
+
+#[test]
+fn what_a_liar_taught_alone_is_forgotten_within_30_s_of_its_silence() {
+    // It was the only one that observed, then others observe.
+    let mut drill = OriginDrill::new();
+    drill.run(10, &[(LIAR, 100, LIE)]);
+    assert!(drill.spread() > 4.0, "{:?}", drill.speeds());
+    drill.run(30, &HONEST);
+    assert!(
+        drill.spread() < 1.25 && drill.off() < 1.5,
+        "{:?}, off by {}",
+        drill.speeds(),
+        drill.off()
+    );
+    // The others observe only replies that are not streamed.
+    let mut drill = OriginDrill::new();
+    for _ in 0..20 {
+        drill.run(1, &[(LIAR, 30, LIE)]);
+        drill.run_without_times(1, 1);
+    }
+    assert!(drill.spread() < 1.25, "{:?}", drill.speeds());
+    drill.run_without_times(30, 1);
+    let model = drill.model();
+    let prior = StepModel::default();
+    assert_eq!(model.prefill(), prior.prefill());
+    assert_eq!(model.decode(), prior.decode());
+}
+
+#[test]
+fn an_honest_origin_that_leaves_takes_nothing_along() {
+    let mut drill = OriginDrill::new();
+    drill.run(30, &[(1, 20, SLOW_2)]);
+    let mut before = drill.off();
+    assert!(before < 1.4, "{before}");
+    for second in 0..40 {
+        drill.run(1, &[(2, 20, SLOW_2)]);
+        before = drill.off();
+        assert!(before < 1.4, "off by {before} after {second} s");
+    }
+    assert!(drill.speeds()[2].0 > 1.5, "{:?}", drill.speeds());
+}
+
+#[test]
+fn a_liar_cannot_make_the_learner_forget_again_and_again() {
+    let mut drill = OriginDrill::new();
+    let [a, b, c] = HONEST;
+    drill.run(30, &HONEST);
+    for _ in 0..10 {
+        drill.run(5, &[a, b, c, (LIAR, 50, EQUAL)]);
+        drill.run(5, &[a, b, c, (LIAR, 50, LIE_OF_ALL)]);
+        assert!(drill.off() < 1.5, "off by {}", drill.off());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+
+    /// Any numbers of any origins give a valid model, and what three agree on is learned.
+    #[test]
+    fn any_lies_leave_a_model_that_fits(
+        lies in prop::collection::vec((0..6_u16, any::<f32>(), any::<f32>(), any::<f32>(), 4..7_u64), 0..200),
+    ) {
+        let mut drill = OriginDrill::new();
+        drill.run(8, &HONEST);
+        for (slot, uncached, service_ms, gap_ms, origin) in lies {
+            let mut row = drill.row(slot, 1.0);
+            row.first_token = Some(FirstToken { uncached_tokens: uncached, prompt_tokens: uncached.abs(), service_ms });
+            row.gap = Some(TokenGap { batch: service_ms, context_tokens: uncached, gap_ms });
+            let verdict = drill.learner.observe_of(origin, &row, None);
+            prop_assert_ne!(verdict, ObservationVerdict::Censored);
+        }
+        drill.run(5, &HONEST);
+        prop_assert!(drill.off() < 2.0, "off by {}", drill.off());
+        prop_assert!(drill.spread() < 1.5, "{:?}", drill.speeds());
+    }
+}
