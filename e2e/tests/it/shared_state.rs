@@ -277,6 +277,79 @@ async fn load_of_another_proxy_counts_once_and_expires_when_the_proxy_is_silent(
     Ok(())
 }
 
+/// Requests wait in the proxy where an endpoint has 16.
+const HELD: &str = "\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+featureGates: [flowControl]
+plugins:
+- type: active-request-scorer
+- type: max-score-picker
+- {type: concurrency-detector, parameters: {maxConcurrency: 16}}
+schedulingProfiles:
+- name: default
+  plugins:
+  - pluginRef: active-request-scorer
+  - pluginRef: max-score-picker
+flowControl:
+  saturationDetector: {pluginRef: concurrency-detector}
+  defaultRequestTTL: 4s
+";
+
+/// A peer says ten times a second that three of four idle endpoints have the largest load, that
+/// two of them failed, and that it holds a million requests.
+#[tokio::test]
+async fn a_peer_that_lies_steers_traffic_for_seconds_and_refuses_nothing() -> Result<()> {
+    let config = tempfile::NamedTempFile::new()?;
+    std::fs::write(config.path(), HELD)?;
+    let path = config.path().to_str().ok_or("no path")?;
+    let engine = ModelServerOptions {
+        models: vec!["demo".into()],
+        speed: 0.0,
+        chunk_delay_ms: 150,
+        ..ModelServerOptions::default()
+    };
+    let mut stack = Stack::builder()
+        .servers_like(4, &engine)
+        .concurrency(1)
+        .daemon_arguments(&["--config", path])
+        .start()
+        .await?;
+    let liar = SimulatedPeer::join(&mut stack).await?;
+    let lies = async {
+        loop {
+            liar.lie(0..3).await?;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        #[expect(unreachable_code, reason = "says the type")]
+        Ok::<(), testbed::Error>(())
+    };
+    let body = json!({"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]});
+    let served = async {
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let mut served = [0_u32; 4];
+        for _ in 0..8 {
+            for reply in join_all((0..12).map(|_| stack.post("/v1/chat/completions", &body))).await
+            {
+                let reply = reply?;
+                assert_eq!(reply.status, 200, "{}", reply.text());
+                served[stack.server_of(&reply)?] += 1;
+            }
+        }
+        Ok::<[u32; 4], testbed::Error>(served)
+    };
+    let served = tokio::select! {
+        served = served => served?,
+        ended = lies => return ended,
+    };
+    println!("served beside a liar: {served:?}");
+    assert!(
+        served.iter().all(|count| (12..=36).contains(count)),
+        "a quarter of 96 requests each, within a factor: {served:?}"
+    );
+    Ok(())
+}
+
 /// The product promises 20 ms for load and 100 ms for placements; ten times that is allowed on a
 /// busy machine. Prints the measured delays.
 #[tokio::test]

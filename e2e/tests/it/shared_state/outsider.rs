@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use e2e::explain::ExplainedDecision;
 use exchange::Timestamp;
-use pool_state::{LoadReportHead, LoadReportSum, PeerLoadReport};
+use pool_state::{Ejection, LoadReportHead, LoadReportSum, PeerLoadReport};
 use prost::Message;
 use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message, proxy_message};
+use scheduler::flow::QueuedInBand;
 use scheduler::in_flight::EndpointLoad;
 use scheduler::{EndpointRef, Generation, Slot};
 use testbed::stack::Stack;
@@ -125,6 +126,56 @@ impl SimulatedPeer {
             .out
             .send(proxy_message::Message::LoadReport(share))
             .await?)
+    }
+
+    /// Claims the largest load at these servers, that the first two failed just now, and a million
+    /// requests held in the highest band.
+    pub(super) async fn lie(&self, servers: std::ops::Range<usize>) -> Result<()> {
+        let mut sum = LoadReportSum::default();
+        let busy = servers
+            .map(|server| self.endpoint(server))
+            .collect::<Result<Vec<_>>>()?;
+        sum.reset(busy.clone(), []);
+        for endpoint in &busy {
+            let most = u64::from(u32::MAX);
+            let load = EndpointLoad {
+                requests: 0xffff,
+                prefill_tokens: most,
+                decode_tokens: most,
+                ..EndpointLoad::default()
+            };
+            sum.add(*endpoint, load);
+        }
+        let written = Timestamp(1_000_000_000);
+        let failures: Vec<Ejection> = busy
+            .into_iter()
+            .take(2)
+            .map(|endpoint| Ejection {
+                at: written,
+                failures: 9,
+                until: written.plus_ms(30_000),
+                endpoint,
+                outside: false,
+                by_answers: true,
+            })
+            .collect();
+        let head = LoadReportHead {
+            written,
+            ..LoadReportHead::default()
+        };
+        let band = QueuedInBand {
+            priority: i32::MAX,
+            requests: 1_000_000,
+            bytes: 0,
+        };
+        let share = state::LoadReport {
+            pool: "default".into(),
+            row: sum.row(head, [], &failures),
+            backlog: proto::backlog::write(&[band]),
+            ..state::LoadReport::default()
+        };
+        let message = proxy_message::Message::LoadReport(share);
+        Ok(self.out.send(message).await?)
     }
 
     /// The block hashes of each prompt in the received placements.
