@@ -20,12 +20,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 const REPORTS: f64 = 2.0;
 
 /// Fields of a ledger entry.
-const ENTRIES: [&str; 5] = [
+const ENTRIES: [&str; 6] = [
     "in_flight",
     "in_flight_prefill_tokens",
     "in_flight_decode_tokens",
     "in_flight_prompts",
     "in_flight_with_slo",
+    "unread",
 ];
 
 /// Ends a drill in which no request may fail.

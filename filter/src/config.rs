@@ -25,6 +25,11 @@ pub const CLUSTERS_MAX: usize = 64;
 /// ASCII byte: see `state_link/connection.rs`.
 pub const NAME_BYTES_MAX: usize = 48;
 
+/// Bytes of request bodies in progress in each worker: five of the largest, or a thousand prompts
+/// of 30,000 tokens. At most twice as many are held, so that eight workers fit into the heap of the
+/// shipped files (2 GiB).
+const BODIES_IN_PROGRESS_BYTES: usize = 128 << 20;
+
 /// A checked configuration.
 #[derive(Clone, Debug)]
 pub struct FilterConfig {
@@ -35,6 +40,8 @@ pub struct FilterConfig {
     pub settings: ExchangeSettings,
     /// Entries of each pool's prefix index, in each worker.
     pub prefix_entries: usize,
+    /// The most bytes of request bodies in progress, in each worker.
+    pub bodies_in_progress_bytes: usize,
     /// How long a VM leads without renewing its lease, ms.
     pub lease_ms: u64,
     /// Whether workers and proxies share their load and placements.
@@ -106,6 +113,7 @@ impl Default for FilterConfig {
             pools: Vec::new(),
             settings: ExchangeSettings::default(),
             prefix_entries: ENTRIES_DEFAULT,
+            bodies_in_progress_bytes: BODIES_IN_PROGRESS_BYTES,
             lease_ms: 3_000,
             sharing: true,
             hold_headers: true,
@@ -359,7 +367,7 @@ mod tests {
         let config = FilterConfig::parse(
             br#"{"state": {"cluster": "c", "authority": "a", "transport": "http", "silence_max_ms": 1000, "backoff_max_ms": 100},
                  "pools": [{"name": "p", "clusters": ["x", "y"]}], "failure_mode": "open", "cold_start_wait_ms": 0,
-                 "decide_at": "headers", "model_header": "x-m", "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
+                 "decide_at": "headers", "model_header": "x-m", "body_limit_bytes": 2048, "bodies_in_progress_bytes": 4096, "unread_reset_ms": 7, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
                  "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "decision_log_one_in": 50, "decision_log_headers": "x-a,x-b",
                  "objective_header": "trust", "fairness_namespace": "jwt", "fairness_key": "payload/sub", "fairness_header": "trust", "ttl_header": "x-t", "retry": false,
                  "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false, "hold_headers": false,
@@ -379,6 +387,7 @@ mod tests {
             decide_at: DecideAt::Headers,
             model_header: "x-m".into(),
             body_limit_bytes: 2048,
+            unread_reset_ms: 7,
             failure_mode: FailureMode::Open,
             cold_start_wait_ms: 0,
             ready_path: "/r".into(),
@@ -412,6 +421,7 @@ mod tests {
         }];
         let rest = FilterConfig {
             prefix_entries: 0,
+            bodies_in_progress_bytes: 4096,
             lease_ms: 500,
             sharing: false,
             hold_headers: false,

@@ -1,6 +1,7 @@
 //! One HTTP stream of the proxy: each callback is one call of [`HttpStream`] and one translation to
 //! an [`Action`].
 
+mod body_room;
 mod filter_host;
 mod http_stream;
 

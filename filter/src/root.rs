@@ -2,8 +2,9 @@
 //! messages to the VM.
 
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
+use exchange::Timestamp;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::ContextType;
 
@@ -76,6 +77,21 @@ pub(crate) fn release_queued<H: Host>(vm: &RefCell<VmState<H>>) {
     vm.borrow_mut().end_release();
 }
 
+/// Refuses the bodies without room, and looks at the replies that may not go on.
+pub(crate) fn check_streams<H: Host>(vm: &RefCell<VmState<H>>, now: Timestamp) {
+    let refused = vm.borrow_mut().watched().bodies.take_refused();
+    for stream in refused.iter().filter_map(Weak::upgrade) {
+        stream.refuse_body();
+    }
+    let mut replies = vm.borrow_mut().watched().take_replies(now);
+    replies.retain(|reply| {
+        reply
+            .upgrade()
+            .is_some_and(|stream| stream.check_reply(now))
+    });
+    vm.borrow_mut().watched().watch_again(replies);
+}
+
 impl<H: Host> Context for FilterRoot<H> {
     fn on_done(&mut self) -> bool {
         self.vm.borrow_mut().remove_root(self.id);
@@ -123,12 +139,14 @@ impl<H: Host> RootContext for FilterRoot<H> {
     fn on_tick(&mut self) {
         let due = self.vm.borrow_mut().tick(self.id);
         retry(due);
+        check_streams(&self.vm, self.host.now());
         release_queued(&self.vm);
     }
 
     fn on_queue_ready(&mut self, queue: u32) {
         let due = self.vm.borrow_mut().on_wake(queue);
         retry(due);
+        check_streams(&self.vm, self.host.now());
         release_queued(&self.vm);
     }
 

@@ -6,11 +6,13 @@
 //! Background work happens only in the ticks of the newest root context. A temporary VM, which
 //! never ticks, also reads each configuration, and its work would be lost.
 
+pub mod bodies;
 mod leading;
 pub mod parked_request;
 mod queue_release;
 pub mod replica;
 mod vm_slot;
+mod watched;
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -29,6 +31,7 @@ use parked_request::ParkedRequest;
 use queue_release::QUEUED_WAKE;
 use replica::PoolReplica;
 use vm_slot::VmSlot;
+use watched::WatchedStreams;
 
 /// Tick period. It is the longest delay until a lost wake-up is noticed, a parked request is
 /// answered, or a free lease is taken. A tick takes a few µs.
@@ -55,6 +58,7 @@ pub struct VmState<H: Host> {
     epoch: Option<u64>,
     link: StateLink,
     parked: Vec<ParkingEntry>,
+    watched: WatchedStreams,
     releasing: QueueRelease,
     serves: bool,
     ticks: TickTimer,
@@ -112,6 +116,7 @@ impl<H: Host> VmState<H> {
             epoch: None,
             link: StateLink::default(),
             parked: Vec::new(),
+            watched: WatchedStreams::default(),
             releasing: QueueRelease::Idle,
             serves: false,
             ticks: TickTimer::default(),
@@ -281,6 +286,16 @@ impl<H: Host> VmState<H> {
         if self.is_release_due() {
             self.wake_self();
         }
+    }
+
+    /// The streams that a root context acts on.
+    pub fn watched(&mut self) -> &mut WatchedStreams {
+        &mut self.watched
+    }
+
+    /// Has a root context refuse the bodies without room.
+    pub fn refuse_bodies_soon(&mut self) {
+        self.wake_self();
     }
 
     /// The number of parked requests.
@@ -1485,6 +1500,10 @@ mod tests {
     struct FakeParkedRequest(std::cell::Cell<u32>);
 
     impl ParkedRequest for FakeParkedRequest {
+        fn check_reply(&self, _: Timestamp) -> bool {
+            false
+        }
+        fn refuse_body(&self) {}
         fn waits(&self) -> bool {
             self.0.get() == 0
         }

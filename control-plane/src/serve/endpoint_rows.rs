@@ -58,6 +58,7 @@ pub(super) fn member_row(
         "in_flight_decode_tokens": counts.decode_tokens,
         "in_flight_prompts": counts.prompts,
         "in_flight_with_slo": counts.tracked,
+        "unread": counts.unread,
         "picked": counts.picked,
         "served": counts.served,
         "models": &*member.models(),
@@ -132,6 +133,7 @@ pub(super) fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &Counte
         "in_flight_decode_tokens": counts.decode_tokens,
         "in_flight_prompts": counts.prompts,
         "in_flight_with_slo": counts.tracked,
+        "unread": counts.unread,
     })
 }
 

@@ -24,7 +24,7 @@
 //!          │ refused    │ picked      │ failed open │
 //!          ▼            ▼             ▼             │
 //!      Answered       Routed        Passed ◄────────┘
-//!                       │ end of the stream
+//!                       │ end of the reply or of the stream
 //!                       ▼
 //!                     Ended
 //! ```
@@ -46,6 +46,7 @@
 //! | response headers | [`RequestDriver::response_headers`] | follow |
 //! | piece of the response body | [`RequestDriver::response_body`] | follow |
 //! | response trailers | [`RequestDriver::response_trailers`] | let them go on |
+//! | some time after `watch_reply` | [`RequestDriver::check_reply`] | on `Again`, call it again |
 //! | end of the stream, for any reason | [`RequestDriver::end`] | |
 //!
 //! A host removes the request headers that a client must not set
@@ -61,7 +62,7 @@
 //! 3. Response headers: `with_pool` ([`PoolUse::Respond`]), `send_response_headers`.
 //! 4. Response body: `take_response_body`; `with_pool` ([`PoolUse::ReadResponse`]) at the first
 //!    token, each 50 ms and at the end; `send_response_body`.
-//! 5. End: `with_pool` ([`PoolUse::Release`]), `ended`.
+//! 5. End of the reply, or else of the stream: `with_pool` ([`PoolUse::Release`]), `ended`.
 //!
 //! # What a host must never do
 //!
@@ -78,15 +79,18 @@
 mod decide;
 mod host;
 mod reading;
+mod response;
+mod unread;
 pub use host::{BodyProgress, FilterStatus, PoolUse, RequestCount, RequestHost, RewriteError};
+pub use unread::ReplyCheck;
 
 use pool_state::Timestamp;
 
 use crate::exchange::ExchangePhase;
-use crate::{
-    Exchange, HashSettings, HeadersStep, LocalReply, ResponseBody, ResponseHead, ResponseStep,
-};
+use crate::reply::Refusal;
+use crate::{Exchange, HashSettings, HeadersStep, LocalReply, ResponseBody};
 use reading::BodyReading;
+use unread::ReplyFlow;
 
 #[derive(Debug)]
 pub struct RequestDriver<H: RequestHost> {
@@ -102,6 +106,7 @@ pub struct RequestDriver<H: RequestHost> {
     response: ResponseBody,
     /// Length of a held response body so far.
     response_bytes: usize,
+    reply_flow: ReplyFlow,
 }
 
 /// How the pieces of a request body reach a filter ([`RequestHost::IS_FILTER`]). If a filter held a
@@ -133,6 +138,7 @@ impl<H: RequestHost> Default for RequestDriver<H> {
             pieces: BodyDelivery::None,
             response: ResponseBody::Ignore,
             response_bytes: 0,
+            reply_flow: ReplyFlow::default(),
         }
     }
 }
@@ -220,6 +226,17 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
+    /// Refuses a request whose body is not yet whole, because the host has no room for it.
+    pub fn refuse_body(&mut self, host: &mut H, is_slow: bool) -> FilterStatus {
+        if !self.awaits_body() {
+            return self.flow();
+        }
+        let reply = self
+            .exchange
+            .refuse_body(&Refusal::NoRoomForBody { is_slow });
+        self.refuse(host, reply)
+    }
+
     /// Handles the request trailers. The held part of the body goes on before them.
     pub fn request_trailers(&mut self, host: &mut H) -> FilterStatus {
         if self.pieces == BodyDelivery::HoldNext {
@@ -257,70 +274,9 @@ impl<H: RequestHost> RequestDriver<H> {
         FilterStatus::Go
     }
 
-    /// Handles the response headers, from an endpoint or from the proxy.
-    pub fn response_headers(&mut self, host: &mut H, head: &ResponseHead<'_>) -> FilterStatus {
-        let Some(pool) = self.pool.as_ref().filter(|_| self.is_routed()) else {
-            host.send_response_headers(ResponseStep::default());
-            return FilterStatus::Go;
-        };
-        let exchange = &mut self.exchange;
-        let now = host.now();
-        let (step, due) = host.with_pool(pool, PoolUse::Respond, now, |pool| {
-            (exchange.response_headers(pool, head, now), pool.has_due())
-        });
-        if due {
-            host.release_queued(pool);
-        }
-        self.response = step.body;
-        host.send_response_headers(step);
-        if self.response == ResponseBody::Hold && !head.end_of_stream {
-            FilterStatus::Hold
-        } else {
-            FilterStatus::Go
-        }
-    }
-
-    /// Handles a piece of the response body. `size` is its length; if the body is held, the length
-    /// of the whole body so far.
-    pub fn response_body(&mut self, host: &mut H, size: usize, last: bool) -> FilterStatus {
-        match self.response {
-            ResponseBody::Hold if !last => {
-                self.response_bytes = size;
-                return FilterStatus::Hold;
-            }
-            ResponseBody::Ignore => {}
-            ResponseBody::Read if size == 0 && !last => {}
-            ResponseBody::Read | ResponseBody::Restore | ResponseBody::Hold => {
-                self.read_response(host, size, last);
-            }
-        }
-        FilterStatus::Go
-    }
-
-    /// Handles the response trailers.
-    pub fn response_trailers(&mut self, host: &mut H) {
-        match self.response {
-            ResponseBody::Ignore => {}
-            ResponseBody::Hold if self.response_bytes > 0 => {
-                self.read_response(host, self.response_bytes, true);
-            }
-            ResponseBody::Read | ResponseBody::Restore | ResponseBody::Hold => {
-                self.response = ResponseBody::Ignore;
-                let Some(pool) = &self.pool else { return };
-                let exchange = &mut self.exchange;
-                let now = host.now();
-                let rest = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
-                    exchange.response_chunk(pool, &[], true, now)
-                });
-                if let Some(rest) = rest {
-                    host.append_response(rest);
-                }
-                self.trace_outcome(host, now);
-            }
-        }
-    }
-
-    /// Handles the end of the stream. Releases what the pick holds, once.
+    /// Handles the end of the reply or of the stream, whichever comes first. Releases what the pick
+    /// holds, once.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub fn end(&mut self, host: &mut H) {
         self.pieces = BodyDelivery::None;
         self.reading = BodyReading::default();
@@ -455,42 +411,5 @@ impl<H: RequestHost> RequestDriver<H> {
     /// Takes the body from the host, if it is whole.
     fn body(&self, host: &mut H) -> Option<H::RequestBody> {
         self.is_whole.then(|| host.take_body(self.body_bytes))
-    }
-
-    fn read_response(&mut self, host: &mut H, size: usize, last: bool) {
-        let held = self.response == ResponseBody::Hold;
-        if last {
-            self.response = ResponseBody::Ignore;
-        }
-        let Some(pool) = &self.pool else { return };
-        let bytes = host.take_response_body(size);
-        let exchange = &mut self.exchange;
-        let now = host.now();
-        let due = exchange.read_chunk(bytes.as_ref(), last, now)
-            && host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
-                exchange.report_progress(pool, now);
-                pool.has_due()
-            });
-        if due {
-            host.release_queued(pool);
-        }
-        if last {
-            self.trace_outcome(host, now);
-        }
-        let restored = self.exchange.restore_chunk(bytes.as_ref(), last);
-        host.send_response_body(bytes, restored, held);
-    }
-
-    /// Puts the outcome of a traced request into its span.
-    fn trace_outcome(&mut self, host: &mut H, now: Timestamp) {
-        let Some(pool) = self.pool.as_ref().filter(|_| self.exchange.is_traced()) else {
-            return;
-        };
-        let exchange = &mut self.exchange;
-        if let Some(outcome) = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
-            exchange.outcome_so_far(pool, now)
-        }) {
-            host.trace_outcome(&outcome);
-        }
     }
 }

@@ -7,6 +7,7 @@
 //! [`Exchange::end`] releases what the pick holds, exactly once, in every case: the hold is taken
 //! by value.
 
+mod body_limit;
 mod forward;
 mod outcome;
 mod pending_request;
@@ -19,6 +20,7 @@ mod resolve;
 mod response_head;
 mod routed_request;
 mod slo;
+mod unread;
 
 use scheduler::Snapshot;
 
@@ -40,6 +42,7 @@ pub(crate) use phase::ExchangePhase;
 pub use pick::{ClaimedRequest, QueuedAttempt};
 pub use response_head::{ResponseHead, ResponseOrigin};
 pub use routed_request::{HELD_BYTES_MAX, ResponseBody, ResponseStep};
+pub(crate) use unread::AwaitedSide;
 
 /// The most bytes of request headers kept for plugins, names and values together. A session and a
 /// few labels take a fraction of this.
@@ -282,26 +285,6 @@ impl Exchange {
         self.unseen = true;
     }
 
-    /// Checks the length of a body that is, or will be, `bytes` long. Returns a reply if the body
-    /// is too long.
-    pub fn check_body_size(
-        &mut self,
-        settings: &ExchangeSettings,
-        bytes: usize,
-    ) -> Option<LocalReply> {
-        let undecided = matches!(
-            self.phase,
-            ExchangePhase::Started | ExchangePhase::Buffering
-        );
-        (undecided && bytes > settings.body_limit_bytes).then(|| {
-            let refusal = Refusal::TooLarge(settings.body_limit_bytes);
-            self.phase = ExchangePhase::Answered {
-                uncounted: Some(refusal.reason()),
-            };
-            refusal.reply(self.family)
-        })
-    }
-
     /// Decides where the request goes. `hint` is the raw subset hint, `None` when absent; `body` is
     /// the whole body on an inference path.
     pub fn decide(
@@ -403,6 +386,7 @@ impl Exchange {
 
     /// Ends the exchange and releases what the pick holds. `None` when the pick holds nothing, or
     /// was released before.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub fn end(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Option<ExchangeOutcome> {
         match std::mem::replace(&mut self.phase, ExchangePhase::Ended) {
             ExchangePhase::Routed(routed) => Some(routed.end(pool, now)),

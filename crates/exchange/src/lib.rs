@@ -15,7 +15,8 @@ pub use exchange::{
 
 pub mod driver;
 pub use driver::{
-    BodyProgress, FilterStatus, PoolUse, RequestCount, RequestDriver, RequestHost, RewriteError,
+    BodyProgress, FilterStatus, PoolUse, ReplyCheck, RequestCount, RequestDriver, RequestHost,
+    RewriteError,
 };
 
 mod settings;

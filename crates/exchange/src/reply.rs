@@ -70,6 +70,13 @@ pub enum Refusal {
         /// When to try again, in seconds.
         retry_after_s: u32,
     },
+    /// There is no room for another body that is not yet whole.
+    NoRoomForBody {
+        /// Whether this one has been coming for long.
+        is_slow: bool,
+    },
+    /// The client does not read the reply. It gets a reset in place of this.
+    Unread,
     /// This proxy never received state.
     NoState,
     /// The proxy refused the change that the request needs.
@@ -129,7 +136,9 @@ impl Refusal {
             Self::Queue(QueueRefusal { retry_after_s, .. }) | Self::GivenUp { retry_after_s } => {
                 headers.push(("retry-after", retry_after_s.to_string()));
             }
-            _ if row.status == 429 => headers.push(("retry-after", RETRY_AFTER_S.to_string())),
+            _ if row.status == 429 || matches!(self, Self::NoRoomForBody { .. }) => {
+                headers.push(("retry-after", RETRY_AFTER_S.to_string()));
+            }
             _ => {}
         }
         LocalReply {
@@ -198,6 +207,8 @@ impl Refusal {
                 "evicted",
                 "the request was given up for a more important one; try again later",
             ),
+            Self::NoRoomForBody { is_slow } => no_room_row(*is_slow),
+            Self::Unread => unread_row(),
             Self::NoState => row(
                 503,
                 "not_ready",
@@ -212,6 +223,34 @@ fn slo_missing_row() -> RefusalRow {
     let [ttft, tpot] = [headers::SLO_TTFT, headers::SLO_TPOT].map(|[_, seed]| seed);
     let message = format!("every request here must say its SLO in ms: by {ttft}, {tpot} or both");
     row(400, "missing_slo", INVALID, message)
+}
+
+fn unread_row() -> RefusalRow {
+    row(
+        408,
+        "unread_reply",
+        "unread-reply",
+        "the client did not read the reply",
+    )
+}
+
+fn no_room_row(is_slow: bool) -> RefusalRow {
+    let reason = "bodies-in-progress";
+    if is_slow {
+        row(
+            408,
+            "request_too_slow",
+            reason,
+            "the request came too slowly while the gateway had too many unfinished ones; send it faster, or try again later",
+        )
+    } else {
+        row(
+            413,
+            "request_too_large",
+            reason,
+            "the gateway has no room for a request this large now, beside your other unfinished ones; try again later",
+        )
+    }
 }
 
 fn row(

@@ -130,6 +130,9 @@ pub struct ExchangeSettings {
     pub failure_mode: FailureMode,
     /// How long a request may wait for the first state, ms.
     pub cold_start_wait_ms: u64,
+    /// After how long without a byte a reply that its client does not read is reset, in ms; 0:
+    /// never.
+    pub unread_reset_ms: u64,
     /// Path that answers 200 once all pools have state.
     pub ready_path: String,
     /// Whether a client may request the reasons of a decision by header.
@@ -177,6 +180,7 @@ impl Default for ExchangeSettings {
             body_limit_bytes: 24 << 20,
             failure_mode: FailureMode::Close,
             cold_start_wait_ms: 2_000,
+            unread_reset_ms: 60_000,
             ready_path: "/switchpoint/ready".to_owned(),
             explain: false,
             objective_header: ObjectiveHeader::Ignore,

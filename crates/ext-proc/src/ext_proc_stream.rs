@@ -174,6 +174,12 @@ impl ExtProcStream {
         self.host.action()
     }
 
+    /// Frees the place of a request whose client does not read the reply, as far as the pieces that
+    /// the proxy sends show that.
+    pub fn check_reply(&mut self, now: Timestamp) {
+        let _ = self.driver.check_reply(&mut self.host, now); // a stream that has ended closes soon
+    }
+
     fn request_headers(&mut self, message: &ProcessingRequest, headers: &HttpHeaders) {
         let pairs = wire::pairs(headers.headers.as_ref());
         self.family = wire::family(pairs.clone());
@@ -231,17 +237,18 @@ impl ExtProcStream {
             ..
         }: HttpBody,
     ) {
-        let one_piece = matches!(
-            self.host.modes().response,
-            BodyMode::Buffered | BodyMode::BufferedPartial
-        );
+        let mode = self.host.modes().response;
         let size = body.len();
         self.host.piece = Some(ResponsePiece {
             bytes: body,
             ends: end_of_stream,
         });
-        self.driver
-            .response_body(&mut self.host, size, end_of_stream || one_piece);
+        if mode == BodyMode::BufferedPartial && !end_of_stream {
+            self.driver.response_cut_off(&mut self.host, size);
+        } else {
+            let last = end_of_stream || mode == BodyMode::Buffered;
+            self.driver.response_body(&mut self.host, size, last);
+        }
         // The driver does not take a piece that it does not read.
         if let Some(ResponsePiece { bytes, ends }) = self.host.piece.take() {
             self.host.forward_body(BodyDirection::Response, bytes, ends);

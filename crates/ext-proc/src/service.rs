@@ -88,6 +88,7 @@ impl ExtProcService {
         let with = |format| {
             let mut settings = settings.clone();
             settings.destination.format = format;
+            settings.unread_reset_ms = 0; // Envoy takes no reply to a request whose reply has begun
             Arc::new(settings)
         };
         let single = with(DestinationFormat::Single);

@@ -204,6 +204,9 @@ impl StreamSession {
 impl ExpiringStream for StreamSession {
     fn expire(&self, now: Timestamp) {
         let mut state = self.lock();
+        if let Some(stream) = &mut state.stream {
+            stream.check_reply(now);
+        }
         if !state.is_overdue(now) {
             return;
         }

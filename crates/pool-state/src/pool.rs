@@ -38,6 +38,7 @@ mod request_timing;
 mod sharing;
 mod stored_answers;
 mod token_rate;
+mod unread;
 mod verdicts;
 
 pub use admission::{Claim, FlowAdmission};
@@ -57,6 +58,7 @@ pub use placements::Placement;
 pub use plan::{DecideBy, DecisionMaker, Plan, Planner, PoolReader};
 pub use proto::placements::PlacementKind;
 pub use request_timing::{RequestEnding, ms_between};
+pub use unread::EngineCount;
 pub use verdicts::SentRequest;
 
 use std::collections::VecDeque;

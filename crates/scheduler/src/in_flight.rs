@@ -36,6 +36,9 @@ mod since_scrape;
 use since_scrape::ScrapeBaseline;
 pub use since_scrape::requests_now;
 
+mod suspended;
+use suspended::SuspendedCounts;
+
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 use crate::metrics::EndpointMetrics;
 use crate::slo::{Slo, TrackedSlo};
@@ -54,6 +57,7 @@ pub struct InFlight {
     last_picks: LastPicks,
     /// The mean prompt of the last [`PROMPTS_AVERAGED`] picks, in tokens.
     prompt_tokens: f32,
+    suspended: SuspendedCounts,
 }
 
 /// The place of one request in the ledger.
@@ -71,6 +75,8 @@ pub struct InFlightTicket {
     output_tokens: u32,
     /// The place of the request in a queue, if it has an SLO.
     entry: Option<RunningKey>,
+    /// The id by which operators find the request, while it is suspended.
+    suspended: Option<Box<str>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -128,6 +134,7 @@ impl InFlight {
             past_first_token: false,
             output_tokens: 0,
             entry: None,
+            suspended: None,
         };
         self.picked(endpoint);
         if self.current_epoch(endpoint) == NOWHERE {
@@ -233,6 +240,7 @@ impl InFlight {
         reason = "taking the ticket is what rules out a second release"
     )]
     pub fn release(&mut self, ticket: InFlightTicket) {
+        self.end_suspension(&ticket);
         self.subtract(&ticket);
         self.queued(&ticket, |queues, slot, entry| {
             drop(queues.remove(slot, entry.id));

@@ -53,4 +53,5 @@ mod stored_answers;
 mod streaming;
 mod streams;
 mod transports;
+mod unread;
 mod vm_faults;

@@ -146,6 +146,16 @@ pub const FIELDS: &[ConfigField] = &[
         "largest request body on an inference path; keep Envoy's own limit above it",
     ),
     field(
+        "bodies_in_progress_bytes",
+        number!(1_024, (1 << 32) - 1, bodies_in_progress_bytes: usize),
+        "most bytes of request bodies that are not yet whole, in each worker; beyond, the slowest and largest of the clients above an equal share are refused",
+    ),
+    field(
+        "unread_reset_ms",
+        number!(0, 3_600_000, settings.unread_reset_ms: u64),
+        "after how long without a byte a complete reply that its client does not read is reset; 0: never",
+    ),
+    field(
         "destination_format",
         choice!(settings.destination.format, DestinationFormat, "list": List, "single": Single),
         "all ranked endpoints in one header, or the first in that header and the second in the fallback header",

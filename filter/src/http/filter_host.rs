@@ -18,6 +18,7 @@ use crate::metrics::{FilterMetrics, Stat};
 use crate::pairs::{self, HeaderPairs};
 use crate::shared_data::load_sharing::SharingOccasion;
 use crate::vm::VmState;
+use crate::vm::bodies::BodyInProgress;
 use crate::vm::parked_request::ParkedRequest;
 use crate::vm::replica::PoolReplica;
 
@@ -54,6 +55,8 @@ pub(super) struct FilterHost<H: Host> {
     /// Whether the request headers went on before the decision, to a buffer filter that holds them.
     /// Envoy then allows no change of them.
     pub(super) headers_went_on: bool,
+    /// The request body, while it is in progress and long.
+    pub(super) body: Option<Rc<BodyInProgress>>,
 }
 
 // === impl FilterHost ===
@@ -281,6 +284,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
             RequestCount::Invalid => Stat::Invalid,
             RequestCount::Shed => Stat::Shed,
             RequestCount::Unavailable => Stat::Unavailable,
+            RequestCount::Unread => Stat::Unread,
         };
         self.metrics.count(stat);
     }
@@ -296,6 +300,10 @@ impl<H: Host> RequestHost for FilterHost<H> {
                 .header_set(HeaderMap::Response, name, value.as_bytes())
                 .unwrap_or_else(|e| self.failed("a response header", e));
         }
+    }
+
+    fn watch_reply(&mut self) {
+        self.with_vm(|vm| vm.watched().watch_reply(self.stream.clone()));
     }
 
     fn take_response_body(&mut self, size: usize) -> Vec<u8> {
@@ -340,6 +348,10 @@ impl<H: Host> RequestHost for FilterHost<H> {
 }
 
 impl<H: Host> FilterHost<H> {
+    pub(super) fn with_vm<R>(&self, act: impl FnOnce(&mut VmState<H>) -> R) -> R {
+        act(&mut self.vm.borrow_mut())
+    }
+
     /// Reads the load of the other VMs before a pick.
     fn before(&self, replica: &mut PoolReplica, usage: PoolUse, now: Timestamp) {
         if usage == PoolUse::Resolve {

@@ -6,13 +6,16 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
-use exchange::{BodyProgress, FilterStatus, RequestDriver, ResponseHead, ResponseOrigin};
+use exchange::{
+    BodyProgress, FilterStatus, ReplyCheck, RequestDriver, ResponseHead, ResponseOrigin, Timestamp,
+};
 
 use super::filter_host::FilterHost;
 use crate::config::FilterConfig;
 use crate::host::{HeaderMap, Host};
 use crate::pairs::HeaderPairs;
 use crate::vm::VmState;
+use crate::vm::bodies::{BodyRoom, COUNTED_BYTES_MIN};
 use crate::vm::parked_request::ParkedRequest;
 
 /// A header that Envoy sets only on responses from upstream, not on its own or those of a filter.
@@ -48,6 +51,7 @@ impl<H: Host> HttpStream<H> {
                 response_bytes: 0,
                 is_ending: false,
                 headers_went_on: false,
+                body: None,
             };
             Self(RefCell::new(StreamParts {
                 driver: RequestDriver::default(),
@@ -76,20 +80,29 @@ impl<H: Host> HttpStream<H> {
     /// Handles a piece of the request body, which is `size` bytes long so far.
     pub fn request_body(&self, size: usize, end_of_stream: bool) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
-        driver.request_body(
-            host,
-            size,
-            if end_of_stream {
-                BodyProgress::Whole
-            } else {
-                BodyProgress::Partial
-            },
-        )
+        // The driver refuses a body above the limit for one.
+        let counts = !end_of_stream
+            && driver.awaits_body()
+            && (COUNTED_BYTES_MIN..=host.config.settings.body_limit_bytes).contains(&size);
+        if counts && host.body_grows(size) == BodyRoom::None {
+            return host.refuse_body(driver);
+        }
+        let progress = if end_of_stream {
+            BodyProgress::Whole
+        } else {
+            BodyProgress::Partial
+        };
+        let status = driver.request_body(host, size, progress);
+        if !driver.awaits_body() {
+            host.body_ends();
+        }
+        status
     }
 
     /// Handles the request trailers.
     pub fn request_trailers(&self) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
+        host.body_ends();
         driver.request_trailers(host)
     }
 
@@ -142,6 +155,7 @@ impl<H: Host> HttpStream<H> {
     /// Handles the end of the stream.
     pub fn end(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
+        host.body_ends();
         driver.end(host);
     }
 }
@@ -163,6 +177,18 @@ impl<H: Host> ParkedRequest for HttpStream<H> {
             host.proxy
                 .resume_request()
                 .unwrap_or_else(|e| host.failed("a resumption", e));
+        }
+    }
+
+    fn check_reply(&self, now: Timestamp) -> bool {
+        let StreamParts { driver, host } = &mut *self.0.borrow_mut();
+        host.proxy.focus(host.id).is_ok() && driver.check_reply(host, now) == ReplyCheck::Again
+    }
+
+    fn refuse_body(&self) {
+        let StreamParts { driver, host } = &mut *self.0.borrow_mut();
+        if host.proxy.focus(host.id).is_ok() {
+            host.refuse_body(driver);
         }
     }
 }

@@ -6,6 +6,7 @@ mod parked;
 mod queued;
 mod refusing;
 mod traced;
+mod unfinished;
 
 use super::*;
 use crate::fake::{FakeHost, pool_update_message};

@@ -102,6 +102,7 @@ fn endpoints(pool: &ManagedPool, counters: &PoolCounters) -> Vec<state::Endpoint
         decode_tokens: load.decode_tokens,
         prompts: u64::from(load.prefills.prompts),
         tracked: pool.in_flight().running(endpoint).len() as u64,
+        unread: u64::from(pool.in_flight().suspended(endpoint)),
         ..state::EndpointCounters::default()
     };
     let counted = counters

@@ -25,6 +25,7 @@ impl CounterTotals {
                 decode_tokens: load.decode_tokens,
                 prompts: u64::from(load.prefills.prompts),
                 tracked: pool.in_flight().running(c.endpoint).len() as u64,
+                unread: u64::from(pool.in_flight().suspended(c.endpoint)),
             };
             ((c.endpoint.generation, c.endpoint.slot), row)
         };

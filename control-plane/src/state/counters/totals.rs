@@ -97,6 +97,8 @@ pub struct EndpointTotals {
     pub prompts: u64,
     /// Requests with an SLO outstanding now.
     pub tracked: u64,
+    /// Requests whose client does not read the reply, now.
+    pub unread: u64,
 }
 
 /// Counts of one model. It has many fields because each is a metric of its own.
@@ -255,6 +257,7 @@ impl EndpointTotals {
             decode_tokens,
             prompts,
             tracked,
+            unread,
         } = other;
         add_to(&mut self.picked, *picked);
         add_to(&mut self.served, *served);
@@ -265,6 +268,7 @@ impl EndpointTotals {
             add_to(&mut self.decode_tokens, *decode_tokens);
             add_to(&mut self.prompts, *prompts);
             add_to(&mut self.tracked, *tracked);
+            add_to(&mut self.unread, *unread);
         }
     }
 }

@@ -94,6 +94,7 @@ impl EndpointTotals {
             decode_tokens,
             prompts,
             tracked,
+            unread,
             ..
         } = e;
         EndpointTotals {
@@ -105,6 +106,7 @@ impl EndpointTotals {
             decode_tokens,
             prompts,
             tracked,
+            unread,
         }
     }
 }

@@ -229,6 +229,7 @@ impl<H: RequestHost> RequestDriver<H> {
         self.refuse(host, reply)
     }
 
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn refuse(&mut self, host: &mut H, reply: LocalReply) -> FilterStatus {
         let counted = match reply.status {
             429 => RequestCount::Shed,

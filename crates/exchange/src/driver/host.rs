@@ -62,6 +62,8 @@ pub enum RequestCount {
     Shed,
     /// The request is refused because no endpoint can serve it (5xx).
     Unavailable,
+    /// The place of the request is free, because its client does not read the reply.
+    Unread,
 }
 
 /// The host could not replace the beginning of the request body.
@@ -203,6 +205,10 @@ pub trait RequestHost {
     /// Changes the response headers. They go on, unless the body is held
     /// ([`crate::ResponseBody::Hold`]).
     fn send_response_headers(&mut self, step: ResponseStep);
+
+    /// Calls [`check_reply`](super::RequestDriver::check_reply) several times a second from now on,
+    /// until the reply has ended. A host that sees no time pass cannot.
+    fn watch_reply(&mut self) {}
 
     /// Returns the next `size` bytes of the response body.
     fn take_response_body(&mut self, size: usize) -> Self::ResponseBody;

@@ -88,6 +88,8 @@ pub(crate) struct RoutedRequest {
     pub(super) prompt: SentPrompt,
     pub(super) pick: SentPick,
     pub(super) reply: ReplyState,
+    /// Whether the engine had computed the whole reply when it sent the headers.
+    pub(super) is_computed: bool,
     /// Names of the model, if it was sent under another name, which the client must not see.
     pub(super) names: Option<ModelNames>,
     pub(super) restorer: Option<ModelNameRestorer>,
@@ -184,6 +186,7 @@ impl RoutedRequest {
             prompt,
             pick,
             reply: ReplyState::new(now),
+            is_computed: false,
             names: None,
             restorer: None,
         }
@@ -245,6 +248,7 @@ impl RoutedRequest {
             head.content_type
                 .is_some_and(|t| t.starts_with(b"application/json"))
         };
+        self.is_computed = head.content_length.is_some() || self.api.is_inference() && is_json();
         if self.api == RequestApi::Task
             && head.status == 200
             && !head.encoded

@@ -37,4 +37,5 @@ mod sharing_workers;
 mod slo;
 mod tasks;
 mod tpot;
+mod unread;
 mod workers;

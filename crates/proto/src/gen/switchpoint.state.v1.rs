@@ -459,6 +459,10 @@ pub struct EndpointCounters {
     /// Requests with an SLO that are outstanding now.
     #[prost(uint64, tag = "10")]
     pub tracked: u64,
+    /// Requests that have not ended, and are not in `requests`, because their client does not read the
+    /// reply (not cumulative).
+    #[prost(uint64, tag = "11")]
+    pub unread: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ModelCounters {

@@ -1,0 +1,32 @@
+//! Bodies that are refused before they are whole.
+
+use super::{Exchange, ExchangePhase};
+use crate::reply::{LocalReply, Refusal};
+use crate::settings::ExchangeSettings;
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// Checks the length of a body that is, or will be, `bytes` long. Returns a reply if the body
+    /// is too long.
+    pub fn check_body_size(
+        &mut self,
+        settings: &ExchangeSettings,
+        bytes: usize,
+    ) -> Option<LocalReply> {
+        let undecided = matches!(
+            self.phase,
+            ExchangePhase::Started | ExchangePhase::Buffering
+        );
+        (undecided && bytes > settings.body_limit_bytes)
+            .then(|| self.refuse_body(&Refusal::TooLarge(settings.body_limit_bytes)))
+    }
+
+    /// Refuses the request before its pool is used; the pool counts it at the end.
+    pub(crate) fn refuse_body(&mut self, refusal: &Refusal) -> LocalReply {
+        self.phase = ExchangePhase::Answered {
+            uncounted: Some(refusal.reason()),
+        };
+        refusal.reply(self.family)
+    }
+}

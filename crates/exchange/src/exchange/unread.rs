@@ -1,0 +1,85 @@
+//! A reply that does not go on: whether it waits for the endpoint or for the client.
+
+use pool_state::{EngineCount, ManagedPool, Timestamp};
+
+use super::routed_request::RoutedRequest;
+use super::{Exchange, ExchangeOutcome, ExchangePhase};
+use crate::reply::{LocalReply, Refusal};
+
+/// The bytes of a stream from which on it surely waits for its client, if the engine has no
+/// request: what Envoy holds of an HTTP/2 stream in the shipped files. With fewer, the engine may
+/// run a tool for it.
+const STREAM_BYTES_MIN: u64 = 1_048_576;
+
+/// The status of an upgraded connection, on which both sides may be silent.
+const SWITCHING_PROTOCOLS: u16 = 101;
+
+/// The side that a reply waits for while no byte passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AwaitedSide {
+    /// The endpoint, as far as is known: a long prefill or thought is no fault of the client.
+    Endpoint,
+    /// Probably the client: the engine has fewer requests than were sent to it and have not ended.
+    /// Another silent request may be the one that it still has, or it runs a tool for this one.
+    ClientProbably,
+    /// The client: the engine has computed the whole reply, or a long stream and has nothing more.
+    Client,
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// The side that the reply waits for while no byte passes.
+    pub(crate) fn awaited(&self, pool: &ManagedPool, bytes: u64, now: Timestamp) -> AwaitedSide {
+        match &self.phase {
+            ExchangePhase::Routed(routed) => routed.awaited(pool, bytes, now),
+            _ => AwaitedSide::Endpoint,
+        }
+    }
+
+    /// Frees the place of the request. False if it was free.
+    pub(crate) fn free_place(&mut self, pool: &mut ManagedPool) -> bool {
+        match &mut self.phase {
+            ExchangePhase::Routed(routed) => pool.suspend(&mut routed.pick.hold),
+            _ => false,
+        }
+    }
+
+    /// Bytes pass again. The request takes its place, unless the engine has computed all of them.
+    pub(crate) fn take_place_again(&mut self, pool: &mut ManagedPool) {
+        if let ExchangePhase::Routed(routed) = &mut self.phase
+            && !routed.is_computed
+        {
+            pool.resume(&mut routed.pick.hold);
+        }
+    }
+
+    /// Ends the request, because its client does not read.
+    pub(crate) fn cut_unread(
+        &mut self,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+    ) -> Option<(LocalReply, ExchangeOutcome)> {
+        let outcome = self.end(pool, now)?;
+        self.phase = ExchangePhase::Answered { uncounted: None };
+        let refusal = Refusal::Unread;
+        pool.counters_mut().count_dropped(refusal.reason());
+        Some((refusal.reply(self.family), outcome))
+    }
+}
+
+// === impl RoutedRequest ===
+
+impl RoutedRequest {
+    fn awaited(&self, pool: &ManagedPool, bytes: u64, now: Timestamp) -> AwaitedSide {
+        if !self.reply.served || self.reply.status == SWITCHING_PROTOCOLS {
+            return AwaitedSide::Endpoint;
+        }
+        match pool.engine_count(&self.pick.hold, now) {
+            _ if self.is_computed => AwaitedSide::Client,
+            EngineCount::Nothing if bytes >= STREAM_BYTES_MIN => AwaitedSide::Client,
+            EngineCount::Nothing | EngineCount::Fewer => AwaitedSide::ClientProbably,
+            EngineCount::All => AwaitedSide::Endpoint,
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Clients that do not read their replies. What they leave in Envoy's buffers takes no place of
+//! other clients, and a client that reads slowly, or waits for an engine that thinks, is not cut.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use e2e::queued_requests;
+use serde_json::{Value, json};
+use testbed::client::{self, RawConnection};
+use testbed::ports::ReservedPort;
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+use crate::engine::head;
+
+/// Far above every time that is promised.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How many requests the engine takes at once.
+const SEATS: u32 = 3;
+
+/// A silence after which the filter resets a reply that its client does not read, in ms.
+const RESET_MS: u64 = 7_000;
+
+/// Longer than that.
+const THOUGHT: Duration = Duration::from_secs(9);
+
+const BODY: &str = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+
+/// An engine without metrics whose replies are as long as the request's header `x-bytes` says. A
+/// reply of 0 bytes is a stream with a long thought.
+struct SizedEngine {
+    port: ReservedPort,
+    task: JoinHandle<()>,
+}
+
+// === impl SizedEngine ===
+
+impl SizedEngine {
+    async fn start() -> Result<Self> {
+        let port = ReservedPort::lease()?;
+        let listener = TcpListener::bind(port.address()).await?;
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer(stream));
+            }
+        });
+        Ok(Self { port, task })
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.port.address()
+    }
+}
+
+impl Drop for SizedEngine {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Answers one request. An error of the connection ends it.
+async fn answer(mut stream: TcpStream) -> Option<()> {
+    let head = head(&mut stream).await?;
+    let bytes = head
+        .lines()
+        .find_map(|line| line.strip_prefix("x-bytes: ")?.parse::<usize>().ok());
+    let Some(bytes) = bytes else {
+        let none = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        return stream.write_all(none).await.ok();
+    };
+    if bytes == 0 {
+        return think(stream).await;
+    }
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {bytes}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.ok()?;
+    stream.write_all(&vec![b' '; bytes]).await.ok()?;
+    std::future::pending().await // Envoy closes the connection
+}
+
+/// Streams 40 KB, thinks, and ends.
+async fn think(mut stream: TcpStream) -> Option<()> {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.ok()?;
+    let event = format!(
+        "data: {}\n\n",
+        json!({"choices": [{"delta": {"content": "x".repeat(1_000)}}]})
+    );
+    for _ in 0..40 {
+        stream.write_all(event.as_bytes()).await.ok()?;
+    }
+    tokio::time::sleep(THOUGHT).await;
+    stream.write_all(b"data: [DONE]\n\n").await.ok()
+}
+
+async fn start(engine: &SizedEngine, folder: &std::path::Path) -> Result<Stack> {
+    let builder = Stack::builder()
+        .servers(0)
+        .stranger(engine.address())
+        .concurrency(1)
+        .picker(json!({"unread_reset_ms": RESET_MS}));
+    queued_requests::holding(builder, folder, SEATS)?
+        .start()
+        .await
+}
+
+/// A number of the only endpoint on `/debug/endpoints`.
+async fn number(stack: &Stack, name: &str) -> Option<u64> {
+    let page = stack
+        .daemon
+        .as_ref()?
+        .admin("/debug/endpoints")
+        .await
+        .ok()?;
+    let page: Value = page.json().ok()?;
+    page["endpoints"][0][name].as_u64()
+}
+
+async fn until(stack: &Stack, name: &str, wanted: u64) -> Result<()> {
+    let look = || async { number(stack, name).await.filter(|now| *now == wanted) };
+    wait_for(LIMIT, &format!("{name} to be {wanted}"), look)
+        .await
+        .map(drop)
+}
+
+async fn unread_total(stack: &Stack) -> Result<i64> {
+    stack.envoy.picker_stat("switchpoint_unread_total").await
+}
+
+// === HTTP/2 without a window ===
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap_or(0).to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// Opens a connection whose streams may send no byte of a body.
+async fn windowless(stack: &Stack) -> Result<RawConnection> {
+    let mut raw = RawConnection::connect(stack.address()).await?;
+    raw.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await?;
+    raw.write(frame(4, 0, 0, &[0, 4, 0, 0, 0, 0])).await?;
+    Ok(raw)
+}
+
+/// Sends a request for a reply of `bytes` bytes.
+async fn ask(raw: &mut RawConnection, stream: u32, bytes: usize) -> Result<()> {
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap_or(0)], text.as_bytes()].concat();
+    let fields = [
+        b"\x83\x86\x04".to_vec(), // POST, http, and a path
+        text("/v1/chat/completions"),
+        b"\x01".to_vec(), // :authority
+        text("x"),
+        b"\x00".to_vec(),
+        text("x-bytes"),
+        text(&bytes.to_string()),
+    ];
+    raw.write(frame(HEADERS, 4, stream, &fields.concat()))
+        .await?;
+    raw.write(frame(0, 1, stream, BODY.as_bytes())).await
+}
+
+/// Reads until the proxy has reset these streams.
+async fn until_reset(raw: &mut RawConnection, mut streams: Vec<u32>) -> Result<()> {
+    while !streams.is_empty() {
+        let head = raw.read_exactly(9).await?;
+        let bytes = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+        let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+        raw.read_exactly(bytes).await?;
+        if head[3] == RST_STREAM {
+            streams.retain(|known| *known != stream);
+        }
+    }
+    Ok(())
+}
+
+// === HTTP/1 ===
+
+async fn ask_http1(stack: &Stack, bytes: usize) -> Result<RawConnection> {
+    let mut raw = RawConnection::connect(stack.address()).await?;
+    raw.write(format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-bytes: {bytes}\r\ncontent-length: {}\r\n\r\n{BODY}",
+        BODY.len()
+    ))
+    .await?;
+    Ok(raw)
+}
+
+async fn honest(stack: &Stack, bytes: usize) -> Result<usize> {
+    let request = http::Request::post("/v1/chat/completions")
+        .header("x-bytes", bytes)
+        .body(client::full(BODY))?;
+    let reply = client::send(stack.address(), request).await?;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    Ok(reply.body.len())
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_takes_no_place_and_one_that_reads_is_not_cut() -> Result<()> {
+    let engine = SizedEngine::start().await?;
+    let folder = tempfile::tempdir()?;
+    let stack = start(&engine, folder.path()).await?;
+
+    // The end of these replies reaches the proxy, which keeps them.
+    let mut raw = windowless(&stack).await?;
+    for (stream, bytes) in [(1, 1_000), (3, 1_000_000), (5, 1_000)] {
+        ask(&mut raw, stream, bytes).await?;
+    }
+    let served = || async { number(&stack, "served").await.filter(|n| *n == 3) };
+    wait_for(LIMIT, "three replies", served).await?;
+    until(&stack, "in_flight", 0).await?;
+    assert_eq!(unread_total(&stack).await?, 0, "their replies had ended");
+
+    // The end of these does not. They fill the engine's seats, and another client waits for them.
+    ask(&mut raw, 7, 12 << 20).await?;
+    ask(&mut raw, 9, 12 << 20).await?;
+    let _silent = ask_http1(&stack, 32 << 20).await?;
+    until(&stack, "in_flight", u64::from(SEATS)).await?;
+    assert_eq!(honest(&stack, 1_000).await?, 1_000);
+    until(&stack, "unread", 3).await?;
+    assert_eq!(unread_total(&stack).await?, 3);
+
+    // They take no seat any more. A slow reader and one that waits for a thought have two.
+    let mut slow = ask_http1(&stack, 24 << 20).await?;
+    let slow: JoinHandle<Result<bool>> = tokio::spawn(async move {
+        let head = slow.read_until(b"\r\n\r\n").await?;
+        for _ in 0..96 {
+            slow.read_exactly(256 << 10).await?;
+            tokio::time::sleep(THOUGHT / 96).await;
+        }
+        Ok(head.starts_with(b"HTTP/1.1 200"))
+    });
+    let thought = honest(&stack, 0);
+    until_reset(&mut raw, vec![7, 9]).await?;
+    assert!(thought.await? > 40_000);
+    assert!(slow.await??);
+    until(&stack, "unread", 0).await?;
+    until(&stack, "in_flight", 0).await?;
+    assert_eq!(unread_total(&stack).await?, 3);
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! The room of a request body that is not yet whole, among those of the VM.
+
+use exchange::{FilterStatus, RequestDriver, RequestHost};
+
+use super::filter_host::FilterHost;
+use crate::host::Host;
+use crate::vm::bodies::BodyRoom;
+
+// === impl FilterHost ===
+
+impl<H: Host> FilterHost<H> {
+    /// The body in progress has `size` bytes now.
+    pub(super) fn body_grows(&mut self, size: usize) -> BodyRoom {
+        let now = self.proxy.now();
+        let body = self.body.take().unwrap_or_else(|| {
+            let client = self.client();
+            self.with_vm(|vm| {
+                let bodies = &mut vm.watched().bodies;
+                bodies.begin(&client, self.stream.clone(), now)
+            })
+        });
+        let bytes_max = self
+            .config
+            .bodies_in_progress_bytes
+            .max(self.config.settings.body_limit_bytes);
+        let room = self.with_vm(|vm| {
+            let room = vm.watched().bodies.grow(&body, size, bytes_max, now);
+            if room == BodyRoom::AfterRefusals {
+                vm.refuse_bodies_soon();
+            }
+            room
+        });
+        self.body = Some(body);
+        room
+    }
+
+    /// The body is whole, or is refused, or the stream has ended.
+    pub(super) fn body_ends(&mut self) {
+        if let Some(body) = self.body.take() {
+            self.with_vm(|vm| vm.watched().bodies.remove(&body));
+        }
+    }
+
+    /// Refuses the request because there is no room for its body.
+    pub(super) fn refuse_body(&mut self, driver: &mut RequestDriver<Self>) -> FilterStatus {
+        let now = self.proxy.now();
+        let is_slow = self.body.as_ref().is_some_and(|body| body.is_slow(now));
+        self.body_ends();
+        driver.refuse_body(self, is_slow)
+    }
+
+    /// The client: the identity that the configuration names, or else the address without its
+    /// port.
+    fn client(&self) -> Vec<u8> {
+        if let Some(id) = self.flow_id() {
+            return id.into_owned();
+        }
+        let mut address = self.text(&["source", "address"]);
+        let port = address.iter().rposition(|byte| *byte == b':');
+        address.truncate(port.unwrap_or(address.len()));
+        address
+    }
+}

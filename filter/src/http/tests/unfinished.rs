@@ -1,0 +1,147 @@
+//! What is not finished costs others nothing: replies that their client does not read, and bodies
+//! that are not yet whole.
+
+use super::*;
+use crate::root::check_streams;
+
+/// Lets a second pass, and acts like a root context at its end.
+fn second(world: &HttpWorld) {
+    world.host.pass_ms(1_000);
+    check_streams(&world.vm, world.host.now());
+}
+
+/// A chat request whose reply of 100 KB has begun.
+fn long_reply(world: &HttpWorld) -> HttpStreamContext<FakeHost> {
+    let (mut stream, _) = world.post("/v1/chat/completions");
+    assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
+    world.respond(
+        &mut stream,
+        "via_upstream",
+        "10.0.0.1:8000",
+        &[
+            (":status", "200"),
+            ("content-type", "application/json"),
+            ("content-length", "100000"),
+        ],
+    );
+    let (_, action) = world.piece(&mut stream, &" ".repeat(20_000), false);
+    assert_eq!(action, Action::Continue);
+    stream
+}
+
+#[test]
+fn the_place_of_a_reply_that_nobody_reads_is_free_and_the_stream_is_reset_later() {
+    let world = HttpWorld::ready();
+    let mut stream = long_reply(&world);
+    (0..4).for_each(|_| second(&world));
+    assert_eq!(world.in_flight(), 1);
+    (0..2).for_each(|_| second(&world));
+    assert_eq!(world.in_flight(), 0);
+    assert_eq!(world.host.metric_value("switchpoint_unread_total"), 1);
+    world.host.take_log();
+    (0..60).for_each(|_| second(&world));
+    let log = world.host.take_log();
+    assert!(
+        log.iter()
+            .filter(|line| line.starts_with("reply 408"))
+            .count()
+            == 1,
+        "{log:?}"
+    );
+    stream.on_done();
+    assert_eq!(world.host.metric_value("switchpoint_unread_total"), 1);
+}
+
+#[test]
+fn a_reply_that_ends_is_not_looked_at_any_more() {
+    let world = HttpWorld::ready();
+    let mut stream = long_reply(&world);
+    second(&world);
+    world.piece(&mut stream, "{}", true);
+    assert_eq!(world.in_flight(), 0, "before the client has read it");
+    world.host.take_log();
+    (0..100).for_each(|_| second(&world));
+    assert_eq!(world.host.take_log(), ["focus 11"]);
+    stream.on_done();
+    assert_eq!(world.host.metric_value("switchpoint_unread_total"), 0);
+}
+
+/// A proxy with room for 50,000 bytes of bodies in progress.
+fn narrow() -> HttpWorld {
+    let world = HttpWorld::new(
+        r#"{"pools": [{"name": "default"}], "body_limit_bytes": 40000, "bodies_in_progress_bytes": 50000}"#,
+    );
+    world.state("default");
+    world
+}
+
+/// Sends 30,000 bytes of a longer body.
+fn begin(world: &HttpWorld, address: &str) -> HttpStreamContext<FakeHost> {
+    world
+        .host
+        .properties
+        .borrow_mut()
+        .insert("source.address".into(), address.into());
+    let (mut stream, _) = world.post("/v1/chat/completions");
+    world.host.take_log();
+    assert_eq!(stream.on_http_request_body(30_000, false), Action::Pause);
+    stream
+}
+
+/// The replies since the last call, by status.
+fn replies(world: &HttpWorld) -> Vec<String> {
+    let log = world.host.take_log();
+    log.iter()
+        .filter_map(|line| line.strip_prefix("reply "))
+        .map(|reply| reply.chars().take(3).collect())
+        .collect()
+}
+
+#[test]
+fn a_client_that_sends_too_much_at_once_has_its_newest_body_refused() {
+    let world = narrow();
+    let mut first = begin(&world, "10.1.1.1:1");
+    assert_eq!(replies(&world), [""; 0]);
+    let mut second = begin(&world, "10.1.1.1:2");
+    assert_eq!(replies(&world), ["413"]);
+    second.on_done();
+    first.on_done();
+    let _third = begin(&world, "10.1.1.1:3");
+    assert_eq!(replies(&world), [""; 0], "the room of both is free");
+}
+
+#[test]
+fn a_slow_body_makes_room_for_the_next_one() {
+    let world = narrow();
+    let mut slow = begin(&world, "10.1.1.1:1");
+    second(&world);
+    let mut next = begin(&world, "10.1.1.1:2");
+    assert_eq!(replies(&world), [""; 0]);
+    second(&world);
+    assert_eq!(replies(&world), ["408"]);
+    slow.on_done();
+    next.on_done();
+}
+
+#[test]
+fn a_client_makes_room_for_another_one() {
+    let world = narrow();
+    let mut first = begin(&world, "10.1.1.1:1");
+    let mut other = begin(&world, "10.2.2.2:1");
+    assert_eq!(replies(&world), [""; 0]);
+    check_streams(&world.vm, world.host.now());
+    assert_eq!(replies(&world), ["413"]);
+    first.on_done();
+    other.on_done();
+}
+
+#[test]
+fn a_whole_body_takes_no_room() {
+    let world = narrow();
+    for _ in 0..3 {
+        let mut stream = begin(&world, "10.1.1.1:1");
+        let _ = stream.on_http_request_body(30_000, true);
+    }
+    let _next = begin(&world, "10.1.1.1:1");
+    assert_eq!(replies(&world), [""; 0]);
+}

@@ -1,0 +1,336 @@
+//! The request bodies of one VM that are not yet whole. Their sum is bounded: a client that sends
+//! slowly, or sends little that a decompressor makes large, takes no room from others.
+//!
+//! Each client has an equal share, which binds only against others: one client alone may use the
+//! whole sum. If there is no room, the body goes that has cost most, in bytes times time, of the
+//! clients above their share. A client's next body replaces none of its own that come fast: then
+//! the next one goes. So at any moment the VM holds at most twice the sum, and one piece: a body of
+//! another stream is held until a root context refuses it.
+
+use std::cell::Cell;
+use std::rc::{Rc, Weak};
+
+use exchange::Timestamp;
+
+use super::parked_request::ParkedRequest;
+
+/// Shorter bodies are not counted: Envoy needs about as much for a stream without a body.
+pub const COUNTED_BYTES_MIN: usize = 16_384;
+
+/// A body that has come for less long is not slow. In this time a line of 10 Mbit/s delivers a
+/// prompt of 250,000 tokens.
+const SLOW_MS: u64 = 1_000;
+
+/// A body in progress, which its stream and the VM both hold.
+pub struct BodyInProgress {
+    client: Rc<ClientBodies>,
+    bytes: Cell<usize>,
+    since: Timestamp,
+    stream: Weak<dyn ParkedRequest>,
+    is_refused: Cell<bool>,
+}
+
+/// The bodies of one client that are not refused.
+struct ClientBodies {
+    /// The client's identity or address. All without one are one client.
+    name: Box<[u8]>,
+    bodies: Cell<usize>,
+    bytes: Cell<usize>,
+}
+
+/// All bodies in progress of a VM.
+#[derive(Default)]
+pub struct BodiesInProgress {
+    bodies: Vec<Rc<BodyInProgress>>,
+    clients: Vec<Rc<ClientBodies>>,
+    /// The bytes of all bodies that are not refused.
+    bytes: usize,
+    /// The streams to refuse.
+    refused: Vec<Weak<dyn ParkedRequest>>,
+}
+
+/// Whether a body may grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyRoom {
+    /// There is room.
+    Free,
+    /// There is, because bodies of other streams are refused.
+    AfterRefusals,
+    /// There is none: refuse this body.
+    None,
+}
+
+/// Adds to a cell. Bodies are far too short to overflow it.
+fn add(cell: &Cell<usize>, amount: usize) {
+    cell.set(cell.get().saturating_add(amount));
+}
+
+fn subtract(cell: &Cell<usize>, amount: usize) {
+    cell.set(cell.get().saturating_sub(amount));
+}
+
+// === impl BodyInProgress ===
+
+impl BodyInProgress {
+    /// Whether the body has been coming for long.
+    pub fn is_slow(&self, now: Timestamp) -> bool {
+        now.ms_since(self.since) >= SLOW_MS
+    }
+
+    /// Bytes times milliseconds so far, and the bytes, which decide between two new bodies.
+    fn cost(&self, now: Timestamp) -> (u64, usize) {
+        let bytes = self.bytes.get();
+        (
+            (bytes as u64).saturating_mul(now.ms_since(self.since)),
+            bytes,
+        )
+    }
+}
+
+// === impl BodiesInProgress ===
+
+impl BodiesInProgress {
+    /// Begins a body of this client.
+    pub fn begin(
+        &mut self,
+        client: &[u8],
+        stream: Weak<dyn ParkedRequest>,
+        now: Timestamp,
+    ) -> Rc<BodyInProgress> {
+        let known = self.clients.iter().find(|known| *known.name == *client);
+        let client = known.map(Rc::clone).unwrap_or_else(|| {
+            let client = Rc::new(ClientBodies {
+                name: client.into(),
+                bodies: Cell::new(0),
+                bytes: Cell::new(0),
+            });
+            self.clients.push(Rc::clone(&client));
+            client
+        });
+        add(&client.bodies, 1);
+        let body = Rc::new(BodyInProgress {
+            client,
+            bytes: Cell::new(0),
+            since: now,
+            stream,
+            is_refused: Cell::new(false),
+        });
+        self.bodies.push(Rc::clone(&body));
+        body
+    }
+
+    /// The body has `bytes` bytes now. `bytes_max` is the largest sum.
+    pub fn grow(
+        &mut self,
+        body: &Rc<BodyInProgress>,
+        bytes: usize,
+        bytes_max: usize,
+        now: Timestamp,
+    ) -> BodyRoom {
+        if body.is_refused.get() {
+            return BodyRoom::None;
+        }
+        let more = bytes.saturating_sub(body.bytes.replace(bytes));
+        add(&body.client.bytes, more);
+        self.bytes = self.bytes.saturating_add(more);
+        let mut room = BodyRoom::Free;
+        while self.bytes > bytes_max {
+            let costliest = self
+                .costliest(body, bytes_max, now)
+                .filter(|other| !Rc::ptr_eq(other, body));
+            let Some(other) = costliest else {
+                self.refuse(body);
+                return BodyRoom::None;
+            };
+            self.refuse(&other);
+            self.refused.push(other.stream.clone());
+            room = BodyRoom::AfterRefusals;
+        }
+        room
+    }
+
+    /// The body is whole, or its stream has ended.
+    pub fn remove(&mut self, body: &Rc<BodyInProgress>) {
+        self.bodies.retain(|known| !Rc::ptr_eq(known, body));
+        self.refuse(body);
+    }
+
+    /// The streams to refuse. Only a root context may refuse them.
+    pub fn take_refused(&mut self) -> Vec<Weak<dyn ParkedRequest>> {
+        std::mem::take(&mut self.refused)
+    }
+
+    /// Counts the body no more.
+    fn refuse(&mut self, body: &BodyInProgress) {
+        if body.is_refused.replace(true) {
+            return;
+        }
+        let bytes = body.bytes.get();
+        self.bytes = self.bytes.saturating_sub(bytes);
+        subtract(&body.client.bytes, bytes);
+        subtract(&body.client.bodies, 1);
+        if body.client.bodies.get() == 0 {
+            self.clients
+                .retain(|known| !Rc::ptr_eq(known, &body.client));
+        }
+    }
+
+    /// The body that has cost most of the clients above their share.
+    fn costliest(
+        &self,
+        newest: &BodyInProgress,
+        bytes_max: usize,
+        now: Timestamp,
+    ) -> Option<Rc<BodyInProgress>> {
+        let share = bytes_max.checked_div(self.clients.len()).unwrap_or(0);
+        let may_go = |body: &&Rc<BodyInProgress>| {
+            !body.is_refused.get()
+                && body.client.bytes.get() > share
+                && (body.is_slow(now) || !Rc::ptr_eq(&body.client, &newest.client))
+        };
+        self.bodies
+            .iter()
+            .filter(may_go)
+            .max_by_key(|body| body.cost(now))
+            .map(Rc::clone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+    const MAX: usize = 100 * MIB;
+
+    struct NoStream;
+
+    impl ParkedRequest for NoStream {
+        fn waits(&self) -> bool {
+            false
+        }
+        fn retry(&self) {}
+        fn check_reply(&self, _: Timestamp) -> bool {
+            false
+        }
+        fn refuse_body(&self) {}
+    }
+
+    fn nobody() -> Weak<dyn ParkedRequest> {
+        Weak::<NoStream>::new()
+    }
+
+    /// Begins a body of `mib` MiB. None if there is no room for it.
+    fn send(
+        all: &mut BodiesInProgress,
+        client: &str,
+        mib: usize,
+        now: Timestamp,
+    ) -> Option<Rc<BodyInProgress>> {
+        let body = all.begin(client.as_bytes(), nobody(), now);
+        let room = all.grow(&body, mib * MIB, MAX, now);
+        if room == BodyRoom::None {
+            all.remove(&body);
+            return None;
+        }
+        Some(body)
+    }
+
+    fn held(all: &BodiesInProgress) -> usize {
+        all.bodies.iter().map(|body| body.bytes.get()).sum()
+    }
+
+    #[test]
+    fn one_client_alone_may_use_the_whole_sum() {
+        let mut all = BodiesInProgress::default();
+        let bodies: Vec<_> = (0..5)
+            .map(|_| send(&mut all, "a", 20, Timestamp(0)).unwrap())
+            .collect();
+        assert!(
+            send(&mut all, "a", 1, Timestamp(0)).is_none(),
+            "a sixth does not fit, and none of the five is slow"
+        );
+        for body in &bodies {
+            all.remove(body);
+        }
+        assert_eq!((all.bytes, all.clients.len(), held(&all)), (0, 0, 0));
+    }
+
+    #[test]
+    fn the_slowest_and_largest_of_the_heaviest_client_goes() {
+        let start = Timestamp(0);
+        let mut all = BodiesInProgress::default();
+        let small_and_old = send(&mut all, "b", 1, start).unwrap();
+        let large_and_old = send(&mut all, "a", 20, start).unwrap();
+        let later = start.plus_ms(600);
+        let larger_and_young = send(&mut all, "a", 22, later).unwrap();
+        let middle = send(&mut all, "a", 10, start).unwrap();
+        let now = start.plus_ms(900);
+        let by_others = send(&mut all, "b", 48, now).unwrap();
+        assert_eq!(
+            [
+                &small_and_old,
+                &large_and_old,
+                &larger_and_young,
+                &middle,
+                &by_others
+            ]
+            .map(|body| body.is_refused.get()),
+            [false, true, false, false, false],
+            "20 MiB x 900 ms of a client above its share"
+        );
+        assert_eq!(all.take_refused().len(), 1);
+    }
+
+    #[test]
+    fn bombs_at_once_leave_room_for_the_bodies_of_others() {
+        let now = Timestamp(0);
+        let mut all = BodiesInProgress::default();
+        let honest: Vec<_> = (0..10)
+            .map(|_| send(&mut all, "honest", 1, now).unwrap())
+            .collect();
+        let bombs: Vec<_> = (0..90)
+            .filter_map(|_| send(&mut all, "bomber", 22, now))
+            .collect();
+        assert_eq!(bombs.len(), 4);
+        assert!(held(&all) <= MAX);
+        let more: Vec<_> = (0..20)
+            .map(|_| send(&mut all, "honest", 2, now).unwrap())
+            .collect();
+        assert!(
+            honest
+                .iter()
+                .chain(&more)
+                .all(|body| !body.is_refused.get())
+        );
+        assert!(
+            held(&all) <= 2 * MAX,
+            "what is refused is held for a moment"
+        );
+    }
+
+    #[test]
+    fn a_body_that_stops_makes_room_for_its_own_clients_next() {
+        let mut all = BodiesInProgress::default();
+        let stopped: Vec<_> = (0..5)
+            .map(|_| send(&mut all, "a", 20, Timestamp(0)).unwrap())
+            .collect();
+        let now = Timestamp(0).plus_ms(SLOW_MS);
+        assert!(send(&mut all, "a", 5, now).is_some());
+        assert_eq!(
+            stopped.iter().filter(|body| body.is_refused.get()).count(),
+            1
+        );
+    }
+
+    #[test]
+    fn a_refused_body_counts_once_and_grows_no_more() {
+        let now = Timestamp(0);
+        let mut all = BodiesInProgress::default();
+        let body = all.begin(b"a", nobody(), now);
+        assert_eq!(all.grow(&body, MAX + 1, MAX, now), BodyRoom::None);
+        assert_eq!(all.grow(&body, MAX + 2, MAX, now), BodyRoom::None);
+        all.remove(&body);
+        assert_eq!((all.bytes, all.clients.len(), all.bodies.len()), (0, 0, 0));
+    }
+}
