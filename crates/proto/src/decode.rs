@@ -4,7 +4,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use prost::Message as _;
 use scheduler::latency::InvalidModel;
 use scheduler::metrics::MetricDefinition;
 use scheduler::objects::{InvalidObjects, Objects};
@@ -16,6 +15,7 @@ use scheduler::{
     Readiness, Slot, Snapshot, Version,
 };
 
+use crate::wire_limits::LimitedMessage;
 use crate::{objects, state};
 
 /// Why a message was refused. The daemon is at fault; the same message will be refused again.
@@ -39,6 +39,14 @@ pub enum InvalidState {
     Objects(InvalidObjects),
     /// The words of a model are invalid.
     Model(InvalidModel),
+    /// More entries of a type than any message needs.
+    TooMany {
+        /// The type of the entries.
+        entries: &'static str,
+        max: usize,
+    },
+    /// The bytes end within a field.
+    Malformed,
     /// The bytes are not a valid message.
     Bytes(prost::DecodeError),
 }
@@ -55,12 +63,20 @@ pub struct PoolUpdate {
     pub staleness_max_ms: u32,
 }
 
-/// Decodes the bytes of a message of the daemon, without looking at its content.
+/// Decodes the bytes of a message of the daemon, after its entries were counted.
 ///
 /// # Errors
-/// [`InvalidState::Bytes`].
+/// [`InvalidState::TooMany`], or why the bytes are no message.
 pub fn daemon_message(bytes: &[u8]) -> Result<state::DaemonMessage, InvalidState> {
-    state::DaemonMessage::decode(bytes).map_err(InvalidState::Bytes)
+    state::DaemonMessage::decode_limited(bytes)
+}
+
+/// Decodes the bytes of a message of a proxy, after its entries were counted.
+///
+/// # Errors
+/// [`InvalidState::TooMany`], or why the bytes are no message.
+pub fn proxy_message(bytes: &[u8]) -> Result<state::ProxyMessage, InvalidState> {
+    state::ProxyMessage::decode_limited(bytes)
 }
 
 /// Decodes a pool update.
@@ -154,6 +170,8 @@ impl fmt::Display for InvalidState {
             Self::Pipeline(why) => why.fmt(f),
             Self::Objects(why) => why.fmt(f),
             Self::Model(why) => why.fmt(f),
+            Self::TooMany { entries, max } => write!(f, "more than {max} of `{entries}`"),
+            Self::Malformed => f.write_str("the bytes end within a field"),
             Self::Bytes(why) => why.fmt(f),
         }
     }

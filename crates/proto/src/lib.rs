@@ -34,7 +34,7 @@ pub mod external_scaler {
 
 pub mod backlog;
 mod decode;
-pub use decode::{InvalidState, PoolUpdate, daemon_message, metrics, pool_update};
+pub use decode::{InvalidState, PoolUpdate, daemon_message, metrics, pool_update, proxy_message};
 
 pub mod frames;
 
@@ -47,6 +47,13 @@ pub mod placements;
 pub mod shared_data;
 
 pub mod words;
+
+pub mod terms;
+
+pub mod wire_limits;
+
+#[cfg(feature = "grpc")]
+pub mod limited_codec;
 
 mod learned;
 pub use learned::{LEARNED_BYTES_MAX, LearnedModels, encode_learned, learned};
@@ -79,6 +86,10 @@ pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// The largest message a proxy sends, in bytes. The daemon reads hundreds of streams at once, and a
 /// message that never ends can occupy this much memory for each.
 pub const PROXY_MESSAGE_BYTES_MAX: usize = 512 << 10;
+
+/// The most bytes of the messages of one call, where calls replace the stream: the largest message
+/// of a proxy with its frame.
+pub const CALL_BYTES_MAX: usize = PROXY_MESSAGE_BYTES_MAX + 4;
 
 /// A daemon sends metrics at least this often, changed or not. A filter that gets none knows that
 /// the daemon is gone.

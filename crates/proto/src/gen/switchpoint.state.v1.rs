@@ -718,7 +718,7 @@ pub mod state_service_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::limited_codec::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/switchpoint.state.v1.StateService/Stream",
             );
@@ -864,7 +864,7 @@ pub mod state_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StreamSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::limited_codec::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,

@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 use prost::Message;
-use proto::{PoolState, encode_metrics, encode_pool_update, state};
+use proto::wire_limits::{WireMessage, check};
+use proto::{InvalidState, PoolState, encode_metrics, encode_pool_update, state};
 
 use crate::strategies::{any_pool, one_profile};
 
@@ -25,7 +26,14 @@ fn take(bytes: &[u8]) {
             _ => {}
         }
     }
-    drop(state::ProxyMessage::decode(bytes));
+    if state::DaemonMessage::decode(bytes).is_ok() {
+        let counted = check(WireMessage::DaemonMessage, bytes);
+        assert_ne!(counted, Err(InvalidState::Malformed), "it can be decoded");
+    }
+    if state::ProxyMessage::decode(bytes).is_ok() {
+        let counted = check(WireMessage::ProxyMessage, bytes);
+        assert_ne!(counted, Err(InvalidState::Malformed), "it can be decoded");
+    }
     drop(state::VmCounters::decode(bytes));
 }
 
@@ -50,6 +58,7 @@ proptest! {
         for message in [state::daemon_message::Message::PoolUpdate(pool_update), state::daemon_message::Message::Metrics(metrics)] {
             let mut bytes = state::DaemonMessage { message: Some(message) }.encode_to_vec();
             let length = bytes.len();
+            prop_assert_eq!(check(WireMessage::DaemonMessage, &bytes), Ok(()));
             bytes[at.index(length)] = byte;
             take(&bytes);
             take(&bytes[..cut.index(length)]);

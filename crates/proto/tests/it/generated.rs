@@ -4,17 +4,25 @@ use std::path::Path;
 
 #[test]
 fn the_committed_code_is_what_state_proto_generates() {
-    compare("state.proto", "switchpoint.state.v1.rs");
+    compare(
+        "state.proto",
+        "switchpoint.state.v1.rs",
+        "crate::limited_codec::LimitedCodec",
+    );
 }
 
 #[test]
 fn the_committed_code_is_what_externalscaler_proto_generates() {
-    compare("externalscaler.proto", "externalscaler.rs");
+    compare(
+        "externalscaler.proto",
+        "externalscaler.rs",
+        "tonic_prost::ProstCodec",
+    );
 }
 
 /// Generates the code without `protoc` and compares. If they differ, the message says how to update
 /// the committed code.
-fn compare(protocol: &str, name: &str) {
+fn compare(protocol: &str, name: &str, codec: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
     let descriptors = protox::compile([protocol], [root]).unwrap();
@@ -24,6 +32,7 @@ fn compare(protocol: &str, name: &str) {
         .server_mod_attribute(".", "#[cfg(feature = \"grpc\")]")
         .client_mod_attribute(".", "#[cfg(feature = \"grpc\")]")
         .btree_map(".")
+        .codec_path(codec)
         .out_dir(folder.path())
         .compile_fds(descriptors)
         .unwrap();

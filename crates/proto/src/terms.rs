@@ -1,0 +1,45 @@
+//! The terms that a reader believes.
+//!
+//! A daemon's term is the time at which it began to lead, in ms since 1970, or one more than the
+//! last term that it knows. A reader refuses everything older than what it has, so a term from the
+//! far future would make it refuse every later daemon.
+
+/// How far a term may be ahead of the reader's clock, in ms: a day, far more than clocks of one
+/// deployment differ and than terms are raised by.
+pub const TERM_AHEAD_MS_MAX: u64 = 86_400_000;
+
+/// A clock that shows less was never set, 2025-01-01 in ms since 1970. Its reader believes terms of
+/// this century only.
+const CLOCK_SET_MS: u64 = 1_735_689_600_000;
+
+/// 2100-01-01 in ms since 1970.
+const CENTURY_END_MS: u64 = 4_102_444_800_000;
+
+/// Whether a reader whose clock shows `unix_ms` believes this term.
+#[must_use]
+pub fn is_credible(term: u64, unix_ms: u64) -> bool {
+    let latest = if unix_ms < CLOCK_SET_MS {
+        CENTURY_END_MS
+    } else {
+        unix_ms
+    };
+    term <= latest.saturating_add(TERM_AHEAD_MS_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_term_of_the_far_future_is_not_believed() {
+        let now = CLOCK_SET_MS + 1;
+        for term in [0, 40, now, now + TERM_AHEAD_MS_MAX] {
+            assert!(is_credible(term, now), "{term}");
+        }
+        for term in [now + TERM_AHEAD_MS_MAX + 1, u64::MAX] {
+            assert!(!is_credible(term, now), "{term}");
+        }
+        assert!(is_credible(now, 0), "the clock of the reader was never set");
+        assert!(!is_credible(u64::MAX, 0));
+    }
+}
