@@ -149,6 +149,29 @@ impl DaemonUpdate {
         )
     }
 
+    /// Refuses a version of the far future, by the clock of this host.
+    ///
+    /// # Errors
+    /// [`RejectedMessage`] if no part of the message may be used.
+    pub fn check_term(self, unix_ms: u64) -> Result<Self, RejectedMessage> {
+        let (pool, version, is_acked) = match &self {
+            Self::PoolUpdate(update) => (&update.pool, update.snapshot.version(), true),
+            Self::Learned(learned) => (&learned.pool, learned.version, false),
+            _ => return Ok(self),
+        };
+        if proto::terms::is_credible(version.term, unix_ms) {
+            return Ok(self);
+        }
+        Err(RejectedMessage {
+            pool: pool.clone(),
+            version: is_acked.then(|| wire_version(version)),
+            why: format!(
+                "term {} is more than a day ahead of this proxy's clock",
+                version.term
+            ),
+        })
+    }
+
     /// The pool that the update changes; `None` when it changes none.
     #[must_use]
     pub fn pool(&self) -> Option<&str> {

@@ -6,9 +6,11 @@
 //! the changes: the writer changes the bytes in place, an endpoint keeps its place, and the reader
 //! compares the bytes with those of its last reading. Correctness does not depend on this.
 
+use std::collections::BTreeMap;
+
 use proto::load_report::{
-    FailureEntry, LOAD_BYTES, LoadReportHead, LoadReportLayout, append_failure, append_slos,
-    decode_failure, decode_load, decode_slos, difference, encode_load,
+    FailureEntry, LOAD_BYTES, LoadReportHead, LoadReportLayout, SLOS_BYTES, append_failure,
+    append_slos, decode_failure, decode_load, decode_slos, difference, encode_load,
 };
 use scheduler::in_flight::{EndpointLoad, InFlight, PeerLoads};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Timestamp};
@@ -93,7 +95,7 @@ impl OwnLoadReport {
         &self.bytes
     }
 
-    fn set(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
+    pub(super) fn set(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
         let slot = usize::from(endpoint.slot.0);
         if self.places.len() <= slot {
             self.places.resize(slot + 1, None);
@@ -106,12 +108,12 @@ impl OwnLoadReport {
         if let Some(known) = known {
             self.empty -= usize::from(is_empty(known));
             *known = bytes;
+            self.slos.retain(|(known, _)| known.slot != endpoint.slot);
         } else {
             *place = u16::try_from(self.loads.len()).ok();
             self.loads.push(bytes);
         }
         self.empty += usize::from(is_empty(&bytes));
-        self.slos.retain(|(known, _)| known.slot != endpoint.slot);
         if load.ttft_slo_us.is_some() || load.tpot_slo_us.is_some() {
             self.slos.push((endpoint, load));
         }
@@ -205,11 +207,15 @@ impl PeerLoadReport {
         })
     }
 
+    pub(super) fn slo_bytes(&self) -> &[[u8; SLOS_BYTES]] {
+        self.layout.slos(&self.bytes)
+    }
+
     fn load_bytes(&self) -> &[[u8; LOAD_BYTES]] {
         self.layout.loads(&self.bytes)
     }
 
-    fn each_load(&self, mut each: impl FnMut(EndpointRef, EndpointLoad)) {
+    pub(super) fn each_load(&self, mut each: impl FnMut(EndpointRef, EndpointLoad)) {
         for (endpoint, load) in self.load_bytes().iter().filter_map(decode_load) {
             each(endpoint, load);
         }
@@ -373,10 +379,10 @@ impl LoadReportSum {
         self.added
             .iter()
             .for_each(|(endpoint, slos)| self.others.add(*endpoint, *slos));
-        let mut failures: Vec<Ejection> = own
+        let mut failures: BTreeMap<EndpointRef, Ejection> = own
             .iter()
             .filter(|failure| !failure.outside)
-            .copied()
+            .map(|failure| (failure.endpoint, *failure))
             .collect();
         for row in rows {
             row.add_slos_to(&mut self.others);
@@ -384,13 +390,8 @@ impl LoadReportSum {
                 .ejections()
                 .filter(|failure| row.counts && !failure.outside)
             {
-                match failures
-                    .iter_mut()
-                    .find(|known| known.endpoint == failure.endpoint)
-                {
-                    Some(known) => *known = (*known).max(failure),
-                    None => failures.push(failure),
-                }
+                let known = failures.entry(failure.endpoint).or_insert(failure);
+                *known = (*known).max(failure);
             }
         }
         let mut sum = OwnLoadReport::default();
@@ -400,6 +401,7 @@ impl LoadReportSum {
                 sum.set(*endpoint, load);
             }
         }
+        let failures: Vec<Ejection> = failures.into_values().collect();
         sum.write(head, &mut InFlight::default(), &failures)
             .to_vec()
     }
@@ -812,7 +814,7 @@ mod tests {
         );
         let mut read = PeerLoadReport::default();
         read.replace(written_row.clone(), true, &mut others);
-        let expected = [failure(3, 600, false), failure(1, 700, false)];
+        let expected = [failure(1, 700, false), failure(3, 600, false)];
         assert_eq!(
             read.ejections().collect::<Vec<_>>(),
             expected,
@@ -837,7 +839,7 @@ mod tests {
         );
         assert_eq!(
             read.ejections().collect::<Vec<_>>(),
-            [failure(3, 5_600, false), failure(1, 5_700, false)]
+            [failure(1, 5_700, false), failure(3, 5_600, false)]
         );
         let answered = Ejection {
             at: Timestamp(0),
