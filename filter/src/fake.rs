@@ -188,10 +188,17 @@ impl FakeHost {
     }
 }
 
+/// When the fake monotonic clock began, by the wall clock.
+pub const FAKE_UNIX_MS: u64 = 1_800_000_000_000;
+
 impl Host for FakeHost {
     fn now(&self) -> Timestamp {
         self.record(FakeCall::Clock, "", 0, 0);
         Timestamp(0).plus_ms(self.now_ms.get())
+    }
+
+    fn unix_ms(&self) -> u64 {
+        FAKE_UNIX_MS + self.now_ms.get()
     }
 
     fn entropy(&self) -> u64 {

@@ -88,6 +88,8 @@ pub struct SharedValue {
 pub trait Host: Clone + 'static {
     /// Monotonic time, the same clock for all VMs of a process.
     fn now(&self) -> Timestamp;
+    /// The wall clock, in ms since 1970; 0 if there is none.
+    fn unix_ms(&self) -> u64;
     /// Random bits.
     fn entropy(&self) -> u64;
     /// Reads shared data. An empty value counts as removed: both are `None`, but only a key that

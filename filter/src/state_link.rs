@@ -273,7 +273,8 @@ impl StateLink {
             );
             return Ok(());
         };
-        let answer = match decoded {
+        let checked = decoded.and_then(|update| update.check_term(leader.host.unix_ms()));
+        let answer = match checked {
             Ok(DaemonUpdate::Welcome(welcome)) => {
                 self.welcome(leader, &welcome);
                 None

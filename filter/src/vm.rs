@@ -803,6 +803,35 @@ mod tests {
     }
 
     #[test]
+    fn a_daemon_of_the_far_future_does_not_shut_out_all_later_ones() {
+        let (host, mut leader) = led();
+        said(&host);
+        let far = Version {
+            term: u64::MAX,
+            sequence: 1,
+        };
+        let update = pool_update_message("default", far, &["10.0.0.7:1"]);
+        send(&host, &mut leader, update);
+        assert_eq!(
+            said(&host),
+            [format!(
+                "1: ack 1 term {} is more than a day ahead of this proxy's clock",
+                u64::MAX
+            )]
+        );
+        let next = Version {
+            term: TERM + 1,
+            sequence: 1,
+        };
+        let update = pool_update_message("default", next, &["10.0.0.7:1"]);
+        send(&host, &mut leader, update);
+        assert_eq!(
+            leader.replica("default").unwrap().borrow().version().term,
+            TERM + 1
+        );
+    }
+
+    #[test]
     fn bad_and_old_pool_updates_are_refused_with_the_reason_and_change_nothing() {
         let (host, mut leader) = led();
         said(&host);

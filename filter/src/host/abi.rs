@@ -13,6 +13,7 @@ use super::{
 const ABSENT: u32 = u32::MAX;
 /// WASI's monotonic clock.
 const MONOTONIC: u32 = 1;
+const REALTIME: u32 = 0;
 /// `grpc_status` of a reply that is not gRPC.
 const NOT_GRPC: i32 = -1;
 /// The request side of `proxy_continue_stream`.
@@ -160,6 +161,12 @@ impl Host for ProxyWasm {
         let mut time = 0;
         let _ = unsafe { clock_time_get(MONOTONIC, 1, &raw mut time) };
         Timestamp(time)
+    }
+
+    fn unix_ms(&self) -> u64 {
+        let mut time = 0;
+        let _ = unsafe { clock_time_get(REALTIME, 1, &raw mut time) };
+        time / 1_000_000
     }
 
     fn entropy(&self) -> u64 {

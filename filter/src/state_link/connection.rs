@@ -15,7 +15,7 @@
 use std::fmt;
 
 use prost::Message;
-use proto::{MESSAGE_BYTES_MAX, frames};
+use proto::{CALL_BYTES_MAX, MESSAGE_BYTES_MAX, frames};
 
 use crate::config::{StateConfig, StateTransport};
 use crate::host::{BodyBuffer, HeaderMap, Host, HostError, Result};
@@ -310,15 +310,15 @@ impl HttpCalls {
     }
 }
 
-/// Splits an outbox into the messages for the next call and the rest. The daemon accepts no body
-/// that is larger than the largest message.
+/// Splits an outbox into the messages for the next call and the rest. The daemon accepts no larger
+/// body.
 fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
     let mut size = 0;
     let mut rest = outbox;
     while let Some((_, after)) = frames::take(rest) {
         let grown = outbox.len().saturating_sub(after.len());
         // A message that is too large by itself is sent alone, and refused.
-        if size > 0 && grown > MESSAGE_BYTES_MAX {
+        if size > 0 && grown > CALL_BYTES_MAX {
             break;
         }
         size = grown;
@@ -364,10 +364,10 @@ mod tests {
     fn a_call_takes_whole_messages_and_no_more_than_the_daemon_does() {
         let mut outbox = Vec::new();
         let sizes = [
-            MESSAGE_BYTES_MAX / 2,
-            MESSAGE_BYTES_MAX / 2 - 8,
+            CALL_BYTES_MAX / 2,
+            CALL_BYTES_MAX / 2 - 8,
             10,
-            MESSAGE_BYTES_MAX + 1,
+            CALL_BYTES_MAX + 1,
             3,
         ];
         sizes
@@ -380,7 +380,7 @@ mod tests {
             calls.push(body.len());
             rest = after;
         }
-        assert_eq!(calls, [MESSAGE_BYTES_MAX, 14, MESSAGE_BYTES_MAX + 5, 7]);
+        assert_eq!(calls, [CALL_BYTES_MAX, 14, CALL_BYTES_MAX + 5, 7]);
         assert_eq!(first_call(&[]), (&[][..], &[][..]));
     }
 
