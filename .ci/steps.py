@@ -353,6 +353,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("e2e: cosign", "python3 .ci/cluster_tools.py helm crane cosign", buildable),
         Step("e2e: images and chart signed by a real cosign", "python3 .ci/test_release.py Signing", unit_tests),
         Step("e2e: slow tests, Envoy 1.40", "cargo test --locked -p e2e --test e2e -- slow::", cargo_test),
+        Step("e2e: one host with all its streams", "cargo test --locked -p control-plane --test it -- slow::", cargo_test),
         Step("e2e: the race sees what it must see", "cargo test --locked -p race -- slow::", cargo_test),
         Step("e2e: slow drills, Envoy 1.40", f"cargo test --locked --workspace {LONG} --no-fail-fast --test long", cargo_test),
     ],

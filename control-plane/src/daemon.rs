@@ -41,7 +41,7 @@ pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
         args.ext_proc.ext_proc_reply_wait,
     );
     let mut standby = StandbyDaemon::start(args).await?;
-    let mut lease = wanted.want().await?;
+    let mut lease = wanted.want(standby.life()).await?;
     let ended = campaign(&mut standby, &mut lease, &mut signals).await;
     if let Some(lease) = lease {
         lease.give_back().await;

@@ -1,5 +1,6 @@
 //! The state that the daemon's tasks share, and the part of it that survives a restart.
 
+pub mod backlog_sum;
 pub mod client_names;
 pub mod counters;
 pub mod decision_log;
@@ -10,6 +11,7 @@ pub mod peer_relay;
 mod placement_shares;
 pub mod pool_views;
 pub mod proxies;
+mod relay_process;
 pub mod reports;
 pub mod shared;
 pub mod snapshot_file;

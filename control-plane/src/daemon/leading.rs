@@ -3,7 +3,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_server::EndpointDiscoveryServiceServer;
 use proto::state::state_service_server::StateServiceServer;
@@ -21,6 +20,7 @@ use crate::serve::monitoring::{ended, open, server};
 use crate::serve::scaler::ScalerListener;
 use crate::serve::state_stream::{self, StateServer};
 use crate::shutdown::Shutdown;
+use crate::state::life::unix_ms;
 use crate::state::shared::DaemonState;
 use crate::state::snapshot_file::SavedState;
 
@@ -148,13 +148,6 @@ async fn begin_term(standby: &StandbyDaemon) -> Option<SavedState> {
 /// shared file lead one after another.
 fn next_term(known: u64, saved: Option<u64>, unix_ms: u64) -> u64 {
     known.max(saved.unwrap_or(0)).saturating_add(1).max(unix_ms)
-}
-
-fn unix_ms() -> u64 {
-    let unix = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(unix.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Serves state and EDS until `shutdown`.

@@ -7,6 +7,8 @@
 //! before it. Until its state listener is open, proxies pick as without a daemon. A daemon that
 //! loses the lease closes the state listener, stands by, and campaigns again.
 
+use std::sync::Arc;
+
 use clap::Args;
 use discovery::etcd::EtcdLease;
 use discovery::kubernetes::{self, KubernetesLease};
@@ -16,6 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::cli::etcd_access::EtcdAccess;
 use crate::error::FatalError;
+use crate::state::life::DaemonLife;
 
 /// Leader election among several daemons.
 #[derive(Clone, Debug, Default, Args)]
@@ -73,11 +76,11 @@ pub struct LeaderLease {
 // === impl LeaseArgs ===
 
 impl LeaseArgs {
-    /// Begins to campaign for the configured lease, if there is one.
+    /// Begins to campaign for the configured lease, if there is one. `life` learns of its renewals.
     ///
     /// # Errors
     /// [`FatalError::Usage`] if an option or the access to the store is invalid.
-    pub async fn want(self) -> Result<Option<LeaderLease>, FatalError> {
+    pub async fn want(self, life: Arc<DaemonLife>) -> Result<Option<LeaderLease>, FatalError> {
         let Self {
             lease_kubernetes,
             lease_etcd,
@@ -113,9 +116,12 @@ impl LeaseArgs {
         let (leads, follow) = watch::channel(false);
         let (stop, stopped) = oneshot::channel::<()>();
         tracing::info!(me, "standing by until this daemon gets the lease");
+        life.require_lease();
         let task = tokio::spawn(async move {
+            let renewed = |at| life.record_renewal(at);
             let failed = |why: String| tracing::warn!(why, "cannot acquire or renew the lease now");
-            campaign(&*store, me, &leads, async { drop(stopped.await) }, failed).await;
+            let stopped = async { drop(stopped.await) };
+            campaign(&*store, me, &leads, stopped, renewed, failed).await;
         });
         Ok(Some(LeaderLease {
             leads: follow,

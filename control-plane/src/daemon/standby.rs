@@ -36,6 +36,7 @@ use crate::serve::listen::{ServerTls, TlsFiles};
 use crate::serve::monitoring::MonitoringServer;
 use crate::serve::shown_state::ShownState;
 use crate::state::client_names::ClientNames;
+use crate::state::life::DaemonLife;
 use crate::state::shared::DaemonState;
 use crate::state::snapshot_file::{SavedState, SnapshotFile};
 use crate::state::traffic::TrafficRecorder;
@@ -74,6 +75,11 @@ pub struct StandbyDaemon {
 // === impl StandbyDaemon ===
 
 impl StandbyDaemon {
+    /// The terms of the daemon.
+    pub fn life(&self) -> Arc<DaemonLife> {
+        Arc::clone(&self.shared.life)
+    }
+
     /// Starts everything but what only a leader does, and serves before it returns.
     ///
     /// # Errors

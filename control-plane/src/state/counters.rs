@@ -3,8 +3,12 @@
 //! A VM's report is cumulative since the VM started: the newest report replaces the one before, and
 //! a lost report loses nothing. A VM that no longer reports keeps its counts (totals never fall),
 //! but its outstanding requests stop counting. Beyond [`VMS_MAX`] or [`BYTES_MAX`], or the share of
-//! an origin, the VMs that were silent longest are merged into a retired total of their pool. If
-//! such a VM reports again it is counted twice; the only effect is a jump in the metrics.
+//! an origin, the VMs that were silent longest are merged into a retired total of their pool, and
+//! so are those that were silent for [`VM_KEPT`]. If such a VM reports again it is counted twice;
+//! the only effect is a jump in the metrics.
+//!
+//! A proxy may make up what it reports. So only endpoints that the pool has or lately had count
+//! ([`KnownEndpoints`]), and an origin has a share of all names ([`ReportedNames`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,14 +17,22 @@ use proto::state;
 use scheduler::{EndpointRef, Generation, Slot};
 use tokio::time::Instant;
 
+use crate::pool::writer::PoolView;
 use crate::state::peer::{Origin, ProxyProcess};
+
+use pool_names::{OtherNames, PoolNames};
 
 mod arrivals;
 mod local_totals;
 pub use arrivals::{EndedRequests, PoolArrivals};
 
+mod known_endpoints;
+mod pool_names;
+mod reported_names;
 mod totals;
 mod vm_totals;
+pub use known_endpoints::KnownEndpoints;
+pub use reported_names::{NAME_KEPT, ReportedNames};
 pub use totals::{
     BandTotals, CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram,
     TotalsLabel,
@@ -49,6 +61,12 @@ const LEFT_EIGHTHS: usize = 7;
 /// second.
 const OUTSTANDING_FRESH: Duration = Duration::from_secs(10);
 
+/// How long the counts of a silent VM are kept one by one: longer than a proxy loses its daemon.
+const VM_KEPT: Duration = Duration::from_secs(3600);
+
+/// How often the store looks for what is not reported any more.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(10);
+
 /// All counters of the daemon.
 #[derive(Debug, Default)]
 pub struct CounterStore {
@@ -73,11 +91,15 @@ pub struct CounterStore {
     origins: BTreeMap<Origin, VmUsage>,
     all: VmUsage,
     pools: BTreeMap<String, MergedCounts>,
+    expired_at: Option<Instant>,
 }
 
 /// What is kept of the VMs of a pool together.
 #[derive(Debug, Default)]
 struct MergedCounts {
+    /// `None` until the store follows the pool; then all endpoints count.
+    known: Option<KnownEndpoints>,
+    names: PoolNames,
     /// Merged totals of retired VMs.
     retired: CounterTotals,
     /// Merged first reports: what VMs counted before this daemon knew them.
@@ -139,29 +161,53 @@ impl CounterStore {
         now: Instant,
     ) -> Vec<(String, EndpointRef)> {
         self.reports += 1;
+        self.expire(now);
         let mut picked = Vec::new();
         for VmReport {
             pool,
             vm_id,
-            totals,
+            mut totals,
         } in report
         {
+            let merged = self.pools.entry(pool.clone()).or_default();
+            if let Some(known) = &merged.known {
+                known.keep(&mut totals);
+            }
+            merged.names.report(&peer.remote.origin, &totals, now);
             let key = VmKey {
                 peer: peer.id,
                 vm_id,
                 pool,
             };
             if !self.vms.contains_key(&key) {
-                self.pools
-                    .entry(key.pool.clone())
-                    .or_default()
-                    .first_reports
-                    .add(&totals, false);
+                let MergedCounts {
+                    names,
+                    first_reports,
+                    ..
+                } = merged;
+                first_reports.add(&totals, false, names, OtherNames::Count);
             }
             let ids = self.take(key.clone(), &peer.remote.origin, totals, now);
             picked.extend(ids.into_iter().map(|id| (key.pool.clone(), id)));
         }
         picked
+    }
+
+    /// Lets only the endpoints count that a pool has or lately had.
+    pub fn follow(&mut self, view: &PoolView, now: Instant) {
+        let pool = self.pools.entry(view.name.to_string()).or_default();
+        let known = pool.known.get_or_insert_default();
+        if known.follow(view, now) {
+            known.keep(&mut pool.retired);
+            known.keep(&mut pool.first_reports);
+            for (_, vm) in self
+                .vms
+                .iter_mut()
+                .filter(|(key, _)| *key.pool == *view.name)
+            {
+                known.keep(&mut vm.totals);
+            }
+        }
     }
 
     /// Records the cumulative totals of this process's own ext_proc server for a pool. Returns
@@ -172,6 +218,9 @@ impl CounterStore {
         totals: CounterTotals,
         now: Instant,
     ) -> Vec<EndpointRef> {
+        self.expire(now);
+        let merged = self.pools.entry(pool.to_owned()).or_default();
+        merged.names.report(&Origin::default(), &totals, now);
         self.take(
             VmKey {
                 pool: pool.to_owned(),
@@ -190,7 +239,7 @@ impl CounterStore {
         totals: CounterTotals,
         now: Instant,
     ) -> Vec<EndpointRef> {
-        let before = self.remove(&key);
+        let before = self.remove(&key).map(|vm| vm.totals);
         if let Some(before) = &before {
             self.pools
                 .entry(key.pool.clone())
@@ -222,25 +271,25 @@ impl CounterStore {
             },
         );
         if of.vms > VMS_PER_ORIGIN_MAX || of.bytes > BYTES_PER_ORIGIN_MAX {
-            self.retire(Some(origin), VMS_PER_ORIGIN_MAX, BYTES_PER_ORIGIN_MAX);
+            self.retire(Some(origin), VMS_PER_ORIGIN_MAX, BYTES_PER_ORIGIN_MAX, now);
         } else if all.vms > VMS_MAX || all.bytes > BYTES_MAX {
-            self.retire(None, VMS_MAX, BYTES_MAX);
+            self.retire(None, VMS_MAX, BYTES_MAX, now);
         }
         picked
     }
 
     #[must_use]
     pub fn totals(&self, pool: &str, now: Instant) -> CounterTotals {
-        let mut totals = self
-            .pools
-            .get(pool)
-            .map(|pool| pool.retired.clone())
-            .unwrap_or_default();
+        let Some(merged) = self.pools.get(pool) else {
+            return CounterTotals::default();
+        };
+        let names = &merged.names;
+        let mut totals = CounterTotals::default();
+        totals.add(&merged.retired, false, names, OtherNames::Count);
         for (_, vm) in self.vms.iter().filter(|(key, _)| key.pool == pool) {
-            totals.add(
-                &vm.totals,
-                now.saturating_duration_since(vm.updated_at) < OUTSTANDING_FRESH,
-            );
+            let silent = now.saturating_duration_since(vm.updated_at);
+            let others = vm.other_names(now);
+            totals.add(&vm.totals, silent < OUTSTANDING_FRESH, names, others);
         }
         totals
     }
@@ -271,13 +320,45 @@ impl CounterStore {
     /// The part of [`Self::totals`] that VMs counted before this daemon knew them.
     #[must_use]
     pub fn first_reports(&self, pool: &str) -> CounterTotals {
-        self.pools
-            .get(pool)
-            .map(|pool| pool.first_reports.clone())
-            .unwrap_or_default()
+        let mut first = CounterTotals::default();
+        if let Some(pool) = self.pools.get(pool) {
+            first.add(&pool.first_reports, false, &pool.names, OtherNames::Count);
+        }
+        first
     }
 
-    fn remove(&mut self, key: &VmKey) -> Option<CounterTotals> {
+    /// Forgets names that no VM reports any more, and merges VMs that were silent for long.
+    fn expire(&mut self, now: Instant) {
+        let is_due = |last| now.saturating_duration_since(last) >= EXPIRY_INTERVAL;
+        if !self.expired_at.is_none_or(is_due) {
+            return;
+        }
+        self.expired_at = Some(now);
+        let silent: Vec<VmKey> = self
+            .vms
+            .iter()
+            .filter(|(_, vm)| now.saturating_duration_since(vm.updated_at) >= VM_KEPT)
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in silent {
+            self.merge(&key, now);
+        }
+        for pool in self.pools.values_mut() {
+            pool.names
+                .expire(now, &mut [&mut pool.retired, &mut pool.first_reports]);
+        }
+    }
+
+    /// Merges the counts of a VM into those of retired VMs.
+    fn merge(&mut self, key: &VmKey, now: Instant) {
+        if let Some(vm) = self.remove(key) {
+            let MergedCounts { names, retired, .. } =
+                self.pools.entry(key.pool.clone()).or_default();
+            retired.add(&vm.totals, false, names, vm.other_names(now));
+        }
+    }
+
+    fn remove(&mut self, key: &VmKey) -> Option<VmTotals> {
         let vm = self.vms.remove(key)?;
         self.all.subtract(vm.bytes);
         if let Some(of) = self.origins.get_mut(&vm.origin) {
@@ -286,12 +367,12 @@ impl CounterStore {
                 self.origins.remove(&vm.origin);
             }
         }
-        Some(vm.totals)
+        Some(vm)
     }
 
     /// Retires the VMs that were silent longest, of one origin or of all, until [`LEFT_EIGHTHS`] of
     /// these limits are used.
-    fn retire(&mut self, origin: Option<&Origin>, vms_max: usize, bytes_max: usize) {
+    fn retire(&mut self, origin: Option<&Origin>, vms_max: usize, bytes_max: usize, now: Instant) {
         let of_origin = self
             .vms
             .iter()
@@ -309,13 +390,20 @@ impl CounterStore {
             {
                 return;
             }
-            if let Some(totals) = self.remove(&key) {
-                self.pools
-                    .entry(key.pool)
-                    .or_default()
-                    .retired
-                    .add(&totals, false);
-            }
+            self.merge(&key, now);
+        }
+    }
+}
+
+// === impl VmTotals ===
+
+impl VmTotals {
+    /// The other names of a VM that is silent for long are not reported any more.
+    fn other_names(&self, now: Instant) -> OtherNames {
+        if now.saturating_duration_since(self.updated_at) < NAME_KEPT {
+            OtherNames::Count
+        } else {
+            OtherNames::Leave
         }
     }
 }
@@ -337,6 +425,12 @@ impl VmUsage {
 // === impl VmReport ===
 
 impl VmReport {
+    /// The pool that the VM reports about.
+    #[must_use]
+    pub fn pool(&self) -> &str {
+        &self.pool
+    }
+
     /// Reads the counts that a VM reported.
     #[must_use]
     pub fn from_vm(mut counters: state::VmCounters) -> Self {
@@ -352,6 +446,7 @@ impl VmReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
 
     /// A VM's counts: picked requests and requests in flight, at slots 0, 1, ...
     fn counters(vm_id: u64, rows: &[(u64, u64)]) -> VmReport {
@@ -443,6 +538,162 @@ mod tests {
             taken(&mut all).is_empty(),
             "a count that falls is no arrival"
         );
+    }
+
+    /// Counts of one VM with this many made-up models, drop reasons and bands.
+    fn made_up(vm_id: u64, names: i32) -> VmReport {
+        VmReport::from_vm(state::VmCounters {
+            pool: "p".to_owned(),
+            vm_id,
+            models: (0..names)
+                .map(|name| state::ModelCounters {
+                    model: format!("{vm_id}-{name}"),
+                    requests: 1,
+                    errors: (0..1_000)
+                        .map(|status| state::Count {
+                            key: status.to_string(),
+                            count: 1,
+                        })
+                        .collect(),
+                    ..Default::default()
+                })
+                .collect(),
+            dropped: (0..names)
+                .map(|name| state::Count {
+                    key: format!("{vm_id}-{name}"),
+                    count: 1,
+                })
+                .collect(),
+            bands: (0..names)
+                .map(|name| state::BandCounters {
+                    priority: i32::try_from(vm_id).unwrap() * 1_000 + name,
+                    held: 1,
+                    ..Default::default()
+                })
+                .collect(),
+            ..Default::default()
+        })
+    }
+
+    #[test]
+    fn made_up_names_are_a_share_and_go_when_nobody_reports_them() {
+        let mut all = CounterStore::default();
+        let now = Instant::now();
+        let honest = || {
+            VmReport::from_vm(state::VmCounters {
+                pool: "p".to_owned(),
+                vm_id: 1,
+                models: vec![state::ModelCounters {
+                    model: "real".to_owned(),
+                    requests: 7,
+                    ..Default::default()
+                }],
+                dropped: vec![state::Count {
+                    key: "full".to_owned(),
+                    count: 3,
+                }],
+                ..Default::default()
+            })
+        };
+        let report = |all: &mut CounterStore, at| {
+            let flood: Vec<VmReport> = (10..18).map(|vm| made_up(vm, 100)).collect();
+            all.report(&peer(2, 2), flood, at);
+            all.report(&peer(1, 1), vec![honest()], at);
+            all.report(
+                &peer(2, 2),
+                (10..18).map(|vm| made_up(vm, 100)).collect(),
+                at,
+            );
+        };
+        report(&mut all, now);
+        let totals = all.totals("p", now);
+        let models = |totals: &CounterTotals| totals.models.keys().cloned().collect::<Vec<_>>();
+        assert!(
+            models(&totals).len() <= MODELS_MAX / 8 + 2,
+            "{}",
+            totals.models.len()
+        );
+        assert!(totals.dropped.len() <= 64 / 8 + 2 && totals.bands.len() <= 32);
+        let requests: u64 = totals.models.values().map(|model| model.requests).sum();
+        assert_eq!(requests, 7 + 8 * 100, "no request is lost");
+        assert_eq!(totals.dropped["full"], 3);
+        let statuses = totals.models.values().map(|model| model.errors.len()).max();
+        assert!(statuses < Some(100), "{statuses:?}");
+        // The proxy that made them up is gone; the other one still reports.
+        for minutes in 1..=11 {
+            let at = now + Duration::from_secs(60 * minutes);
+            all.report(&peer(1, 1), vec![honest()], at);
+        }
+        let later = now + Duration::from_secs(660);
+        let totals = all.totals("p", later);
+        assert_eq!(models(&totals).len(), 1, "{:?}", models(&totals));
+        assert_eq!((totals.dropped.len(), totals.bands.len()), (1, 0));
+        let later = now + VM_KEPT + Duration::from_secs(1);
+        all.report(&peer(1, 1), vec![honest()], later);
+        assert_eq!(all.vms.len(), 1, "what they counted is merged");
+        assert_eq!(models(&all.totals("p", later)).len(), 1);
+    }
+
+    #[test]
+    fn counts_of_endpoints_that_never_were_are_not_taken() {
+        let mut all = CounterStore::default();
+        let now = Instant::now();
+        let mut pool = Pool::new(PoolSettings {
+            name: "p".into(),
+            generation_first: 1,
+            ..PoolSettings::default()
+        });
+        let instance = discovery::Instance::new("e".to_owned(), ([10, 0, 0, 1], 1).into());
+        let wall = std::time::SystemTime::UNIX_EPOCH;
+        pool.replace_instances(vec![instance], WallAndMonotonic { instant: now, wall });
+        let view = pool.take_view().unwrap();
+        let real = view.members[0].id;
+        all.follow(&view, now);
+        let rows = |generation: u32, slots: u32| {
+            let row = |slot| state::EndpointCounters {
+                slot,
+                generation,
+                picked: 1,
+                requests: 1,
+                ..Default::default()
+            };
+            VmReport::from_vm(state::VmCounters {
+                pool: "p".to_owned(),
+                vm_id: u64::from(generation),
+                endpoints: (0..slots).map(row).collect(),
+                ..Default::default()
+            })
+        };
+        all.report(&peer(1, 1), vec![rows(real.generation.0, 1)], now);
+        for generation in 0xffff_ff00..0xffff_ff08 {
+            let made_up = vec![rows(generation, 1_024)];
+            let picked = all.report(&peer(2, 2), made_up, now);
+            assert!(picked.is_empty(), "nor do they hurry a scraper");
+        }
+        let totals = all.totals("p", now);
+        let key = (real.generation, real.slot);
+        assert_eq!(totals.endpoints.keys().copied().collect::<Vec<_>>(), [key]);
+        assert_eq!(totals.endpoints[&key].requests, 1);
+    }
+
+    #[test]
+    fn arrivals_have_a_limit() {
+        let mut arrivals = PoolArrivals::default();
+        for generation in 0..9_u32 {
+            let rows = (0..1_024_u16).map(|slot| {
+                let row = EndpointTotals {
+                    picked: 1,
+                    ..EndpointTotals::default()
+                };
+                ((Generation(generation), Slot(slot)), row)
+            });
+            let now = CounterTotals {
+                endpoints: rows.collect(),
+                ..CounterTotals::default()
+            };
+            arrivals.add(&CounterTotals::default(), &now);
+        }
+        assert_eq!(arrivals.picked.len(), 4 * 1_024);
     }
 
     #[test]

@@ -1,18 +1,31 @@
 //! One run of the daemon: whether it leads, and the numbers that it gives out.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use ring::hmac;
 use scheduler::Version;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// One run of the daemon, from start to stop: whether it leads, and the numbers it gives out. Only
 /// [`crate::daemon`] begins and ends terms.
 #[derive(Debug)]
 pub struct DaemonLife {
     leadership: watch::Sender<Leadership>,
+    lease: Mutex<LeaseProof>,
     sequence: AtomicU64,
     stream_id: AtomicU64,
+}
+
+/// What proves that no other daemon leads.
+#[derive(Clone, Copy, Debug)]
+enum LeaseProof {
+    /// This is the only daemon.
+    NotNeeded,
+    /// Renewals of the lease. The last confirmed one began then.
+    Renewed(Option<Instant>),
 }
 
 /// Whether the daemon leads, and what a leader decides for all proxies.
@@ -24,6 +37,14 @@ pub struct Leadership {
     pub term: u64,
     /// The secret behind each pool's key of the hashes of prompt blocks.
     pub hash_secret: u128,
+}
+
+/// The wall clock, in ms since 1970.
+pub(crate) fn unix_ms() -> u64 {
+    let unix = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(unix.as_millis()).unwrap_or(u64::MAX)
 }
 
 // === impl DaemonLife ===
@@ -38,6 +59,7 @@ impl DaemonLife {
                 term,
                 hash_secret,
             }),
+            lease: Mutex::new(LeaseProof::NotNeeded),
             sequence: AtomicU64::new(0),
             stream_id: AtomicU64::new(0),
         }
@@ -82,6 +104,30 @@ impl DaemonLife {
         tag.as_ref()
             .first_chunk()
             .map_or(0, |half| u128::from_be_bytes(*half))
+    }
+
+    /// From now on only renewals of a lease prove that no other daemon leads.
+    pub fn require_lease(&self) {
+        *self.lease() = LeaseProof::Renewed(None);
+    }
+
+    /// Records a confirmed renewal of the lease that began at `began`.
+    pub fn record_renewal(&self, began: Instant) {
+        *self.lease() = LeaseProof::Renewed(Some(began));
+    }
+
+    /// Whether no other daemon led at some moment after `moment`. A process that stood still for
+    /// long may believe that it leads until its next renewal fails.
+    #[must_use]
+    pub fn is_sole_leader_since(&self, moment: Instant) -> bool {
+        match *self.lease() {
+            LeaseProof::NotNeeded => true,
+            LeaseProof::Renewed(began) => began.is_some_and(|began| began > moment),
+        }
+    }
+
+    fn lease(&self) -> MutexGuard<'_, LeaseProof> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wakes its holder when the daemon begins or ends to lead.

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -36,8 +36,15 @@ pub const STREAMS_PER_ORIGIN_MAX: usize = STREAMS_MAX / 16;
 /// be as large as a message.
 pub const UPLOADS_PER_ORIGIN_MAX: usize = 16;
 
-/// The most bodies of calls read at once, 256 MiB in all.
+/// The most bodies of calls read at once, 32 MiB in all.
 const UPLOADS_MAX: usize = 64;
+
+/// The last bodies of [`UPLOADS_MAX`] are for origins that have none, so that a few origins that
+/// use up their shares do not keep out all others.
+const UPLOADS_RESERVED: usize = UPLOADS_MAX / 4;
+
+/// The bits of an IPv6 address that an origin has. A host chooses the others itself.
+const IPV6_ORIGIN_BITS: u32 = 64;
 
 /// The most bytes that one origin may cost in a second: ten times the rate of the busiest proxy.
 /// Faster messages stay unread, so that flow control slows the sender down.
@@ -62,7 +69,7 @@ const STREAM_COST: usize = 1 << 20;
 pub struct Origin {
     /// The name in the client certificate, if there is one.
     pub certificate: Option<Arc<str>>,
-    /// The address, without the port.
+    /// The address without the port; of an IPv6 address the network.
     pub address: Option<IpAddr>,
 }
 
@@ -162,9 +169,21 @@ impl RemoteAddress {
         Self {
             origin: Origin {
                 certificate,
-                address: socket.map(|socket| socket.ip()),
+                address: socket.map(|socket| network(socket.ip())),
             },
             socket,
+        }
+    }
+}
+
+/// The part of an address that a host does not choose itself.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) if address.is_loopback() => address.into(),
+        IpAddr::V6(address) => {
+            let own = u128::MAX << (u128::BITS - IPV6_ORIGIN_BITS);
+            Ipv6Addr::from_bits(address.to_bits() & own).into()
         }
     }
 }
@@ -203,6 +222,14 @@ impl StreamQuota {
         match self {
             Self::StateStream | Self::EdsStream => (STREAMS_MAX, STREAMS_PER_ORIGIN_MAX),
             Self::Upload => (UPLOADS_MAX, UPLOADS_PER_ORIGIN_MAX),
+        }
+    }
+
+    /// The last permits, which are for origins that have none.
+    const fn reserved(self) -> usize {
+        match self {
+            Self::StateStream | Self::EdsStream => 0,
+            Self::Upload => UPLOADS_RESERVED,
         }
     }
 
@@ -267,9 +294,10 @@ impl OriginQuotas {
         });
         let all = kind.of(taken);
         let own = kind.of(&mut usage.taken);
+        let reserved = if *own > 0 { kind.reserved() } else { 0 };
         let full = if *own >= each_max {
             QuotaExceeded::Share(each_max, kind)
-        } else if *all >= all_max {
+        } else if *all >= all_max - reserved {
             QuotaExceeded::All(all_max, kind)
         } else {
             *all += 1;
@@ -424,6 +452,36 @@ mod tests {
             1,
             "origins without permits are removed"
         );
+    }
+
+    #[test]
+    fn origins_that_use_up_their_shares_of_calls_leave_some_to_others() {
+        let origins = Arc::new(OriginQuotas::default());
+        let now = Instant::now();
+        let take = |last| origins.acquire(StreamQuota::Upload, &origin(last), now);
+        let permits: Vec<QuotaPermit> = (1..=4)
+            .flat_map(|last| (0..UPLOADS_PER_ORIGIN_MAX).map(move |_| last))
+            .filter_map(|last| take(last).ok())
+            .collect();
+        assert_eq!(
+            permits.len(),
+            UPLOADS_MAX - UPLOADS_RESERVED + 1,
+            "the first of the fourth is one of the reserved"
+        );
+        let _first = take(5).unwrap();
+        assert!(take(5).is_err() && take(6).is_ok());
+    }
+
+    #[test]
+    fn a_host_does_not_become_another_origin_by_another_address_of_its_network() {
+        let of = |address: &str| {
+            let socket = format!("{address}:1").parse().unwrap();
+            RemoteAddress::new(None, Some(socket)).origin
+        };
+        assert_eq!(of("[2001:db8::1]"), of("[2001:db8::ffff:2]"));
+        assert_ne!(of("[2001:db8::1]"), of("[2001:db8:0:1::1]"));
+        assert_eq!(of("[::ffff:10.0.0.1]"), of("10.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
     }
 
     #[test]

@@ -4,8 +4,10 @@
 //!  Share of a process ──▶ its row (replaces the one before) ──▶ sum of all ──▶ Peers to every other process: the sum without its own row
 //!                    └──▶ placements, a bounded queue ────────▶ each once to every other process; the oldest go first when there are too many
 //! ```
-//! Only [`pool_state::LoadReportSum`] reads the bytes of rows; placements are passed on unchanged,
-//! those beyond their origin's share as claims ([`super::placement_shares`]).
+//! Only [`pool_state::RelaySum`] reads the bytes of rows; placements are passed on unchanged, those
+//! beyond their origin's share as claims ([`super::placement_shares`]). The cost of a message
+//! depends on its bytes and on the endpoints of the pool, not on the number of processes: there is
+//! a sum of everything, and each process gets it without its own part.
 //! Nothing here is saved, and nothing needs to be: rows are absolute and sent again, placements are
 //! estimates. Times in a row are by the clock of its process. They are converted to the daemon's
 //! clock here, and to the receiver's clock there.
@@ -15,15 +17,17 @@ use std::time::Duration;
 
 use exchange::Timestamp;
 use pool_state::peers::EncodedPlacements;
-use pool_state::{LoadReportHead, LoadReportSum, PeerLoadReport};
-use proto::{PLACEMENTS_BYTES_MAX, SHARE_EXPIRY_MS, backlog, placements, state};
-use scheduler::flow::QueuedInBand;
+use pool_state::{LoadReportHead, RelaySum};
+use proto::{PLACEMENTS_BYTES_MAX, SHARE_EXPIRY_MS, placements, state};
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 use tokio::time::Instant;
 
 use crate::pool::writer::PoolView;
+use crate::state::backlog_sum::{BacklogSum, QueuedRequests};
 use crate::state::peer::Origin;
 use crate::state::placement_shares::{PlacementShares, PlacingPeer};
+use crate::state::relay_process::RelayProcess;
+pub use crate::state::relay_process::{RelayCursor, RelayMember};
 
 /// The least time between two messages to a proxy. Picks with a load that is 10 ms old are nearly
 /// as good as with the current load, and each message costs CPU on both sides.
@@ -40,6 +44,13 @@ pub const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
 /// every other active process. A host runs one Envoy, two during a restart, sometimes a handful; a
 /// host that claims hundreds must not make every pick weigh hundreds.
 pub const ACTIVE_PER_ORIGIN_MAX: u32 = 16;
+
+/// The most bytes of rows kept of one origin in all pools: those of 256 proxies that are busy at
+/// 1,000 endpoints each. A row beyond that is not taken.
+const ROW_BYTES_PER_ORIGIN_MAX: usize = 16 << 20;
+
+/// How often the relay looks for rows that are too old: a small part of the time that they count.
+const EXPIRY_INTERVAL: Duration = Duration::from_millis(SHARE_EXPIRY_MS / 40);
 
 /// The most bytes of placements kept of one origin. Beyond that the oldest of this origin are
 /// dropped, so that one host does not displace the placements of all others. A proxy gets
@@ -59,27 +70,23 @@ const CLOCK_BEGINS_MS: u64 = 86_400_000;
 pub struct PeerRelay {
     began: Instant,
     pools: BTreeMap<String, PoolRelay>,
-}
-
-/// The placements and load of a pool that a proxy has been sent.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RelayCursor {
-    version: u64,
-    /// The number of the first placement that the proxy has not been sent.
-    placement: u64,
-    sent_at: Option<Instant>,
-    /// Whether more was due than fits one message.
-    more: bool,
+    /// The bytes of the rows of each origin in all pools.
+    row_bytes: BTreeMap<Origin, usize>,
 }
 
 #[derive(Debug, Default)]
 struct PoolRelay {
     /// The revision of the view that the sum was made for.
     revision: u64,
-    sum: LoadReportSum,
+    sum: RelaySum,
+    backlog: BacklogSum,
     processes: BTreeMap<u64, RelayProcess>,
     origins: BTreeMap<Origin, OriginTotals>,
     shares: PlacementShares,
+    /// The processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each origin.
+    active: u32,
+    /// When the relay last looked for rows that are too old.
+    expired_at: Option<Instant>,
     placements: VecDeque<PlacementBatch>,
     /// Number of the next placement.
     next_placement: u64,
@@ -87,17 +94,6 @@ struct PoolRelay {
     /// Grows with every change that proxies should get.
     version: u64,
     dropped: u64,
-}
-
-#[derive(Debug)]
-struct RelayProcess {
-    origin: Origin,
-    row: PeerLoadReport,
-    /// The requests that its flow control holds.
-    backlog: Vec<QueuedInBand>,
-    received_at: Instant,
-    /// The stamp of the last report that had one; 0 if none had.
-    stamp: u64,
 }
 
 /// The processes and placements of one origin.
@@ -133,34 +129,44 @@ impl Default for PeerRelay {
         Self {
             began: Instant::now(),
             pools: BTreeMap::new(),
+            row_bytes: BTreeMap::new(),
         }
     }
 }
 
 impl PeerRelay {
-    /// Adds a proxy that requested `pool`.
-    pub fn join(&mut self, pool: &str, process_id: u64, origin: &Origin, now: Instant) {
+    /// Adds a proxy whose stream requested `pool`. An older stream of the process does not own it
+    /// any more.
+    pub fn join(&mut self, pool: &str, member: RelayMember<'_>, now: Instant) {
         self.pools
             .entry(pool.to_owned())
             .or_default()
-            .join(process_id, origin, now);
+            .join(member, now);
     }
 
-    /// Removes a proxy, and with it its load.
-    pub fn leave(&mut self, pool: &str, process_id: u64) {
+    /// Removes a proxy whose stream ended, and with it its load, unless a newer stream has it.
+    pub fn leave(&mut self, pool: &str, process_id: u64, stream_id: u64) {
         let Some(pool) = self.pools.get_mut(pool) else {
             return;
         };
-        if let Some(mut process) = pool.processes.remove(&process_id) {
-            pool.set_active(&process.origin, process.row.counts(), false);
-            pool.sum.count(&mut process.row, false);
-            pool.version += 1;
-            if let Some(of) = pool.origins.get_mut(&process.origin) {
-                of.processes -= 1;
-                if of.processes == 0 {
-                    pool.origins.remove(&process.origin);
-                }
+        let owned = pool.processes.get(&process_id);
+        if owned.is_none_or(|process| process.stream_id != stream_id) {
+            return;
+        }
+        if let Some(process) = pool.leave(process_id)
+            && let Some(bytes) = self.row_bytes.get_mut(&process.origin)
+        {
+            *bytes -= process.row_bytes;
+            if *bytes == 0 {
+                self.row_bytes.remove(&process.origin);
             }
+        }
+    }
+
+    /// Lets only the endpoints of `view` count.
+    pub fn follow(&mut self, view: &PoolView) {
+        if let Some(pool) = self.pools.get_mut(&*view.name) {
+            pool.follow(view);
         }
     }
 
@@ -178,17 +184,28 @@ impl PeerRelay {
             return;
         };
         process.received_at = now;
-        process.backlog = backlog::read(&share.backlog);
+        let queued = QueuedRequests::read(&share.backlog);
+        pool.backlog
+            .replace(&process.origin, &mut process.backlog, queued);
         process.stamp = if share.stamp == 0 {
             process.stamp
         } else {
             share.stamp
         };
         let origin = process.origin.clone();
-        if share.row.len() <= ROW_BYTES_MAX && head.receive(&mut share.row) {
-            let counted = process.row.counts();
-            pool.sum.read(&mut process.row, share.row);
-            pool.set_active(&origin, counted, true);
+        if share.row.len() <= ROW_BYTES_MAX
+            && head.receive(&mut share.row)
+            && let Some(row) = pool.sum.of_present(&share.row)
+        {
+            let bytes = self.row_bytes.entry(origin.clone()).or_default();
+            let grown = *bytes - process.row_bytes + row.len();
+            if grown <= ROW_BYTES_PER_ORIGIN_MAX {
+                *bytes = grown;
+                process.row_bytes = row.len();
+                let counted = process.row.counts();
+                pool.sum.read(&mut process.row, row);
+                pool.set_active(&origin, counted, true);
+            }
         }
         let peer = PlacingPeer {
             process_id,
@@ -231,6 +248,7 @@ impl PeerRelay {
         }
         let (encoded, all) = pool.placements_for(process_id, cursor);
         cursor.sent_at = Some(now);
+        cursor.interval = pool.interval(process_id);
         cursor.version = if all { pool.version } else { cursor.version };
         cursor.more = !all;
         let proxies = u32::try_from(pool.processes.len()).unwrap_or(u32::MAX);
@@ -239,7 +257,8 @@ impl PeerRelay {
             .get(&process_id)
             .map_or(0, |process| process.stamp);
         let active = pool.active_others(process_id);
-        let backlog = pool.backlog_without(process_id, now);
+        let own = pool.processes.get(&process_id);
+        let backlog = pool.backlog.without(own.map(|own| &own.backlog));
         let row = pool.report_without(process_id, written);
         Some(state::PeerLoad {
             pool: view.name.to_string(),
@@ -267,58 +286,47 @@ impl PeerRelay {
     }
 }
 
-// === impl RelayCursor ===
-
-impl RelayCursor {
-    /// When the proxy may next get a message; `None`: at once.
-    #[must_use]
-    pub fn due_at(&self) -> Option<Instant> {
-        self.sent_at.map(|at| at + SHARE_INTERVAL)
-    }
-
-    /// Whether something is due that did not fit the last message.
-    #[must_use]
-    pub fn has_more(&self) -> bool {
-        self.more
-    }
-
-    fn is_due(&self, now: Instant) -> bool {
-        self.due_at().is_none_or(|at| at <= now)
-    }
-}
-
-// === impl RelayProcess ===
-
-impl RelayProcess {
-    fn new(origin: &Origin, now: Instant) -> Self {
-        Self {
-            origin: origin.clone(),
-            row: PeerLoadReport::default(),
-            backlog: Vec::new(),
-            received_at: now,
-            stamp: 0,
-        }
-    }
-}
-
 // === impl PoolRelay ===
 
 impl PoolRelay {
-    fn join(&mut self, process_id: u64, origin: &Origin, now: Instant) {
+    fn join(&mut self, member: RelayMember<'_>, now: Instant) {
         self.version += 1;
-        if self.processes.contains_key(&process_id) {
+        if let Some(process) = self.processes.get_mut(&member.process_id) {
+            process.stream_id = member.stream_id;
             return;
         }
         self.processes
-            .insert(process_id, RelayProcess::new(origin, now));
-        self.origins.entry(origin.clone()).or_default().processes += 1;
+            .insert(member.process_id, RelayProcess::new(member, now));
+        self.origins
+            .entry(member.origin.clone())
+            .or_default()
+            .processes += 1;
+    }
+
+    fn leave(&mut self, process_id: u64) -> Option<RelayProcess> {
+        let mut process = self.processes.remove(&process_id)?;
+        self.set_active(&process.origin, process.row.counts(), false);
+        self.sum.remove(&mut process.row);
+        let none = QueuedRequests::default();
+        self.backlog
+            .replace(&process.origin, &mut process.backlog, none);
+        self.version += 1;
+        if let Some(of) = self.origins.get_mut(&process.origin) {
+            of.processes -= 1;
+            if of.processes == 0 {
+                self.origins.remove(&process.origin);
+            }
+        }
+        Some(process)
     }
 
     /// Updates the number of active processes of `origin` when the row of one begins or ceases to
     /// count.
     fn set_active(&mut self, origin: &Origin, was: bool, is: bool) {
         if let Some(of) = self.origins.get_mut(origin) {
+            let before = of.active.min(ACTIVE_PER_ORIGIN_MAX);
             of.active = of.active + u32::from(is) - u32::from(was);
+            self.active = self.active + of.active.min(ACTIVE_PER_ORIGIN_MAX) - before;
         }
     }
 
@@ -328,12 +336,22 @@ impl PoolRelay {
         let own = self
             .processes
             .get(&process_id)
-            .filter(|own| own.row.counts())
-            .map(|own| &own.origin);
-        let others = |(origin, of): (&Origin, &OriginTotals)| {
-            (of.active - u32::from(Some(origin) == own)).min(ACTIVE_PER_ORIGIN_MAX)
-        };
-        self.origins.iter().map(others).sum()
+            .filter(|own| own.row.counts());
+        let of = own.and_then(|own| self.origins.get(&own.origin));
+        // An origin with more than its share of processes counts the same without one of them.
+        let is_counted = of.is_some_and(|of| of.active <= ACTIVE_PER_ORIGIN_MAX);
+        self.active - u32::from(is_counted)
+    }
+
+    /// The time between two messages to a process. While there are other origins, all processes of
+    /// one together get no more messages than [`ACTIVE_PER_ORIGIN_MAX`] processes would.
+    fn interval(&self, process_id: u64) -> Duration {
+        let own = self.processes.get(&process_id);
+        let of = own.and_then(|own| self.origins.get(&own.origin));
+        let shares = of
+            .filter(|_| self.origins.len() > 1)
+            .map_or(1, |of| of.processes.div_ceil(ACTIVE_PER_ORIGIN_MAX));
+        SHARE_INTERVAL * shares.max(1)
     }
 
     fn keep(
@@ -396,18 +414,30 @@ impl PoolRelay {
         }
     }
 
-    /// Stops counting the rows of processes that have been silent for too long.
+    /// Stops counting what processes reported that have been silent for too long.
     fn expire(&mut self, now: Instant) {
+        let is_due = |last| now.saturating_duration_since(last) >= EXPIRY_INTERVAL;
+        if !self.expired_at.is_none_or(is_due) {
+            return;
+        }
+        self.expired_at = Some(now);
+        let mut silent = Vec::new();
         for process in self.processes.values_mut() {
-            let silent = now.saturating_duration_since(process.received_at)
+            let is_silent = now.saturating_duration_since(process.received_at)
                 >= Duration::from_millis(SHARE_EXPIRY_MS);
-            if silent && process.row.counts() {
-                self.sum.count(&mut process.row, false);
-                if let Some(of) = self.origins.get_mut(&process.origin) {
-                    of.active -= 1;
+            if is_silent && (process.row.counts() || !process.backlog.is_empty()) {
+                if process.row.counts() {
+                    silent.push(process.origin.clone());
                 }
+                self.sum.remove(&mut process.row);
+                let none = QueuedRequests::default();
+                self.backlog
+                    .replace(&process.origin, &mut process.backlog, none);
                 self.version += 1;
             }
+        }
+        for origin in silent {
+            self.set_active(&origin, true, false);
         }
     }
 
@@ -421,44 +451,14 @@ impl PoolRelay {
         }
     }
 
-    /// Sums up the requests that the flow control of the other processes holds, as last reported.
-    fn backlog_without(&self, process_id: u64, now: Instant) -> Vec<u8> {
-        let mut sum = Vec::new();
-        let is_current = |process: &RelayProcess| {
-            now.saturating_duration_since(process.received_at)
-                < Duration::from_millis(SHARE_EXPIRY_MS)
-        };
-        for (_, process) in self
-            .processes
-            .iter()
-            .filter(|(id, process)| **id != process_id && is_current(process))
-        {
-            backlog::add(&mut sum, &process.backlog);
-        }
-        backlog::write(&sum)
-    }
-
     fn report_without(&mut self, process_id: u64, written: Timestamp) -> Vec<u8> {
-        let mut own = self.processes.remove(&process_id);
-        let counted = own.as_ref().is_some_and(|own| own.row.counts());
-        if let Some(own) = &mut own {
-            self.sum.count(&mut own.row, false);
-        }
         let head = LoadReportHead {
             vm: LoadReportHead::OUTSIDE,
             written,
             ring: 0,
         };
-        let row = self.sum.row(
-            head,
-            self.processes.values().map(|process| &process.row),
-            &[],
-        );
-        if let Some(mut own) = own {
-            self.sum.count(&mut own.row, counted);
-            self.processes.insert(process_id, own);
-        }
-        row
+        let own = self.processes.get(&process_id).map(|own| &own.row);
+        self.sum.row_without(head, own)
     }
 
     /// The placements that fit one message, and whether they are all that are due.
@@ -500,15 +500,34 @@ impl PoolRelay {
 
 #[cfg(test)]
 mod tests {
+    use pool_state::{LoadReportSum, PeerLoadReport};
+
     use super::*;
 
     fn relay() -> (PoolRelay, Instant) {
         let mut pool = PoolRelay::default();
         let now = Instant::now();
         for process_id in 1..=3 {
-            pool.join(process_id, &Origin::default(), now);
+            pool.join(member(process_id, &Origin::default()), now);
         }
         (pool, now)
+    }
+
+    /// A process whose stream has the number of the process.
+    fn member(process_id: u64, origin: &Origin) -> RelayMember<'_> {
+        RelayMember {
+            process_id,
+            stream_id: process_id,
+            origin,
+        }
+    }
+
+    fn with_pool(pool: PoolRelay, began: Instant) -> PeerRelay {
+        PeerRelay {
+            began,
+            pools: BTreeMap::from([("p".to_owned(), pool)]),
+            ..PeerRelay::default()
+        }
     }
 
     fn placed(relay: &mut PeerRelay, process_id: u64, block: u64, blocks: usize) {
@@ -535,10 +554,7 @@ mod tests {
     #[test]
     fn each_placement_goes_once_to_every_other_process() {
         let (pool, now) = relay();
-        let mut relay = PeerRelay {
-            began: now,
-            pools: BTreeMap::from([("p".to_owned(), pool)]),
-        };
+        let mut relay = with_pool(pool, now);
         placed(&mut relay, 1, 10, 3);
         placed(&mut relay, 2, 20, 3);
         placed(&mut relay, 9, 90, 3);
@@ -564,11 +580,8 @@ mod tests {
     #[test]
     fn the_oldest_of_an_origin_go_first_when_it_places_too_much_and_that_is_counted() {
         let (pool, now) = relay();
-        let mut relay = PeerRelay {
-            began: now,
-            pools: BTreeMap::from([("p".to_owned(), pool)]),
-        };
-        relay.join("p", 4, &of(4), now);
+        let mut relay = with_pool(pool, now);
+        relay.join("p", member(4, &of(4)), now);
         let mut cursor = RelayCursor {
             sent_at: Some(now),
             ..RelayCursor::default()
@@ -613,10 +626,7 @@ mod tests {
     #[test]
     fn placements_are_kept_for_no_longer_than_they_count() {
         let (pool, now) = relay();
-        let mut relay = PeerRelay {
-            began: now,
-            pools: BTreeMap::from([("p".to_owned(), pool)]),
-        };
+        let mut relay = with_pool(pool, now);
         for block in 0..1_000 {
             placed(&mut relay, 1, block, 3);
         }
@@ -653,7 +663,11 @@ mod tests {
             ledger
                 .rows()
                 .for_each(|(endpoint, load)| sum.add(endpoint, load));
-            let row = sum.row(LoadReportHead::default(), [], &[]);
+            let head = LoadReportHead {
+                vm: process_id,
+                ..LoadReportHead::default()
+            };
+            let row = sum.row(head, [], &[]);
             pool.sum
                 .read(&mut pool.processes.get_mut(&process_id).unwrap().row, row);
             pool.set_active(&Origin::default(), false, true);
@@ -680,11 +694,8 @@ mod tests {
             [1, 2, 3].map(|process_id| heard(&mut pool, process_id)),
             [200, 0, 200]
         );
-        let mut relay = PeerRelay {
-            began: now,
-            pools: BTreeMap::from([("p".to_owned(), pool)]),
-        };
-        relay.leave("p", 2);
+        let mut relay = with_pool(pool, now);
+        relay.leave("p", 2, 2);
         assert_eq!(heard(relay.pools.get_mut("p").unwrap(), 1), 0);
     }
 
@@ -705,12 +716,8 @@ mod tests {
             ..state::LoadReport::default()
         };
         for process_id in 1..=100 {
-            relay.join(
-                "p",
-                process_id,
-                &of(if process_id <= 3 { 1 } else { 2 }),
-                now,
-            );
+            let origin = of(if process_id <= 3 { 1 } else { 2 });
+            relay.join("p", member(process_id, &origin), now);
             relay.receive(process_id, row(), now);
         }
         let active = |relay: &PeerRelay, id| relay.pools["p"].active_others(id);
@@ -722,7 +729,7 @@ mod tests {
                 3 + ACTIVE_PER_ORIGIN_MAX
             ]
         );
-        (4..=90).for_each(|id| relay.leave("p", id));
+        (4..=90).for_each(|id| relay.leave("p", id, id));
         assert_eq!([1, 91].map(|id| active(&relay, id)), [12, 12]);
         relay
             .pools
@@ -730,17 +737,103 @@ mod tests {
             .unwrap()
             .expire(now + Duration::from_secs(3));
         assert_eq!([1, 91].map(|id| active(&relay, id)), [0, 0]);
-        (1..=100).for_each(|id| relay.leave("p", id));
+        (1..=100).for_each(|id| relay.leave("p", id, id));
         assert!(relay.pools["p"].origins.is_empty());
+    }
+
+    #[test]
+    fn a_process_stays_until_its_newest_stream_that_requested_the_pool_ends() {
+        let mut relay = PeerRelay::default();
+        let now = Instant::now();
+        let origin = of(1);
+        let join = |relay: &mut PeerRelay, stream_id| {
+            let newest = RelayMember {
+                stream_id,
+                ..member(1, &origin)
+            };
+            relay.join("p", newest, now);
+        };
+        join(&mut relay, 10);
+        join(&mut relay, 11);
+        relay.leave("p", 1, 10);
+        assert_eq!(
+            relay.pools["p"].processes.len(),
+            1,
+            "the newer stream has it"
+        );
+        relay.leave("p", 1, 11);
+        assert!(relay.pools["p"].processes.is_empty());
+        // A newer stream that did not request the pool does not keep it.
+        join(&mut relay, 12);
+        relay.leave("p", 1, 12);
+        assert!(relay.pools["p"].processes.is_empty() && relay.row_bytes.is_empty());
+    }
+
+    #[test]
+    fn the_rows_of_an_origin_have_a_limit_and_what_is_left_goes_with_the_streams() {
+        let mut relay = PeerRelay::default();
+        let now = Instant::now();
+        let present: Vec<EndpointRef> = (0..ENDPOINTS_MAX)
+            .map(|slot| EndpointRef {
+                slot: scheduler::Slot(u16::try_from(slot).unwrap()),
+                generation: scheduler::Generation(1),
+            })
+            .collect();
+        let mut full = LoadReportSum::default();
+        full.reset(present.clone(), []);
+        for endpoint in &present {
+            let load = scheduler::in_flight::EndpointLoad {
+                requests: 1,
+                ..Default::default()
+            };
+            full.add(*endpoint, load);
+        }
+        let row = full.row(LoadReportHead::default(), [], &[]);
+        let fitting = ROW_BYTES_PER_ORIGIN_MAX / row.len();
+        let all = u64::try_from(fitting).unwrap() + 9;
+        for process_id in 1..=all {
+            relay.join("p", member(process_id, &of(1)), now);
+            let pool = relay.pools.get_mut("p").unwrap();
+            if process_id == 1 {
+                pool.sum.reset(present.clone(), []);
+            }
+            let share = state::LoadReport {
+                pool: "p".to_owned(),
+                row: row.clone(),
+                ..state::LoadReport::default()
+            };
+            relay.receive(process_id, share, now);
+        }
+        let counted = |relay: &PeerRelay| {
+            let processes = relay.pools["p"].processes.values();
+            processes.filter(|process| process.row.counts()).count()
+        };
+        assert_eq!(counted(&relay), fitting);
+        assert_eq!(relay.row_bytes[&of(1)], fitting * row.len());
+        (1..=all).for_each(|id| relay.leave("p", id, id));
+        assert!(relay.row_bytes.is_empty() && relay.pools["p"].origins.is_empty());
+        assert_eq!(relay.pools["p"].active, 0);
+    }
+
+    #[test]
+    fn an_origin_with_many_processes_gets_the_messages_of_a_few_while_there_are_others() {
+        let mut pool = PoolRelay::default();
+        let now = Instant::now();
+        for process_id in 1..=160 {
+            pool.join(member(process_id, &of(1)), now);
+        }
+        assert_eq!(pool.interval(1), SHARE_INTERVAL, "there is no other");
+        pool.join(member(161, &of(2)), now);
+        assert_eq!(
+            [1, 161].map(|id| pool.interval(id)),
+            [10 * SHARE_INTERVAL, SHARE_INTERVAL]
+        );
     }
 
     #[test]
     fn what_is_no_row_counts_nothing() {
         let (pool, now) = relay();
-        let mut relay = PeerRelay {
-            began: now,
-            pools: BTreeMap::from([("p".to_owned(), pool)]),
-        };
+        let mut relay = with_pool(pool, now);
         for row in [
             vec![0xff; 7],
             vec![0xff; ROW_BYTES_MAX],

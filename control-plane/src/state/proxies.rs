@@ -10,10 +10,11 @@ use scheduler::Version;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::pool::writer::PoolView;
 use crate::state::client_names::ClientNames;
 use crate::state::eds_streams::EdsStreams;
-use crate::state::peer::{Origin, OriginQuotas, ProxyProcess};
-use crate::state::peer_relay::PeerRelay;
+use crate::state::peer::{OriginQuotas, ProxyProcess};
+use crate::state::peer_relay::{PeerRelay, RelayMember};
 
 /// The connected state streams, by stream id.
 pub type Proxies = BTreeMap<u64, ConnectedProxy>;
@@ -65,6 +66,27 @@ pub struct ProxyPool {
     pub refused: Option<String>,
 }
 
+/// A stream's part in sharing the load of a pool. It ends with the stream, also when a newer stream
+/// of the process has replaced it.
+#[derive(Debug)]
+pub struct PoolMembership {
+    tables: Arc<ProxyTables>,
+    pool: String,
+    process_id: u64,
+    stream_id: u64,
+}
+
+// === impl PoolMembership ===
+
+impl Drop for PoolMembership {
+    fn drop(&mut self) {
+        self.tables
+            .relay()
+            .leave(&self.pool, self.process_id, self.stream_id);
+        self.tables.relayed.send_replace(());
+    }
+}
+
 // === impl ProxyTables ===
 
 impl ProxyTables {
@@ -82,15 +104,44 @@ impl ProxyTables {
         self.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a process to those that share the load of a pool.
-    pub fn join(&self, pool: &str, process_id: u64, origin: &Origin, now: Instant) {
-        self.relay().join(pool, process_id, origin, now);
+    /// Adds a process to those that share the load of a pool, until the returned value is dropped.
+    #[must_use]
+    pub fn join(
+        self: &Arc<Self>,
+        pool: &str,
+        peer: &ProxyProcess,
+        stream_id: u64,
+        now: Instant,
+    ) -> PoolMembership {
+        let member = RelayMember {
+            process_id: peer.id,
+            stream_id,
+            origin: &peer.remote.origin,
+        };
+        self.relay().join(pool, member, now);
         self.relayed.send_replace(());
+        PoolMembership {
+            tables: Arc::clone(self),
+            pool: pool.to_owned(),
+            process_id: peer.id,
+            stream_id,
+        }
     }
 
-    /// Passes the load of a process to the others.
-    pub fn share(&self, process_id: u64, report: state::LoadReport, now: Instant) {
-        self.relay().receive(process_id, report, now);
+    /// Passes the load of a process to the others. Only endpoints of `view` count.
+    pub fn share(
+        &self,
+        process_id: u64,
+        report: state::LoadReport,
+        view: Option<&PoolView>,
+        now: Instant,
+    ) {
+        let mut relay = self.relay();
+        if let Some(view) = view {
+            relay.follow(view);
+        }
+        relay.receive(process_id, report, now);
+        drop(relay);
         self.relayed.send_replace(());
     }
 

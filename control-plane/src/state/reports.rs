@@ -10,12 +10,14 @@ use crate::scrape::{BusyHint, ScrapeStats};
 use crate::state::counters::{CounterStore, CounterTotals, VmReport};
 use crate::state::decision_log::DecisionLog;
 use crate::state::peer::ProxyProcess;
+use crate::state::pool_views::PoolTable;
 
 /// Counters and sampled decisions, and the scrapers that hurry after a pick.
 #[derive(Debug)]
 pub struct RequestReports {
     counters: Mutex<CounterStore>,
     decisions: Mutex<DecisionLog>,
+    pools: Arc<PoolTable>,
     /// The scrapers of all pools.
     scrapers: BTreeMap<Arc<str>, ScraperHandle>,
 }
@@ -33,8 +35,9 @@ pub struct ScraperHandle {
 
 impl RequestReports {
     #[must_use]
-    pub fn new(scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Self {
+    pub fn new(pools: Arc<PoolTable>, scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Self {
         Self {
+            pools,
             counters: Mutex::default(),
             decisions: Mutex::default(),
             scrapers,
@@ -69,9 +72,20 @@ impl RequestReports {
                 now,
             );
         }
+        // Until the endpoints of a pool are known, no counts are: the first report of a VM must be
+        // whole, because later ones are compared with it.
+        let views = self.pools.views.borrow().clone();
+        report.retain(|vm| views.get(&vm.pool).is_some());
         // Parse before the lock is taken, so that other tasks do not wait.
         let totals: Vec<_> = report.into_iter().map(VmReport::from_vm).collect();
-        let picked = self.counters().report(peer, totals, now);
+        let mut counters = self.counters();
+        let mut reported: Vec<&str> = totals.iter().map(VmReport::pool).collect();
+        reported.dedup();
+        for view in reported.iter().filter_map(|pool| views.get(pool)) {
+            counters.follow(view, now);
+        }
+        let picked = counters.report(peer, totals, now);
+        drop(counters);
         for (pool, id) in picked {
             if let Some(scraper) = self.scrapers.get(&*pool) {
                 scraper.busy.hint(id);

@@ -44,11 +44,12 @@ impl DaemonState {
         clients: ClientNames,
     ) -> Arc<Self> {
         let names = scrapers.keys().map(Arc::clone).collect();
+        let pools = Arc::new(PoolTable::new(names));
         Arc::new(Self {
             life: Arc::new(DaemonLife::new(term, hash_secret)),
-            pools: Arc::new(PoolTable::new(names)),
+            pools: Arc::clone(&pools),
             proxies: Arc::new(ProxyTables::new(clients)),
-            reports: Arc::new(RequestReports::new(scrapers)),
+            reports: Arc::new(RequestReports::new(pools, scrapers)),
             learned: Arc::default(),
         })
     }

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::shutdown::Shutdown;
+use crate::state::life::unix_ms;
 use crate::state::pool_views::PoolViews;
 use crate::state::shared::DaemonState;
 
@@ -138,12 +139,18 @@ impl SavedState {
             .and_then(Self::validate)
     }
 
-    /// Checks the rules that the pool relies on.
+    /// Checks the rules that the pool relies on, and that proxies will accept the next term.
     fn validate(self) -> Result<Self, String> {
         if self.schema != SCHEMA {
             return Err(format!(
                 "schema {}, this release reads {SCHEMA}",
                 self.schema
+            ));
+        }
+        if !proto::terms::is_credible(self.term, unix_ms()) {
+            return Err(format!(
+                "term {} is more than a day ahead of the clock",
+                self.term
             ));
         }
         for (name, pool) in &self.pools {
@@ -386,5 +393,19 @@ mod hex {
     ) -> Result<u128, D::Error> {
         let text = String::deserialize(deserializer)?;
         u128::from_str_radix(&text, 16).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_the_far_future_is_not_used() {
+        let file =
+            |term: u64| format!(r#"{{"schema":1,"term":{term},"hash_secret":"00","pools":{{}}}}"#);
+        SavedState::parse(&file(unix_ms())).unwrap();
+        let refused = SavedState::parse(&file(u64::MAX)).unwrap_err();
+        assert!(refused.contains("ahead of the clock"), "{refused}");
     }
 }

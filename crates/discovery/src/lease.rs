@@ -137,12 +137,14 @@ impl Election {
 /// the lease.
 ///
 /// `me` must be unique to this process: two processes with one name would both lead. Only `stop`
-/// ends the campaign; errors of the store go to `failed`.
+/// ends the campaign; errors of the store go to `failed`. `renewed` gets the moment at which each
+/// confirmed renewal began.
 pub async fn campaign(
     store: &dyn LeaseStore,
     me: String,
     leads: &watch::Sender<bool>,
     stop: impl Future<Output = ()>,
+    mut renewed: impl FnMut(Instant),
     mut failed: impl FnMut(String),
 ) {
     let mut election = Election::new(me);
@@ -162,6 +164,9 @@ pub async fn campaign(
         };
         if let Err(why) = done.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
             failed(why);
+        }
+        if let Some(at) = election.renewed {
+            renewed(at);
         }
         let next = election.next_attempt(began, crate::registry::chance() / 5.0);
         let over = election
@@ -260,7 +265,8 @@ mod tests {
         let me = me.to_owned();
         let down = Arc::clone(&shelf.down);
         let task = tokio::spawn(async move {
-            campaign(&shelf, me, &leads, async { drop(stopped.await) }, |_| {}).await;
+            let stopped = async { drop(stopped.await) };
+            campaign(&shelf, me, &leads, stopped, |_| {}, |_| {}).await;
         });
         LeaseCandidate {
             leads: follow,

@@ -15,6 +15,7 @@ use crate::shutdown::Shutdown;
 use crate::state::counters::CounterTotals;
 use crate::state::peer::{Origin, ProxyProcess};
 use crate::state::peer_relay::SHARE_INTERVAL;
+use crate::state::proxies::PoolMembership;
 use crate::state::shared::DaemonState;
 
 /// The interval of a pool's housekeeping: a slice of the prefix index, and the ejections.
@@ -63,6 +64,7 @@ impl DaemonLink {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut reported = Instant::now();
         let mut ready = false;
+        let mut memberships = Vec::new();
         loop {
             let views = pools.borrow_and_update().clone();
             // A change is marked as seen only when it may be forwarded. An earlier change wakes
@@ -90,7 +92,7 @@ impl DaemonLink {
                 () = tokio::time::sleep(SHARE_INTERVAL), if has_peers => {}
                 () = tokio::time::sleep_until(session.wake_at(&views, Instant::now())) => {}
                 _ = tick.tick() => {
-                    self.tick();
+                    self.tick(&mut memberships);
                     if reported.elapsed() >= REPORT_INTERVAL {
                         reported = Instant::now();
                         self.report();
@@ -102,7 +104,9 @@ impl DaemonLink {
         }
     }
 
-    fn tick(&self) {
+    /// Adds the pools that begin to serve requests to `memberships`.
+    fn tick(&self, memberships: &mut Vec<PoolMembership>) {
+        let own = ProxyProcess::ext_proc_server(NODE, self.process_id);
         for (name, pool) in self.server.pools() {
             let mut pool = pool.lock();
             let joins = pool.tick(self.server.now());
@@ -112,9 +116,8 @@ impl DaemonLink {
                     .observed(self.process_id, &Origin::default(), observations);
             }
             if joins {
-                self.shared
-                    .proxies
-                    .join(name, self.process_id, &Origin::default(), Instant::now());
+                let proxies = &self.shared.proxies;
+                memberships.push(proxies.join(name, &own, 0, Instant::now()));
             }
         }
     }
@@ -130,9 +133,11 @@ impl DaemonLink {
                 pool.next_report(name, self.server.now())
             };
             if let Some(report) = report {
+                let views = self.shared.pools.views.borrow();
+                let view = views.get(&report.pool);
                 self.shared
                     .proxies
-                    .share(self.process_id, report, Instant::now());
+                    .share(self.process_id, report, view, Instant::now());
             }
         }
         has_peers

@@ -13,9 +13,6 @@ use tonic::Status;
 
 use crate::state::peer_relay::ROW_BYTES_MAX;
 
-/// The most pools that one proxy may request: more than any Envoy serves.
-const POOLS_ASKED_MAX: usize = 256;
-
 /// The longest node id and pool name accepted, in bytes.
 pub const NAME_BYTES_MAX: usize = 1024;
 
@@ -72,12 +69,6 @@ pub fn hello(mut hello: state::Hello) -> Result<state::Hello, Status> {
             hello.schema
         ))
     })?;
-    if hello.pools.len() > POOLS_ASKED_MAX {
-        return Err(Status::invalid_argument(format!(
-            "{} pools requested, at most {POOLS_ASKED_MAX} are allowed",
-            hello.pools.len()
-        )));
-    }
     if hello
         .pools
         .iter()

@@ -26,8 +26,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use prost::Message;
 use proto::state::proxy_message;
-use proto::{MESSAGE_BYTES_MAX, frames, state};
-use tokio::sync::{Mutex as AsyncMutex, mpsc};
+use proto::{CALL_BYTES_MAX, MESSAGE_BYTES_MAX, frames, state};
+use tokio::sync::{Mutex as AsyncMutex, mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpConnectInfo;
@@ -74,6 +74,8 @@ struct CallConnection {
     origin: Origin,
     from_proxy: mpsc::Sender<Result<state::ProxyMessage, Status>>,
     to_proxy: AsyncMutex<mpsc::Receiver<Result<state::DaemonMessage, Status>>>,
+    /// The number of calls for messages so far. Only the newest one waits.
+    polls: watch::Sender<u64>,
     called: Mutex<Instant>,
 }
 
@@ -95,7 +97,7 @@ async fn receive_call(
 ) -> Result<(), CallRefusal> {
     let session = session(&headers)?;
     // The permit is acquired before the body is read and held until the whole body is processed,
-    // because a body takes as much memory as a message may.
+    // because a body takes as much memory as a message may. Its messages are decoded one by one.
     let _permit = calls
         .server
         .shared
@@ -103,13 +105,15 @@ async fn receive_call(
         .origins
         .acquire(StreamQuota::Upload, &remote.origin, Instant::now())
         .map_err(refusal)?;
-    let body = tokio::time::timeout(UPLOAD_MAX, to_bytes(body, MESSAGE_BYTES_MAX)).await;
+    let body = tokio::time::timeout(UPLOAD_MAX, to_bytes(body, CALL_BYTES_MAX)).await;
     let body = body.map_err(|_| Status::deadline_exceeded("the body took too long"))?;
-    let messages = messages(&body.map_err(|error| {
-        Status::out_of_range(format!("{MESSAGE_BYTES_MAX} bytes at most: {error}"))
-    })?)?;
+    let body = body.map_err(|error| {
+        Status::out_of_range(format!("{CALL_BYTES_MAX} bytes at most: {error}"))
+    })?;
+    let mut frames = split(&body)?.into_iter();
+    let first = frames.next().map(decode).transpose()?;
     let hello = matches!(
-        messages.first(),
+        first,
         Some(state::ProxyMessage {
             message: Some(proxy_message::Message::Hello(_))
         })
@@ -119,7 +123,9 @@ async fn receive_call(
         None if hello => calls.begin(session, remote)?,
         None => return Err(over()),
     };
-    for message in messages {
+    let rest = frames.map(decode);
+    for message in first.map(Ok).into_iter().chain(rest) {
+        let message = message?;
         connection
             .from_proxy
             .send(Ok(message))
@@ -137,11 +143,17 @@ async fn poll_call(
     let connection = calls
         .find(session(&headers)?, &remote.origin)
         .ok_or_else(over)?;
-    let mut to_proxy = connection.to_proxy.lock().await;
     let mut answer = Vec::new();
-    match tokio::time::timeout(HOLD_MAX, to_proxy.recv()).await {
-        Err(_) => return Ok(answer),
-        Ok(first) => push(&mut answer, first.ok_or_else(over)?)?,
+    let newer = connection.begin_poll();
+    tokio::pin!(newer);
+    let mut to_proxy = tokio::select! {
+        to_proxy = connection.to_proxy.lock() => to_proxy,
+        () = &mut newer => return Ok(answer),
+    };
+    tokio::select! {
+        first = to_proxy.recv() => push(&mut answer, first.ok_or_else(over)?)?,
+        () = &mut newer => return Ok(answer),
+        () = tokio::time::sleep(HOLD_MAX) => return Ok(answer),
     }
     // Add the messages that are ready now. If the connection ended, the next call reports it.
     while answer.len() < ANSWER_BYTES
@@ -171,19 +183,18 @@ fn session(headers: &HeaderMap) -> Result<u64, CallRefusal> {
     })
 }
 
-fn messages(body: &[u8]) -> Result<Vec<state::ProxyMessage>, CallRefusal> {
+/// The bytes of each message of a body.
+fn split(body: &[u8]) -> Result<Vec<&[u8]>, CallRefusal> {
     let mut messages = Vec::new();
     let mut rest = body;
     while !rest.is_empty() && messages.len() < MESSAGES_MAX {
-        let message = frames::take(rest).and_then(|(message, after)| {
-            rest = after;
-            state::ProxyMessage::decode(message).ok()
-        });
-        messages.push(message.ok_or_else(|| {
+        let (message, after) = frames::take(rest).ok_or_else(|| {
             CallRefusal(Status::invalid_argument(
                 "the body is not a sequence of messages",
             ))
-        })?);
+        })?;
+        messages.push(message);
+        rest = after;
     }
     if rest.is_empty() {
         Ok(messages)
@@ -192,6 +203,14 @@ fn messages(body: &[u8]) -> Result<Vec<state::ProxyMessage>, CallRefusal> {
             "more than {MESSAGES_MAX} messages"
         ))))
     }
+}
+
+fn decode(message: &[u8]) -> Result<state::ProxyMessage, CallRefusal> {
+    proto::proxy_message(message).map_err(|why| {
+        CallRefusal(Status::invalid_argument(format!(
+            "the body is not a sequence of messages: {why}"
+        )))
+    })
 }
 
 fn over() -> CallRefusal {
@@ -230,6 +249,7 @@ impl CallConnections {
             origin,
             from_proxy,
             to_proxy: AsyncMutex::new(to_proxy),
+            polls: watch::Sender::new(0),
             called: Mutex::new(Instant::now()),
         });
         match self
@@ -280,6 +300,20 @@ impl CallConnections {
 impl CallConnection {
     fn record_call(&self) {
         *self.called.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Ends the wait of an older call for messages, whose connection may be dead. The future ends
+    /// when a newer call begins.
+    fn begin_poll(&self) -> impl Future<Output = ()> {
+        let mut number = 0;
+        self.polls.send_modify(|polls| {
+            *polls += 1;
+            number = *polls;
+        });
+        let mut polls = self.polls.subscribe();
+        async move {
+            let _ = polls.wait_for(|newest| *newest != number).await;
+        }
     }
 
     /// Returns after [`SILENCE_MAX`] without a call.

@@ -68,10 +68,19 @@ struct PoolSession {
     /// does not affect others.
     term_min: u64,
     raises: u32,
+    /// A version of a newer daemon that the proxy holds, and when it said so. The term is raised
+    /// when it is certain that this daemon still leads.
+    held: Option<HeldVersion>,
     relayed: RelayCursor,
     /// The sequence of the models sent last.
     learned: Option<u64>,
     status: ProxyPool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct HeldVersion {
+    version: Version,
+    received_at: Instant,
 }
 
 #[derive(Debug)]
@@ -257,9 +266,12 @@ impl StateSession {
             pool.status.refused = None;
         } else {
             pool.status.refused = Some(refused);
-            if let Some(held) = held.filter(|held| *held > version) {
-                pool.raise_above(held);
-            }
+            pool.held = held
+                .filter(|held| *held > version)
+                .map(|version| HeldVersion {
+                    version,
+                    received_at: now,
+                });
         }
         Some(&pool.status)
     }
@@ -298,6 +310,12 @@ impl PoolSession {
         shared: &DaemonState,
         now: Instant,
     ) -> Option<state::PoolUpdate> {
+        if let Some(held) = self.held
+            && shared.life.is_sole_leader_since(held.received_at)
+        {
+            self.held = None;
+            self.raise_above(held.version);
+        }
         let rows: Vec<usize> = (0..)
             .zip(view.members.iter())
             .filter(|(_, m)| gate.admits(m))

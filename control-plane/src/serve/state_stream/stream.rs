@@ -10,9 +10,10 @@ use tonic::Status;
 
 use super::StateSession;
 use super::admission::{self, Admission, AdmittedMessage, ProxyScope};
+use crate::state::life::unix_ms;
 use crate::state::peer::{ProxyProcess, RemoteAddress};
 use crate::state::pool_views::PoolViews;
-use crate::state::proxies::ConnectedProxy;
+use crate::state::proxies::{ConnectedProxy, PoolMembership};
 use crate::state::shared::DaemonState;
 
 /// A proxy's stream, from its Hello until it is dropped.
@@ -24,6 +25,8 @@ pub struct StateStream {
     session: StateSession,
     /// Key of its row in the table of proxies; dropping the stream removes the row.
     stream_id: u64,
+    /// The memberships in pools that share load; dropping the stream ends them.
+    _memberships: Vec<PoolMembership>,
     /// Pool updates that the proxy refused.
     refusals: u64,
 }
@@ -58,9 +61,11 @@ impl StateStream {
             proxies.retain(|_, other| other.peer.id != peer.id);
             proxies.insert(stream_id, proxy);
         });
-        for pool in &hello.pools {
-            shared.proxies.join(pool, peer.id, &peer.remote.origin, now);
-        }
+        let memberships = hello
+            .pools
+            .iter()
+            .map(|pool| shared.proxies.join(pool, &peer, stream_id, now))
+            .collect();
         let welcome = state::Welcome {
             schema: hello.schema,
             release: env!("CARGO_PKG_VERSION").to_owned(),
@@ -78,6 +83,7 @@ impl StateStream {
                 scope,
                 session,
                 stream_id,
+                _memberships: memberships,
                 refusals: 0,
             },
             welcome,
@@ -126,7 +132,9 @@ impl StateStream {
                 self.shared.reports.report(&self.peer, report, now);
             }
             Some(AdmittedMessage::Share(share)) => {
-                self.shared.proxies.share(self.peer.id, share, now);
+                let views = self.shared.pools.views.borrow();
+                let view = views.get(&share.pool);
+                self.shared.proxies.share(self.peer.id, share, view, now);
             }
             Some(AdmittedMessage::Observations(observations)) => {
                 let ProxyProcess { id, remote, .. } = &self.peer;
@@ -162,7 +170,10 @@ impl StateStream {
         self.session.wake_at(pools, now)
     }
 
-    fn ack(&mut self, ack: state::Ack, now: Instant) {
+    fn ack(&mut self, mut ack: state::Ack, now: Instant) {
+        ack.held = ack
+            .held
+            .filter(|held| proto::terms::is_credible(held.term, unix_ms()));
         if !ack.refused.is_empty() {
             self.refusals += 1;
             self.shared.reports.counters().pool_updates_refused += 1;
@@ -220,17 +231,10 @@ fn scope(
 
 impl Drop for StateStream {
     fn drop(&mut self) {
-        let mut removed = None;
-        self.shared.proxies.streams.send_if_modified(|proxies| {
-            removed = proxies.remove(&self.stream_id);
-            removed.is_some()
-        });
-        // If a newer stream has replaced this one, the row is gone and the process stays.
-        if let Some(proxy) = removed {
-            for pool in proxy.pools.keys() {
-                self.shared.proxies.relay().leave(pool, proxy.peer.id);
-            }
-            self.shared.proxies.relayed.send_replace(());
-        }
+        // If a newer stream has replaced this one, the row is gone.
+        self.shared
+            .proxies
+            .streams
+            .send_if_modified(|proxies| proxies.remove(&self.stream_id).is_some());
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use scheduler::{Generation, Slot};
 
+use super::totals::ENDPOINTS_KNOWN_MAX;
 use super::{CounterTotals, MODELS_MAX, ModelTotals, OTHER};
 
 /// Requests of a pool, picked or ended in some time.
@@ -41,7 +42,8 @@ impl PoolArrivals {
             let more = row
                 .picked
                 .saturating_sub(before.endpoints.get(id).map_or(0, |row| row.picked));
-            if more > 0 {
+            let has_room = self.picked.len() < ENDPOINTS_KNOWN_MAX || self.picked.contains_key(id);
+            if more > 0 && has_room {
                 let picked = self.picked.entry(*id).or_default();
                 *picked = picked.saturating_add(more);
             }

@@ -8,6 +8,8 @@ use pool_state::queues::FLOW_OUTCOMES;
 use proto::HISTOGRAM_BOUNDS;
 use scheduler::{ENDPOINTS_MAX, Generation, Slot};
 
+use super::pool_names::{OtherNames, PoolNames};
+
 /// The most models counted separately in a pool; the rest counts as [`OTHER`]. Clients choose these
 /// names; llm-d has the same limit.
 pub const MODELS_MAX: usize = 1000;
@@ -16,7 +18,11 @@ pub const MODELS_MAX: usize = 1000;
 pub const OTHER: &str = "other";
 
 /// The most drop reasons or HTTP statuses counted separately in one place.
-const KEYS_MAX: usize = 64;
+pub(super) const KEYS_MAX: usize = 64;
+
+/// The most endpoints of a pool that are counted: those that it has, and three times as many that
+/// it lately had.
+pub(super) const ENDPOINTS_KNOWN_MAX: usize = 4 * ENDPOINTS_MAX;
 
 /// The most bands of a VM that count: as many as a VM has.
 pub(super) const BANDS_MAX: usize = 64;
@@ -174,35 +180,42 @@ impl CounterTotals {
             + running
     }
 
-    /// Adds the counts of `other`. Its outstanding requests count only if `fresh`.
-    pub(super) fn add(&mut self, other: &Self, fresh: bool) {
+    /// Adds the counts of `other` by `names`. Its outstanding requests count only if `fresh`.
+    pub(super) fn add(&mut self, other: &Self, fresh: bool, names: &PoolNames, others: OtherNames) {
         if fresh {
             self.vms += other.vms;
             self.prefix_entries = self.prefix_entries.max(other.prefix_entries);
             self.running.extend(other.running.iter().cloned());
         }
         for (id, row) in &other.endpoints {
-            self.endpoints.entry(*id).or_default().add(row, fresh);
+            if self.endpoints.len() < ENDPOINTS_KNOWN_MAX || self.endpoints.contains_key(id) {
+                self.endpoints.entry(*id).or_default().add(row, fresh);
+            }
         }
-        // Drop old generations; the newest have the largest keys.
-        while self.endpoints.len() > 4 * ENDPOINTS_MAX {
-            self.endpoints.pop_first();
-        }
+        let is_counted = |is_shown: bool| is_shown || others == OtherNames::Count;
         for (label, row) in &other.models {
-            self.model_mut(label.clone(), MODELS_MAX).add(row, fresh);
+            let is_shown = names.models.has(label);
+            if is_counted(is_shown) {
+                let shown = if is_shown {
+                    label.clone()
+                } else {
+                    TotalsLabel::other()
+                };
+                self.models.entry(shown).or_default().add(row, fresh);
+            }
         }
         for (priority, row) in &other.bands {
-            if self.bands.len() < 4 * BANDS_MAX || self.bands.contains_key(priority) {
+            if names.priorities.has(priority) {
                 self.bands.entry(*priority).or_default().add(row, fresh);
             }
         }
-        add_counts(
-            &mut self.dropped,
-            other
-                .dropped
-                .iter()
-                .map(|(key, count)| (key.clone(), *count)),
-        );
+        for (reason, count) in &other.dropped {
+            let is_shown = names.reasons.has(reason);
+            if is_counted(is_shown) {
+                let shown = if is_shown { reason } else { OTHER };
+                add_to(self.dropped.entry(shown.to_owned()).or_default(), *count);
+            }
+        }
         self.pick_us.add(&other.pick_us);
         add_to(&mut self.prefix_evictions, other.prefix_evictions);
         add_to(&mut self.placements_dropped, other.placements_dropped);
@@ -210,14 +223,22 @@ impl CounterTotals {
 
     pub(super) fn model_mut(&mut self, label: TotalsLabel, models_max: usize) -> &mut ModelTotals {
         let room = self.models.len() < models_max || self.models.contains_key(&label);
-        let other = || TotalsLabel {
+        self.models
+            .entry(if room { label } else { TotalsLabel::other() })
+            .or_default()
+    }
+}
+
+// === impl TotalsLabel ===
+
+impl TotalsLabel {
+    /// The label of all models that are not counted separately.
+    pub(super) fn other() -> Self {
+        Self {
             model: OTHER.to_owned(),
             target: OTHER.to_owned(),
             priority: 0,
-        };
-        self.models
-            .entry(if room { label } else { other() })
-            .or_default()
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use proto::state;
 use scheduler::{ENDPOINTS_MAX, Generation, Slot};
 
 use super::totals::{
-    BANDS_MAX, BandTotals, CounterTotals, EndpointTotals, ModelTotals, TotalsHistogram,
+    BANDS_MAX, BandTotals, CounterTotals, EndpointTotals, ModelTotals, OTHER, TotalsHistogram,
     TotalsLabel, add_counts,
 };
 
@@ -140,7 +140,7 @@ impl ModelTotals {
         let mut errors = BTreeMap::new();
         add_counts(
             &mut errors,
-            m.errors.into_iter().map(|c| (shorten(&c.key), c.count)),
+            m.errors.into_iter().map(|c| (status(&c.key), c.count)),
         );
         Self {
             requests: m.requests,
@@ -179,6 +179,15 @@ impl TotalsHistogram {
         }
         histogram
     }
+}
+
+/// The label of an HTTP status. A status that is not assigned counts as [`OTHER`]: each one more
+/// would be a row of metrics for each model.
+fn status(key: &str) -> String {
+    let is_assigned = key.parse().is_ok_and(|status: u16| {
+        matches!(status, 100..=103 | 200..=208 | 226 | 300..=308 | 400..=418 | 421..=426 | 428 | 429 | 431 | 451 | 499 | 500..=511 | 520..=530)
+    });
+    if is_assigned { key } else { OTHER }.to_owned()
 }
 
 fn shorten(name: &str) -> String {

@@ -274,7 +274,7 @@ async fn what_breaks_the_protocol_is_refused_with_the_reason() {
         ),
         (
             caller
-                .post("tell", Some("5"), vec![0; proto::MESSAGE_BYTES_MAX + 1])
+                .post("tell", Some("5"), vec![0; proto::CALL_BYTES_MAX + 1])
                 .await,
             413,
             "",

@@ -10,8 +10,10 @@ use scheduler::{EndpointRef, Generation, Slot};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::kit::{ELSEWHERE, HOME, NODE, channel, filter, largest_row, share};
-use crate::daemon::harness::{FilterStream, PATIENCE, endpoints, names, write};
+use super::kit::{ELSEWHERE, HOME, NODE, channel, filter, largest_row, peers, share};
+use crate::daemon::harness::{
+    DaemonHarness, FilterStream, PATIENCE, endpoints, instance, names, write,
+};
 
 /// How much the daemon may grow through one hostile host, in bytes: partial messages on all its
 /// streams, and its counts and placements.
@@ -27,6 +29,7 @@ const LATE_MAX: Duration = Duration::from_secs(10);
 struct FloodedDaemon {
     child: tokio::process::Child,
     state: SocketAddr,
+    admin: SocketAddr,
     folder: tempfile::TempDir,
 }
 
@@ -35,10 +38,10 @@ impl FloodedDaemon {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("endpoints.yaml");
         write(&file, &endpoints(&[1, 2, 3, 4]));
-        let state = std::net::TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
+        let [state, admin] = [(); 2].map(|()| {
+            let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            free.local_addr().unwrap()
+        });
         let child = tokio::process::Command::new(env!("CARGO_BIN_EXE_switchpointd"))
             .args([
                 "serve",
@@ -50,7 +53,7 @@ impl FloodedDaemon {
             ])
             .args([
                 "--listen-admin",
-                "127.0.0.1:0",
+                &admin.to_string(),
                 "--listen-ext-proc",
                 "none",
                 "--listen-health",
@@ -72,6 +75,7 @@ impl FloodedDaemon {
         Self {
             child,
             state,
+            admin,
             folder,
         }
     }
@@ -311,4 +315,184 @@ async fn messages_that_never_end_take_bounded_memory_and_their_streams_are_close
     tokio::time::timeout(PATIENCE, again)
         .await
         .expect("their streams are not free");
+}
+
+/// A report of one VM with this many empty models, two bytes each.
+fn empty_models(count: usize) -> proxy_message::Message {
+    let pool = state::VmCounters {
+        pool: "default".to_owned(),
+        ..Default::default()
+    };
+    let mut vm = pool.encode_to_vec();
+    vm.extend([0x22, 0].repeat(count));
+    proxy_message::Message::Report(state::Report { counters: vec![vm] })
+}
+
+#[tokio::test]
+async fn a_message_of_many_empty_entries_ends_its_stream_and_takes_no_memory() {
+    let daemon = FloodedDaemon::start().await;
+    let mut good = filter(&channel(daemon.state, HOME).await, 1).await;
+    good.pool_update().await;
+    let before = daemon.memory();
+    for process_id in 2..10 {
+        let mut bad = filter(&channel(daemon.state, ELSEWHERE).await, process_id).await;
+        bad.say(empty_models(200_000)).await;
+        let ended = loop {
+            match bad.next().await {
+                Ok(_) => {}
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(ended.code(), tonic::Code::InvalidArgument);
+        assert!(ended.message().contains("ModelCounters"), "{ended}");
+    }
+    let growth = daemon.memory().saturating_sub(before);
+    assert!(growth < 32 << 20, "{growth} bytes more");
+    assert!(good.next().await.is_ok());
+}
+
+#[tokio::test]
+async fn streams_that_replace_each_other_leave_no_process_behind() {
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let mut good = filter(&channel(rig.address, HOME).await, 1).await;
+    for process_id in 2..12 {
+        let there = channel(rig.address, ELSEWHERE).await;
+        let first = filter(&there, process_id).await;
+        first.say(share(Vec::new(), Vec::new())).await;
+        // The same process, which requests no pool now.
+        let mut second = FilterStream::over(there).await.unwrap();
+        second.hello(proto::SCHEMA, NODE, process_id, &[]).await;
+        assert!(matches!(second.next().await, Ok(Message::Welcome(_))));
+    }
+    let alone = async { while peers(&mut good).await.proxies != 1 {} };
+    tokio::time::timeout(PATIENCE, alone)
+        .await
+        .expect("processes are left");
+    assert_eq!(rig.shared.proxies.streams.borrow().len(), 1);
+}
+
+mod slow {
+    use super::*;
+    use crate::daemon::harness::get;
+
+    /// The streams of the hostile host: nearly all that it may have.
+    const STREAMS: u64 = 250;
+
+    /// The length of the attack.
+    const ATTACK: Duration = Duration::from_secs(20);
+
+    /// The longest time between two messages to a good proxy, and the longest answer of `/livez`.
+    /// On two quiet cores it is to be 0.5 s and 0.1 s; the attacker runs on them, too.
+    const HEARD_MAX: Duration = Duration::from_secs(2);
+    const LIVEZ_MAX: Duration = Duration::from_secs(1);
+
+    /// The most memory of the daemon.
+    const MEMORY_MAX: u64 = 256 << 20;
+
+    /// Rows with as many failures, SLOs and loads as a message may have, mostly of endpoints that
+    /// never were, then counters of those, in turn.
+    fn attack(real: &[EndpointRef], process_id: u64) -> Vec<proxy_message::Message> {
+        let made_up = (0..1_024).map(|slot| EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(u32::MAX),
+        });
+        let at: Vec<EndpointRef> = real.iter().copied().chain(made_up).take(1_024).collect();
+        let mut junk = Vec::new();
+        (0..8).for_each(|block| proto::placements::push(&mut junk, at[0], &vec![block; 100]));
+        let counters = state::VmCounters {
+            pool: "default".to_owned(),
+            vm_id: process_id,
+            endpoints: at
+                .iter()
+                .map(|at| state::EndpointCounters {
+                    slot: at.slot.0.into(),
+                    generation: at.generation.0,
+                    picked: process_id,
+                    requests: 1,
+                    ..Default::default()
+                })
+                .collect(),
+            models: (0..150)
+                .map(|model| state::ModelCounters {
+                    model: format!("{process_id}-{model}"),
+                    requests: 1,
+                    ..Default::default()
+                })
+                .collect(),
+            ..Default::default()
+        };
+        let report = state::Report {
+            counters: vec![counters.encode_to_vec()],
+        };
+        let mut messages = vec![share(largest_row(&at), junk); 20];
+        messages.push(proxy_message::Message::Report(report));
+        messages
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_host_with_all_its_streams_at_their_limits_hardly_delays_others() {
+        let daemon = FloodedDaemon::start().await;
+        let home = channel(daemon.state, HOME).await;
+        let mut good = filter(&home, 1).await;
+        let other = filter(&home, 2).await;
+        let update = good.pool_update().await;
+        let real: Vec<EndpointRef> = update
+            .endpoints
+            .iter()
+            .map(|endpoint| EndpointRef {
+                slot: Slot(u16::try_from(endpoint.slot).unwrap()),
+                generation: Generation(endpoint.generation),
+            })
+            .collect();
+        let honest = tokio::spawn(async move {
+            loop {
+                other.say(share(largest_row(&[]), Vec::new())).await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        let mut hostile = Vec::new();
+        let there = channel(daemon.state, ELSEWHERE).await;
+        for process_id in 0..STREAMS {
+            let filter = filter(&there, 100 + process_id).await;
+            let messages = attack(&real, 100 + process_id);
+            hostile.push(tokio::spawn(say_without_end(filter, messages)));
+        }
+        let admin = daemon.admin;
+        let probes = tokio::spawn(async move {
+            let mut slowest = Duration::ZERO;
+            let begun = Instant::now();
+            while begun.elapsed() < ATTACK {
+                let asked = Instant::now();
+                assert_eq!(get(admin, "/livez").await.0, 200);
+                slowest = slowest.max(asked.elapsed());
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            slowest
+        });
+        let mut longest = Duration::ZERO;
+        let mut largest = 0;
+        let begun = Instant::now();
+        let mut heard = Instant::now();
+        while begun.elapsed() < ATTACK {
+            good.next().await.unwrap();
+            longest = longest.max(heard.elapsed());
+            heard = Instant::now();
+            largest = largest.max(daemon.memory());
+        }
+        let livez = probes.await.unwrap();
+        let (status, page) = get(admin, "/metrics").await;
+        let cores = daemon.cpu().as_secs_f64() / begun.elapsed().as_secs_f64();
+        println!(
+            "{STREAMS} streams: a good proxy waits {longest:?}, /livez {livez:?}, {} MiB, {cores:.2} cores, /metrics {} KiB",
+            largest >> 20,
+            page.len() >> 10
+        );
+        assert_eq!(status, 200);
+        assert!(longest < HEARD_MAX, "a good proxy waits {longest:?}");
+        assert!(livez < LIVEZ_MAX, "/livez {livez:?}");
+        assert!(largest < MEMORY_MAX, "{largest} bytes");
+        assert!(page.len() < 8 << 20, "{} bytes of metrics", page.len());
+        hostile.iter().for_each(tokio::task::JoinHandle::abort);
+        honest.abort();
+    }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use proto::state::{self, daemon_message::Message, proxy_message};
+use tokio::time::Instant;
 
 use super::kit::{ELSEWHERE, HOME, channel, filter};
 use crate::daemon::harness::{DaemonHarness, FilterStream, PATIENCE, instance, names};
@@ -47,6 +48,50 @@ async fn a_daemon_whose_term_is_behind_numbers_its_pool_updates_above_what_the_p
         rig.shared.proxies.acknowledged("default", 1)
     })
     .await;
+}
+
+/// A daemon that stood still may have lost its lease without knowing it.
+#[tokio::test]
+async fn a_leader_raises_its_term_only_after_its_lease_was_renewed() {
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let life = &rig.shared.life;
+    life.require_lease();
+    life.record_renewal(Instant::now());
+    let mut filter = filter(&channel(rig.address, HOME).await, 1).await;
+    let first = filter.pool_update_unanswered().await;
+    let held = state::Version {
+        term: first.version.unwrap().term + 1,
+        sequence: 1,
+    };
+    refuse(&filter, &first, held).await;
+    let raised = filter.pool_update_unanswered();
+    tokio::pin!(raised);
+    let early = tokio::time::timeout(Duration::from_millis(700), &mut raised).await;
+    assert!(early.is_err(), "raised without a renewal");
+    life.record_renewal(Instant::now());
+    let second = tokio::time::timeout(PATIENCE, raised)
+        .await
+        .expect("no newer pool update");
+    assert!(second.version.unwrap().term > held.term);
+}
+
+/// No proxy of this release holds such a term.
+#[tokio::test]
+async fn a_term_of_the_far_future_raises_nothing() {
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let mut filter = filter(&channel(rig.address, HOME).await, 1).await;
+    let first = filter.pool_update_unanswered().await;
+    let held = state::Version {
+        term: u64::MAX - 1,
+        sequence: 1,
+    };
+    refuse(&filter, &first, held).await;
+    rig.reset(vec![instance("b", 2)]).await;
+    let next = filter.pool_update_unanswered().await;
+    assert_eq!(
+        next.version.map(|version| version.term),
+        first.version.map(|version| version.term)
+    );
 }
 
 #[tokio::test]

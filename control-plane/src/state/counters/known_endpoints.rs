@@ -1,0 +1,74 @@
+//! The endpoints whose counts are taken: those that a pool has, and those that it lately had.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
+use tokio::time::Instant;
+
+use super::CounterTotals;
+use crate::pool::writer::{Absence, PoolView};
+
+/// How long counts of an endpoint are taken after it left the pool. A proxy reports once a second,
+/// and applies an update within the 30 s that the endpoint keeps its slot.
+const DEPARTED_KEPT: Duration = Duration::from_secs(60);
+
+/// The most endpoints that left and are still known: three full pools within that time.
+const DEPARTED_MAX: usize = 3 * ENDPOINTS_MAX;
+
+/// The endpoints that a pool has or lately had.
+#[derive(Debug, Default)]
+pub struct KnownEndpoints {
+    /// The revision of the view that the endpoints are from.
+    revision: u64,
+    present: BTreeSet<(Generation, Slot)>,
+    departed: BTreeMap<(Generation, Slot), Instant>,
+}
+
+// === impl KnownEndpoints ===
+
+impl KnownEndpoints {
+    /// Follows the pool. Returns whether an endpoint is not known any more.
+    pub fn follow(&mut self, view: &PoolView, now: Instant) -> bool {
+        if self.revision != view.revision {
+            self.revision = view.revision;
+            let key = |id: EndpointRef| (id.generation, id.slot);
+            let departing = view
+                .absent
+                .iter()
+                .filter_map(|absentee| match absentee.absence {
+                    Absence::Departing(id) => Some(key(id)),
+                    _ => None,
+                });
+            let present: BTreeSet<_> = view
+                .members
+                .iter()
+                .map(|member| key(member.id))
+                .chain(departing)
+                .collect();
+            for id in self.present.difference(&present) {
+                self.departed.insert(*id, now);
+            }
+            self.present = present;
+        }
+        let before = self.departed.len();
+        self.departed
+            .retain(|_, at| now.saturating_duration_since(*at) < DEPARTED_KEPT);
+        while self.departed.len() > DEPARTED_MAX {
+            self.departed.pop_first();
+        }
+        self.departed.len() < before
+    }
+
+    /// Whether counts of an endpoint are taken.
+    pub fn has(&self, endpoint: &(Generation, Slot)) -> bool {
+        self.present.contains(endpoint) || self.departed.contains_key(endpoint)
+    }
+
+    /// Removes the counts of all other endpoints. Returns their number.
+    pub fn keep(&self, totals: &mut CounterTotals) -> usize {
+        let before = totals.endpoints.len();
+        totals.endpoints.retain(|endpoint, _| self.has(endpoint));
+        before - totals.endpoints.len()
+    }
+}

@@ -1,0 +1,81 @@
+//! The processes of a pool that share their load, and the part of it that each has been sent.
+
+use std::time::Duration;
+
+use pool_state::PeerLoadReport;
+use tokio::time::Instant;
+
+use crate::state::backlog_sum::QueuedRequests;
+use crate::state::peer::Origin;
+
+/// The placements and load of a pool that a proxy has been sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RelayCursor {
+    pub(super) version: u64,
+    /// The number of the first placement that the proxy has not been sent.
+    pub(super) placement: u64,
+    pub(super) sent_at: Option<Instant>,
+    /// The time until the next message.
+    pub(super) interval: Duration,
+    /// Whether more was due than fits one message.
+    pub(super) more: bool,
+}
+
+/// A process that joins a pool with a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct RelayMember<'a> {
+    pub process_id: u64,
+    pub stream_id: u64,
+    pub origin: &'a Origin,
+}
+
+/// A process of a pool.
+#[derive(Debug)]
+pub(super) struct RelayProcess {
+    pub(super) origin: Origin,
+    /// The stream that the process belongs to: its newest that requested the pool.
+    pub(super) stream_id: u64,
+    pub(super) row: PeerLoadReport,
+    pub(super) row_bytes: usize,
+    /// The requests that its flow control queues.
+    pub(super) backlog: QueuedRequests,
+    pub(super) received_at: Instant,
+    /// The stamp of the last report that had one; 0 if none had.
+    pub(super) stamp: u64,
+}
+
+// === impl RelayCursor ===
+
+impl RelayCursor {
+    /// When the proxy may next get a message; `None`: at once.
+    #[must_use]
+    pub fn due_at(&self) -> Option<Instant> {
+        self.sent_at.map(|at| at + self.interval)
+    }
+
+    /// Whether something is due that did not fit the last message.
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        self.more
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.due_at().is_none_or(|at| at <= now)
+    }
+}
+
+// === impl RelayProcess ===
+
+impl RelayProcess {
+    pub(super) fn new(member: RelayMember<'_>, now: Instant) -> Self {
+        Self {
+            origin: member.origin.clone(),
+            stream_id: member.stream_id,
+            row: PeerLoadReport::default(),
+            row_bytes: 0,
+            backlog: QueuedRequests::default(),
+            received_at: now,
+            stamp: 0,
+        }
+    }
+}
