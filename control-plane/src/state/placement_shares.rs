@@ -41,7 +41,7 @@ pub(super) struct PlacementShares {
     endpoints: BTreeMap<EndpointRef, EndpointShares>,
 }
 
-/// Who places.
+/// The peer that places.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlacingPeer<'a> {
     pub(super) process_id: u64,

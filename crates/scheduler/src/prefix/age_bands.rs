@@ -53,7 +53,7 @@ struct AgeBand {
 // === impl AgeBands ===
 
 impl AgeBands {
-    /// Those of an owner without entries that count.
+    /// The bands of an owner that has no entries.
     pub(super) const NONE: Self = Self {
         oldest: u64::MAX,
         oldest_stale: u64::MAX,

@@ -16,9 +16,9 @@ enum Deed {
     Confirm(u16, u64, usize),
     /// A prompt waits for its reply.
     Wait(u16, u64, usize),
-    /// The endpoint refused a prompt of that many blocks that nobody else sends.
+    /// The endpoint refused a prompt of that many blocks, which no other prompt has.
     Refuse(u16, usize),
-    /// A peer beyond its share says that the endpoint has that many blocks that nobody else sends.
+    /// A peer beyond its share places that many blocks, which no prompt has.
     Lie(u16, usize),
     /// A peer says that the endpoint refused this prompt.
     Deny(u16, u64, usize),
@@ -70,7 +70,7 @@ fn apply(index: &mut PrefixIndex, deed: &Deed, number: u64) {
     }
 }
 
-/// What the index knows of each chain at each endpoint.
+/// The part of each chain that each endpoint has, by the index.
 fn knows(index: &PrefixIndex, chains: std::ops::Range<u64>) -> Vec<MatchLength> {
     let all: Vec<EndpointRef> = (0..ENDPOINTS).map(endpoint).collect();
     let mut known = Vec::new();
