@@ -258,7 +258,7 @@ impl SloExperiment {
         };
         Ok(self
             .pool(Stack::builder())
-            .picker(json!({"objective_header": "trust"}))
+            .picker(json!({"objective_header": "trust", "slo_headers": "trust"}))
             .scored_by(weighed)
             .daemon_arguments(&arguments))
     }

@@ -302,7 +302,7 @@ impl std::error::Error for InvalidConfig {}
 mod tests {
     use exchange::{
         DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, FailureMode,
-        FairnessHeader, FlowRequestSettings, ObjectiveHeader, RetrySettings, SubsetSettings,
+        FlowRequestSettings, HeaderTrust, RetrySettings, SubsetSettings,
     };
 
     use super::fields::FieldKind;
@@ -369,7 +369,7 @@ mod tests {
                  "pools": [{"name": "p", "clusters": ["x", "y"]}], "failure_mode": "open", "cold_start_wait_ms": 0,
                  "decide_at": "headers", "model_header": "x-m", "body_limit_bytes": 2048, "bodies_in_progress_bytes": 4096, "unread_reset_ms": 7, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
                  "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "decision_log_one_in": 50, "decision_log_headers": "x-a,x-b",
-                 "objective_header": "trust", "fairness_namespace": "jwt", "fairness_key": "payload/sub", "fairness_header": "trust", "ttl_header": "x-t", "retry": false,
+                 "client_header": "x-c", "cache_salt_key": "0123456789abcdef", "objective_header": "trust", "slo_headers": "trust", "fairness_namespace": "jwt", "fairness_key": "payload/sub", "fairness_header": "trust", "ttl_header": "x-t", "retry": false,
                  "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false, "hold_headers": false,
                  "trace_tags": true}"#,
         )
@@ -392,11 +392,14 @@ mod tests {
             cold_start_wait_ms: 0,
             ready_path: "/r".into(),
             explain: true,
-            objective_header: ObjectiveHeader::Trust,
+            client_header: "x-c".into(),
+            cache_salt_key: "0123456789abcdef".into(),
+            objective_header: HeaderTrust::Trust,
+            slo_headers: HeaderTrust::Trust,
             flow: FlowRequestSettings {
                 namespace: "jwt".into(),
                 key: "payload/sub".into(),
-                header: FairnessHeader::Trust,
+                header: HeaderTrust::Trust,
                 ttl_header: "x-t".into(),
             },
             decision_log: DecisionLogSettings {

@@ -9,7 +9,7 @@ mod scaling;
 mod values;
 pub use endpoints::{EndpointTlsArgs, EndpointsArgs, ScrapeArgs};
 pub use ext_proc::{
-    DestinationFormatArg, ExchangeArgs, ExtProcArgs, FailureModeArg, ObjectiveHeaderArg,
+    DestinationFormatArg, ExchangeArgs, ExtProcArgs, FailureModeArg, HeaderTrustArg,
 };
 pub use ports::{AdminTls, StateTls};
 pub use queries::{CheckArgs, CheckTarget, OutputFormat};

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use exchange::{
-    DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, FairnessHeader,
-    FlowRequestSettings, ObjectiveHeader, RetrySettings, SubsetSettings,
+    DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, FlowRequestSettings,
+    HeaderTrust, RetrySettings, SubsetSettings,
 };
 use ext_proc::{
     CONNECTION_WINDOW_BYTES, ExtProcServer, ExtProcService, METADATA_BYTES_MAX,
@@ -161,10 +161,16 @@ fn settings(args: &ExtProcArgs) -> ExchangeSettings {
             },
             ..shipped.destination
         },
-        objective_header: match args.ext_proc_objective_header {
-            args::ObjectiveHeaderArg::Ignore => ObjectiveHeader::Ignore,
-            args::ObjectiveHeaderArg::Trust => ObjectiveHeader::Trust,
-        },
+        client_header: given
+            .ext_proc_client_header
+            .unwrap_or(shipped.client_header),
+        cache_salt_key: given
+            .ext_proc_cache_salt_key
+            .unwrap_or(shipped.cache_salt_key),
+        objective_header: args.ext_proc_objective_header.into(),
+        slo_headers: given
+            .ext_proc_slo_headers
+            .map_or(shipped.slo_headers, Into::into),
         explain: args.ext_proc_explain,
         model_header: given.ext_proc_model_header.unwrap_or(shipped.model_header),
         subset: SubsetSettings {
@@ -178,10 +184,9 @@ fn settings(args: &ExtProcArgs) -> ExchangeSettings {
                 .ext_proc_fairness_namespace
                 .unwrap_or(shipped.flow.namespace),
             key: given.ext_proc_fairness_key.unwrap_or(shipped.flow.key),
-            header: match given.ext_proc_fairness_header {
-                Some(args::ObjectiveHeaderArg::Trust) => FairnessHeader::Trust,
-                Some(args::ObjectiveHeaderArg::Ignore) | None => shipped.flow.header,
-            },
+            header: given
+                .ext_proc_fairness_header
+                .map_or(shipped.flow.header, Into::into),
             ttl_header: given.ext_proc_ttl_header.unwrap_or(shipped.flow.ttl_header),
         },
         failure_mode: match given.ext_proc_failure_mode {
@@ -203,6 +208,15 @@ fn settings(args: &ExtProcArgs) -> ExchangeSettings {
                 .map_or(shipped.retry.per_try_timeout_ms, ms),
         },
         ..shipped
+    }
+}
+
+impl From<args::HeaderTrustArg> for HeaderTrust {
+    fn from(given: args::HeaderTrustArg) -> Self {
+        match given {
+            args::HeaderTrustArg::Ignore => Self::Ignore,
+            args::HeaderTrustArg::Trust => Self::Trust,
+        }
     }
 }
 
@@ -239,7 +253,8 @@ mod tests {
              --ext-proc-failure-mode open --ext-proc-cold-start-wait 1ms --ext-proc-body-limit-bytes 2048 --ext-proc-per-try-timeout 3s \
              --ext-proc-no-retry --ext-proc-explain --ext-proc-objective-header trust --ext-proc-destination-format list \
              --ext-proc-fairness-namespace jwt --ext-proc-fairness-key payload/sub --ext-proc-fairness-header trust \
-             --ext-proc-ttl-header x-ttl",
+             --ext-proc-ttl-header x-ttl --ext-proc-slo-headers trust \
+             --ext-proc-client-header x-c --ext-proc-cache-salt-key 0123456789abcdef",
         );
         let expected = ExchangeSettings {
             destination: DestinationSettings {
@@ -255,11 +270,14 @@ mod tests {
             failure_mode: FailureMode::Open,
             cold_start_wait_ms: 1,
             explain: true,
-            objective_header: ObjectiveHeader::Trust,
+            client_header: "x-c".into(),
+            cache_salt_key: "0123456789abcdef".into(),
+            objective_header: HeaderTrust::Trust,
+            slo_headers: HeaderTrust::Trust,
             flow: FlowRequestSettings {
                 namespace: "jwt".into(),
                 key: "payload/sub".into(),
-                header: FairnessHeader::Trust,
+                header: HeaderTrust::Trust,
                 ttl_header: "x-ttl".into(),
             },
             retry: RetrySettings {

@@ -219,6 +219,16 @@ impl RequestApi {
         self.row().needs_model
     }
 
+    /// The member of the body with the salt of the prefix cache: vLLM, SGLang and TensorRT-LLM have
+    /// the same in their OpenAI APIs.
+    #[must_use]
+    pub fn salt_name(self) -> &'static str {
+        match self {
+            Self::SglangGenerate => "extra_key",
+            _ => "cache_salt",
+        }
+    }
+
     /// Whether the body is a gRPC message.
     #[must_use]
     pub fn is_grpc(self) -> bool {

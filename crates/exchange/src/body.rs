@@ -50,10 +50,15 @@ pub struct ParsedRequest<P> {
     pub names_id: bool,
     /// Whether the client wants a last event with `usage` (`stream_options.include_usage`).
     pub include_usage: bool,
-    /// Most tokens the engine may generate, clamped to `u32`.
+    /// Most tokens the engine may generate for each output, clamped to `u32`.
     pub max_tokens: Option<u32>,
+    /// Whether one reply may have several outputs.
+    pub several_outputs: bool,
     /// Contents of `cache_salt`, still escaped; empty if absent.
     pub cache_salt: Vec<u8>,
+    pub(crate) salt: SaltPlace,
+    /// Where the object begins.
+    pub(crate) object_start: usize,
     /// Images, videos, audio clips and files in the prompt.
     pub media_items: u32,
     /// Bytes of text in the prompt, as the body spells them; media and token ids not included.
@@ -68,6 +73,17 @@ pub struct ParsedRequest<P> {
     model_escaped: Option<Box<[u8]>>,
 }
 
+/// Where a body has the value of `cache_salt` that the engine reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SaltPlace {
+    /// The body has no member.
+    NoMember,
+    Absent,
+    At(Range<usize>),
+    /// An object or array. Another client's salt cannot be in it: no client knows one.
+    Unwritable,
+}
+
 /// Reads a body that comes in pieces.
 #[derive(Debug)]
 pub struct BodyReader<P> {
@@ -79,6 +95,8 @@ pub struct BodyReader<P> {
     /// Why the body is refused, whatever follows.
     error: Option<BodyError>,
     read: usize,
+    /// White space before the object.
+    object_start: usize,
 }
 
 /// Why a body is refused. The client caused each of these errors; sending the same body again does
@@ -161,6 +179,7 @@ impl<P: PromptSink> BodyReader<P> {
             fields: BodyFields::new(api, prompt),
             error: None,
             read: 0,
+            object_start: 0,
         }
     }
 
@@ -243,8 +262,11 @@ impl<P: PromptSink> BodyReader<P> {
             stream: fields.flags.stream,
             names_id: fields.flags.names_id,
             include_usage: fields.flags.include_usage,
+            several_outputs: fields.flags.several_outputs,
             max_tokens: fields.max_completion_tokens.or(fields.max_tokens),
             cache_salt: fields.cache_salt,
+            salt: fields.salt,
+            object_start: self.object_start,
             media_items: counts.media_items,
             prompt_bytes: counts.text_bytes,
             prompt_token_ids: counts.token_ids,
@@ -255,6 +277,12 @@ impl<P: PromptSink> BodyReader<P> {
 
     #[inline(never)] // several callers, and the wasm module should be small
     fn push(&mut self, piece: &[u8], last: bool) {
+        if self.object_start == self.read {
+            self.object_start += piece
+                .iter()
+                .take_while(|byte| byte.is_ascii_whitespace())
+                .count();
+        }
         self.read += piece.len();
         if self.error.is_none() {
             self.error = match &mut self.form {

@@ -177,7 +177,7 @@ impl<H: RequestHost> RequestDriver<H> {
             (pool.flow_control().is_some(), HashSettings::from_pool(pool))
         });
         self.reading = BodyReading::new(hashing);
-        if queues {
+        if queues || host.settings().separates_caches() {
             exchange.set_flow(host.flow_id().as_deref());
         }
         match step {

@@ -8,6 +8,7 @@
 //! by value.
 
 mod body_limit;
+mod client_facts;
 mod forward;
 mod outcome;
 mod pending_request;
@@ -30,9 +31,10 @@ use crate::explain::{DecisionReason, HEADER_ENDPOINTS_MAX};
 use crate::headers;
 use crate::prompt::HashSettings;
 use crate::reply::{LocalReply, Refusal};
-use crate::settings::{DecideAt, ExchangeSettings, FailureMode, ObjectiveHeader};
+use crate::settings::{DecideAt, ExchangeSettings, FailureMode, HeaderTrust};
 use pool_state::{ManagedPool, Timestamp};
 
+use client_facts::ClientFacts;
 use request_head::RequestHead;
 
 pub use forward::RequestChanges;
@@ -70,8 +72,7 @@ struct HeaderFacts {
     objective: Option<Box<str>>,
     rewrite: Option<Box<str>>,
     latency: Result<slo::RequestedSlo, slo::InvalidSloHeader>,
-    /// The client's credentials, as a hash.
-    credentials: u64,
+    client: ClientFacts,
     /// Headers that plugins read: names and values.
     captured: Vec<(Box<str>, Box<str>)>,
     /// The fairness id that the proxy set.
@@ -139,7 +140,7 @@ impl Exchange {
                 objective: None,
                 rewrite: None,
                 latency: Ok(slo::RequestedSlo::default()),
-                credentials: 0,
+                client: ClientFacts::default(),
                 captured: Vec::new(),
                 flow: None,
                 ttl_ms: None,
@@ -187,14 +188,14 @@ impl Exchange {
         self.facts.objective = head
             .objective
             .get()
-            .filter(|_| settings.objective_header == ObjectiveHeader::Trust)
+            .filter(|_| settings.objective_header == HeaderTrust::Trust)
             .map(Into::into);
         self.facts.rewrite = head.rewrite.get().map(Into::into);
-        self.facts.latency = head.slo.read();
-        self.facts.credentials = head
-            .credentials
-            .and_then(|value| std::str::from_utf8(value).ok())
-            .map_or(0, scheduler::name_hash);
+        self.facts.latency = match settings.slo_headers {
+            HeaderTrust::Trust => head.slo.read(),
+            HeaderTrust::Ignore => Ok(slo::RequestedSlo::default()),
+        };
+        self.facts.client = ClientFacts::from_headers(&head, settings);
         self.facts.declared_bytes = head.content_length;
         self.facts.ttl_ms = head.ttl_ms;
         self.facts.encoding = head
@@ -226,14 +227,16 @@ impl Exchange {
         if settings.decide_at == DecideAt::Headers {
             self.set_body_unavailable();
         }
-        if !self.api.reads_body() || end_of_stream || endless || self.unseen {
-            return HeadersStep::Decide;
-        }
+        let is_read = self.api.reads_body();
         if let Some(reply) = head
             .content_length
+            .filter(|_| !is_read || !(end_of_stream || endless || self.unseen))
             .and_then(|bytes| self.check_body_size(settings, bytes))
         {
             return HeadersStep::Reply(reply);
+        }
+        if !is_read || end_of_stream || endless || self.unseen {
+            return HeadersStep::Decide;
         }
         self.phase = ExchangePhase::Buffering;
         HeadersStep::Buffer
@@ -271,12 +274,15 @@ impl Exchange {
     }
 
     /// Sets the fairness id of the request, which the proxy has checked. Text that is no UTF-8
-    /// counts as none.
+    /// counts as none. Unless a header names the client, it is the client.
     pub fn set_flow(&mut self, id: Option<&[u8]>) {
         self.facts.flow = id
             .and_then(|id| std::str::from_utf8(id).ok())
             .filter(|id| !id.is_empty())
             .map(Into::into);
+        if let Some(id) = self.facts.flow.as_deref() {
+            self.facts.client.set_flow(id);
+        }
     }
 
     /// Records that the host cannot show the whole body before the decision. The decision then uses

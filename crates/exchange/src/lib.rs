@@ -22,8 +22,7 @@ pub use driver::{
 mod settings;
 pub use settings::{
     DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, ExchangeSettings,
-    FailureMode, FairnessHeader, FlowRequestSettings, ObjectiveHeader, RetrySettings,
-    SubsetSettings,
+    FailureMode, FlowRequestSettings, HeaderTrust, RetrySettings, SubsetSettings,
 };
 
 pub use pool_state::{ManagedPool, Timestamp};

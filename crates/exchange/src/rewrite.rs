@@ -1,11 +1,12 @@
-//! Replaces the model's name in a request on its way to the engine; [`crate::restore`] undoes the
-//! change in the reply.
+//! Replaces the model's name and the salt of the prefix cache in a request on its way to the
+//! engine; [`crate::restore`] undoes the change of the name in the reply.
 //!
 //! Engines read the last of duplicate fields, so only the value of the last one is replaced.
 
 use std::ops::Range;
 
-use crate::body::ParsedRequest;
+use crate::api::RequestApi;
+use crate::body::{ParsedRequest, SaltPlace};
 use crate::json::write::JsonWriter;
 use crate::restore::ModelNames;
 
@@ -16,6 +17,8 @@ pub struct BodyEdit {
     pub range: Range<usize>,
     /// The bytes that replace them.
     pub replacement: Vec<u8>,
+    /// A change behind this one.
+    pub then: Option<Box<Self>>,
 }
 
 /// Returns the change that makes a body, JSON or a form, name `target`, and the names for the
@@ -28,10 +31,7 @@ pub(crate) fn model<P>(
     let range = parsed.model_span.clone()?;
     let requested = parsed.model_literal().into();
     let edit = if is_form {
-        BodyEdit {
-            range,
-            replacement: target.into(),
-        }
+        BodyEdit::new(range, target.into())
     } else {
         BodyEdit::string(range, target)
     };
@@ -44,6 +44,21 @@ pub(crate) fn model<P>(
     ))
 }
 
+/// Returns the change that makes the engine use `salt`, whatever the client wrote: in place of
+/// that, or as the first member. `None` for a body without members.
+pub(crate) fn salt<P>(parsed: &ParsedRequest<P>, api: RequestApi, salt: &str) -> Option<BodyEdit> {
+    match &parsed.salt {
+        SaltPlace::At(range) => Some(BodyEdit::string(range.clone(), salt)),
+        SaltPlace::Absent => Some(BodyEdit::new(
+            parsed.object_start..parsed.object_start + 1,
+            ["{\"", api.salt_name(), "\":\"", salt, "\","]
+                .concat()
+                .into(),
+        )),
+        SaltPlace::NoMember | SaltPlace::Unwritable => None,
+    }
+}
+
 // === impl BodyEdit ===
 
 impl BodyEdit {
@@ -52,26 +67,68 @@ impl BodyEdit {
     pub fn string(range: Range<usize>, text: &str) -> Self {
         let mut literal = JsonWriter::default();
         literal.string(text);
+        Self::new(range, literal.finish().into_bytes())
+    }
+
+    #[must_use]
+    pub fn new(range: Range<usize>, replacement: Vec<u8>) -> Self {
         Self {
             range,
-            replacement: literal.finish().into_bytes(),
+            replacement,
+            then: None,
         }
+    }
+
+    /// Joins two changes of different places.
+    pub(crate) fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
+        match (first, second) {
+            (Some(a), Some(b)) => {
+                let is_sorted = a.range.start <= b.range.start;
+                let (before, behind) = if is_sorted { (a, b) } else { (b, a) };
+                Some(Self {
+                    then: Some(Box::new(behind)),
+                    ..before
+                })
+            }
+            (first, second) => first.or(second),
+        }
+    }
+
+    /// Where the last change ends.
+    #[must_use]
+    pub fn end(&self) -> usize {
+        self.then.as_ref().map_or(self.range.end, |then| then.end())
+    }
+
+    /// The changes one by one.
+    #[must_use]
+    pub fn parts(mut self) -> Vec<Self> {
+        let then = self.then.take();
+        let mut parts = vec![self];
+        parts.extend(then.into_iter().flat_map(|then| then.parts()));
+        parts
     }
 
     /// Returns the new length of a body of `bytes` bytes.
     #[must_use]
     pub fn length(&self, bytes: usize) -> usize {
-        bytes
+        let bytes = bytes
             .saturating_sub(self.range.len())
-            .saturating_add(self.replacement.len())
+            .saturating_add(self.replacement.len());
+        self.then.as_ref().map_or(bytes, |then| then.length(bytes))
     }
 
-    /// Returns the bytes that replace the first `range.end` bytes of a body. Proxies can replace
-    /// only the beginning of a body; the bytes after the name stay in place and are not copied.
+    /// Returns the bytes that replace the first [`Self::end`] bytes of a body. Proxies can replace
+    /// only the beginning of a body; the bytes behind it stay in place and are not copied.
     #[must_use]
     pub fn beginning(&self, mut body: Vec<u8>) -> Vec<u8> {
+        let rest = self.then.as_ref().map(|then| {
+            body = then.beginning(std::mem::take(&mut body));
+            body.split_off(self.range.end.min(body.len()))
+        });
         body.truncate(self.range.start);
         body.extend_from_slice(&self.replacement);
+        body.extend(rest.unwrap_or_default());
         body
     }
 }
@@ -90,5 +147,21 @@ mod tests {
             "[\"a\\\"\\\\\\n\u{e9}\u{7f}\"]"
         );
         assert_eq!(splice.length(5), body.len());
+    }
+
+    #[test]
+    fn two_changes_are_made_in_either_order() {
+        let name = || Some(BodyEdit::new(1..3, b"NAME".to_vec()));
+        let salt = || Some(BodyEdit::new(5..6, b"".to_vec()));
+        for edit in [
+            BodyEdit::join(name(), salt()),
+            BodyEdit::join(salt(), name()),
+        ] {
+            let edit = edit.unwrap();
+            assert_eq!(edit.end(), 6);
+            let body = [&edit.beginning(b"012345".to_vec()), &b"67"[..]].concat();
+            assert_eq!(String::from_utf8_lossy(&body), "0NAME3467");
+            assert_eq!(edit.length(8), body.len());
+        }
     }
 }

@@ -35,20 +35,11 @@ pub enum FailureMode {
     Open,
 }
 
-/// The party that sets the objective header.
+/// The party that sets a header that affects other clients: the objective, the fairness id, or the
+/// SLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ObjectiveHeader {
-    /// Clients, which may not choose their priority: the header is removed, and the model's
-    /// priority counts.
-    Ignore,
-    /// A proxy or gateway in front, which sets the header and removes the client's own.
-    Trust,
-}
-
-/// The party that sets the header with the fairness id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FairnessHeader {
-    /// Clients, which may not name their flow: the header has no effect.
+pub enum HeaderTrust {
+    /// Clients, which may not decide what others get: the header has no effect.
     Ignore,
     /// A proxy or gateway in front, which sets the header and removes the client's own.
     Trust,
@@ -62,7 +53,7 @@ pub struct FlowRequestSettings {
     /// Path of the fairness id in that namespace; keys are separated by `/`.
     pub key: String,
     /// Whether the header with the fairness id counts.
-    pub header: FairnessHeader,
+    pub header: HeaderTrust,
     /// The header with the longest wait of a request, in ms; empty: none. A request can shorten the
     /// wait that its band allows, and not prolong it.
     pub ttl_header: String,
@@ -137,8 +128,16 @@ pub struct ExchangeSettings {
     pub ready_path: String,
     /// Whether a client may request the reasons of a decision by header.
     pub explain: bool,
+    /// The header by which a proxy in front names the authenticated client; it replaces the
+    /// client's own. Empty: none.
+    pub client_header: String,
+    /// The key from which each authenticated client gets a `cache_salt` of its own, in place of
+    /// what it sends. Empty: clients choose.
+    pub cache_salt_key: String,
     /// Whether the objective header counts.
-    pub objective_header: ObjectiveHeader,
+    pub objective_header: HeaderTrust,
+    /// Whether the SLO headers count. An SLO limits what others may get at its endpoint.
+    pub slo_headers: HeaderTrust,
     /// What flow control reads of a request.
     pub flow: FlowRequestSettings,
     /// Which decisions are recorded.
@@ -150,13 +149,19 @@ pub struct ExchangeSettings {
 // === impl ExchangeSettings ===
 
 impl ExchangeSettings {
+    /// Whether engines share no cached prefix between authenticated clients.
+    #[must_use]
+    pub fn separates_caches(&self) -> bool {
+        !self.cache_salt_key.is_empty()
+    }
+
     /// Whether `name` is a header that a client must not set. `name` is lower-case.
     #[must_use]
     pub fn removes(&self, name: &[u8]) -> bool {
         let ours = [&self.destination.header, &self.destination.fallback_header];
         headers::is_control(name)
             || ours.iter().any(|header| header.as_bytes() == name)
-            || (self.objective_header == ObjectiveHeader::Ignore
+            || (self.objective_header == HeaderTrust::Ignore
                 && headers::OBJECTIVE
                     .iter()
                     .any(|header| header.as_bytes() == name))
@@ -183,11 +188,14 @@ impl Default for ExchangeSettings {
             unread_reset_ms: 60_000,
             ready_path: "/switchpoint/ready".to_owned(),
             explain: false,
-            objective_header: ObjectiveHeader::Ignore,
+            client_header: String::new(),
+            cache_salt_key: String::new(),
+            objective_header: HeaderTrust::Ignore,
+            slo_headers: HeaderTrust::Ignore,
             flow: FlowRequestSettings {
                 namespace: String::new(),
                 key: String::new(),
-                header: FairnessHeader::Ignore,
+                header: HeaderTrust::Ignore,
                 ttl_header: String::new(),
             },
             decision_log: DecisionLogSettings {
@@ -214,7 +222,7 @@ mod tests {
                 .iter()
                 .all(|name| settings.removes(name.as_bytes()))
         );
-        settings.objective_header = ObjectiveHeader::Trust;
+        settings.objective_header = HeaderTrust::Trust;
         assert!(
             !headers::OBJECTIVE
                 .iter()

@@ -22,6 +22,9 @@ use held_event::HeldEvent;
 pub use held_event::{HELD_BYTES_MAX, HELD_BYTES_MIN};
 pub(crate) use lines::{LineSplitter, StreamPiece};
 
+/// Tokens of a reply that become no text: its end, the marks around tool calls.
+const MARKUP_TOKENS: u32 = 16;
+
 /// The tokens and events of one chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkProgress {
@@ -54,6 +57,8 @@ struct ResponseFacts {
     explained: bool,
     /// Whether there was generated content, or another result.
     generated: bool,
+    /// Bytes of generated content, as the reply spells it.
+    content_bytes: u32,
     /// Whether the engine gave up before the end.
     aborted: bool,
     /// Whether it is no JSON object, but may be a reply, or a promise of one.
@@ -129,6 +134,18 @@ impl ResponseReader {
         *usage
     }
 
+    /// Returns `tokens`, or as many as the content allows, if there is any: a token is at least a
+    /// byte.
+    #[must_use]
+    pub fn possible_tokens(&self, tokens: u32) -> u32 {
+        let bytes = self.facts.content_bytes;
+        if bytes == 0 {
+            return tokens;
+        }
+        let most = bytes.saturating_add(MARKUP_TOKENS);
+        tokens.min(most)
+    }
+
     /// Returns the hash of the answer's id once it has come. That of an unstreamed response comes
     /// with [`Self::finish`].
     pub fn take_stored_id(&mut self) -> Option<u64> {
@@ -188,6 +205,7 @@ fn read_body(api: RequestApi, held: &HeldEvent, seen: &mut ResponseFacts) {
         // The body is too long to be read, and so a reply.
         seen.explained = true;
         seen.generated = true;
+        seen.content_bytes = u32::MAX;
         read_first_id(held.head(), &mut seen.stored_id);
         held.read_usage_at_end(1, &mut seen.usage);
         return;

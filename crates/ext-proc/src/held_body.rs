@@ -21,7 +21,8 @@ pub struct BodyPieces {
     /// How many bytes of the body were taken.
     taken: usize,
     piece_bytes_max: usize,
-    splice: Option<BodyEdit>,
+    /// The changes of the body, in their order.
+    changes: Vec<BodyEdit>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -76,7 +77,10 @@ impl HeldBody {
         let Self { mut bytes, ends } = std::mem::take(self);
         ends.last()?;
         let changed = splice.is_some();
-        if let Some(BodyEdit { range, replacement }) = splice {
+        for BodyEdit {
+            range, replacement, ..
+        } in parts(splice).into_iter().rev()
+        {
             bytes.splice(range, replacement);
         }
         Some(BodyPiece {
@@ -94,9 +98,13 @@ impl HeldBody {
             index: 0,
             taken: 0,
             piece_bytes_max,
-            splice,
+            changes: parts(splice),
         }
     }
+}
+
+fn parts(edit: Option<BodyEdit>) -> Vec<BodyEdit> {
+    edit.map(BodyEdit::parts).unwrap_or_default()
 }
 
 // === impl BodyPieces ===
@@ -127,24 +135,23 @@ impl Iterator for BodyPieces {
         self.index += usize::from(end == piece_end);
         let part = |from: usize, to: usize| self.body.bytes.get(from..to).unwrap_or_default();
         let last = self.index == self.body.ends.len();
-        let Some(BodyEdit { range, replacement }) = &mut self.splice else {
-            return Some(BodyPiece {
-                bytes: part(start, end).to_vec(),
-                changed: false,
-                last,
-            });
-        };
-        let from = range.start.clamp(start, end);
-        let to = range.end.clamp(start, end);
-        let changed = from < to;
-        // The first piece with any of the replaced bytes gets the whole replacement.
-        let comes = if changed {
-            std::mem::take(replacement)
-        } else {
-            Vec::new()
-        };
+        let mut bytes = Vec::new();
+        let mut changed = false;
+        let mut copied = start;
+        for edit in &mut self.changes {
+            let from = edit.range.start.clamp(start, end);
+            let to = edit.range.end.clamp(start, end);
+            if from < to {
+                bytes.extend_from_slice(part(copied, from));
+                // The first piece with any of the replaced bytes gets the whole replacement.
+                bytes.append(&mut edit.replacement);
+                copied = to;
+                changed = true;
+            }
+        }
+        bytes.extend_from_slice(part(copied, end));
         Some(BodyPiece {
-            bytes: [part(start, from), &comes, part(to, end)].concat(),
+            bytes,
             changed,
             last,
         })
@@ -165,10 +172,7 @@ mod tests {
 
     #[test]
     fn a_name_cut_in_two_is_replaced_once() {
-        let splice = BodyEdit {
-            range: 2..6,
-            replacement: b"XY".to_vec(),
-        };
+        let splice = BodyEdit::new(2..6, b"XY".to_vec());
         let pieces = held(&[b"ab", b"", b"cd", b"ef", b"gh"]).take_pieces(Some(splice), 9);
         let pieces: Vec<_> = pieces
             .map(|piece| (piece.bytes, piece.changed, piece.last))
@@ -227,7 +231,7 @@ mod tests {
         ) {
             let a = usize::from(a) % body.len();
             let b = usize::from(b) % body.len();
-            let splice = BodyEdit { range: a.min(b)..a.max(b) + 1, replacement: new };
+            let splice = BodyEdit::new(a.min(b)..a.max(b) + 1, new);
             let mut whole = body.clone();
             whole.splice(splice.range.clone(), splice.replacement.iter().copied());
             let mut cuts: Vec<usize> = cuts.iter().map(|c| usize::from(*c) % body.len()).chain([0, body.len()]).collect();

@@ -320,7 +320,7 @@ impl LatencyLearner {
         }
         output_tokens
             .into_iter()
-            .for_each(|tokens| self.steps.ended(tokens));
+            .for_each(|tokens| self.steps.ended(endpoint, tokens));
         if ttft_ms.is_none() && tpot_ms.is_none() {
             return;
         }

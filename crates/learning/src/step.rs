@@ -24,6 +24,7 @@ use speed::{IDLE_MS, SpeedEvidence};
 
 use scheduler::latency::step::{OUTPUT_TOKENS, StepModel};
 use scheduler::latency::{FirstToken, TokenGap};
+use scheduler::sort::lower_median;
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
 /// Learns a [`StepModel`].
@@ -31,6 +32,7 @@ use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 pub struct StepLearner {
     prefill: LeastSquaresFit,
     decode: LeastSquaresFit,
+    /// Mean output of the prior.
     output_tokens: f64,
     /// What is known of the speeds, by slot.
     endpoints: Vec<EndpointEvidence>,
@@ -51,6 +53,7 @@ struct EndpointEvidence {
     generation: Generation,
     prefill: SpeedEvidence,
     decode: SpeedEvidence,
+    output: OutputMean,
     /// The time of [`StepLearner::advance`] before the last sample, ms.
     used_ms: u64,
 }
@@ -64,6 +67,13 @@ pub(crate) enum Comparison {
     Incomparable,
     /// Not compared, because it may be made up. The speed fades as without it.
     Doubtful,
+}
+
+/// Mean output tokens of the requests that one endpoint served.
+#[derive(Clone, Copy, Debug, Default)]
+struct OutputMean {
+    tokens: f64,
+    requests: f64,
 }
 
 /// Share of the sums that each sample keeps. The fits remember about 1,000 first tokens and 500
@@ -87,8 +97,13 @@ const DECODE_FLOORS: WeightFloors = WeightFloors {
 const SAMPLE_MS: std::ops::RangeInclusive<f32> = 0.01..=600_000.0;
 const SAMPLE_COUNT_MAX: f32 = 16_777_216.0;
 
-/// Weight of each new output length in the mean: a memory of about 200 requests.
+/// Least weight of each new output length in the mean of its endpoint: a memory of about 200
+/// requests.
 const OUTPUT_WEIGHT: f64 = 0.005;
+
+/// The prior counts as this many requests of each endpoint: a mean of eight is right within a third
+/// where outputs differ as much as their mean.
+const OUTPUT_PRIOR: f64 = 8.0;
 
 // === impl StepLearner ===
 
@@ -232,10 +247,20 @@ impl StepLearner {
         true
     }
 
-    /// Learns that a request ended after `output_tokens`.
-    pub fn ended(&mut self, output_tokens: u32) {
+    /// Learns that a request at `endpoint` ended after `output_tokens`, as its engine says.
+    pub fn ended(&mut self, endpoint: EndpointRef, output_tokens: u32) {
         let tokens = f64::from(output_tokens).min(f64::from(*OUTPUT_TOKENS.end()));
-        self.output_tokens += OUTPUT_WEIGHT * (tokens - self.output_tokens);
+        if let Some(row) = row(&mut self.endpoints, endpoint) {
+            row.output.record(tokens, self.output_tokens);
+        }
+    }
+
+    /// Mean output tokens of the pool: the median of its endpoints, so that what one engine says of
+    /// itself does not count for others.
+    fn output_tokens(&self) -> f64 {
+        let known = self.endpoints.iter().map(|row| row.output);
+        let known = known.filter(|output| output.requests > 0.0);
+        lower_median(known.map(|output| output.tokens).collect()).unwrap_or(self.output_tokens)
     }
 
     /// Whether both times of `endpoint` were compared with those of others. The model leaves out an
@@ -264,7 +289,7 @@ impl StepLearner {
         let costs = StepModel::from_parts(
             PREFILL_FLOORS.under(self.prefill.weights()),
             DECODE_FLOORS.under(self.decode.weights()),
-            narrow(self.output_tokens),
+            narrow(self.output_tokens()),
         );
         // The last slot comes first, so the model's table grows once.
         speeds
@@ -335,8 +360,22 @@ impl EndpointEvidence {
             generation,
             prefill: SpeedEvidence::default(),
             decode: SpeedEvidence::default(),
+            output: OutputMean::default(),
             used_ms: 0,
         }
+    }
+}
+
+// === impl OutputMean ===
+
+impl OutputMean {
+    fn record(&mut self, tokens: f64, prior: f64) {
+        if self.requests == 0.0 {
+            self.tokens = prior;
+        }
+        self.requests += 1.0;
+        let weight = OUTPUT_WEIGHT.max(1.0 / (self.requests + OUTPUT_PRIOR));
+        self.tokens += weight * (tokens - self.tokens);
     }
 }
 

@@ -46,9 +46,10 @@ pub use admission::{Claim, FlowAdmission};
 pub use commit::Stale;
 pub use counters::CountedRequest;
 pub use counters::{
-    CountHistogram, DURATION_BOUNDS_MS, EndpointCounters, MODELS_MAX, ModelCounters, ModelLabel,
-    PoolCounters, TokenCounters,
+    CountHistogram, DURATION_BOUNDS_MS, EndpointCounters, LabelSource, MODELS_MAX, ModelCounters,
+    ModelLabel, PoolCounters, TokenCounters, UNLISTED_NAME_BYTES_MAX,
 };
+pub use crash_correlation::PromptSuspicion;
 pub use ejection::{Ejection, Ejections};
 
 pub use health::{RequestFailure, Witness};
@@ -337,6 +338,25 @@ impl ManagedPool {
             || snapshot
                 .indices()
                 .any(|index| snapshot.serves(index, model))
+    }
+
+    /// Counts the success (2xx) of this client's request.
+    pub fn count_success(&mut self, counted: &mut CountedRequest, client: u64, now: Timestamp) {
+        let Some(model) = counted.unnamed_model() else {
+            return self.ledger.counters.renew(counted, now);
+        };
+        let is_listed = self
+            .snapshot()
+            .is_some_and(|snapshot| snapshot.lists(model));
+        let source = if is_listed {
+            LabelSource::Listed
+        } else {
+            LabelSource::Client {
+                client,
+                used_at: now,
+            }
+        };
+        self.ledger.counters.count_success(counted, source);
     }
 
     /// Applies the load that an engine reported with a reply: it is fresher than any scrape.

@@ -207,6 +207,23 @@ impl EndpointTable {
         model.is_empty() || (self.objects.targets(model) && !self.is_named(model))
     }
 
+    /// Whether an object, an endpoint's metadata or an engine lists this model.
+    #[cold]
+    pub fn lists(&self, model: &str) -> bool {
+        let by_engine = |index| {
+            let lora = self
+                .metrics_of(index)
+                .and_then(|metrics| metrics.lora.as_ref());
+            lora.is_some_and(|lora| {
+                lora.reports(model) || lora.base_models.iter().any(|base| **base == *model)
+            })
+        };
+        self.objects.names(model)
+            || self.objects.targets(model)
+            || self.is_named(model)
+            || self.indices().any(by_engine)
+    }
+
     /// Whether any endpoint names this model as one that it serves.
     pub fn is_named(&self, model: &str) -> bool {
         self.endpoints.iter().any(|endpoint| endpoint.names(model))

@@ -7,6 +7,7 @@
 //! ([`PrefixIndex`]). The index is an estimate, mostly right and always cheap: engines do not
 //! report what they evict.
 
+mod keyed_name;
 mod siphash;
 mod xxh64;
 pub(crate) use xxh64::xxh64;
@@ -17,6 +18,7 @@ pub use hash::{
     STRIDE, SectionSums, block_hashes, blocks_of, is_wide,
 };
 
+pub use keyed_name::keyed_name;
 mod rendezvous;
 pub use rendezvous::rendezvous_endpoint;
 

@@ -17,6 +17,16 @@ pub fn sort_by<T>(rows: &mut [T], mut before: impl FnMut(&T, &T) -> bool) {
     }
 }
 
+/// The middle value; of an even number, the lower of the two in the middle; `None` of none. Fewer
+/// than half of the values cannot move it beyond the range of the others. Of two, the larger one
+/// has no effect: claims have no upper limit, but are at least nothing.
+#[must_use]
+pub fn lower_median(mut values: Vec<f64>) -> Option<f64> {
+    sort_by(&mut values, |a, b| a < b);
+    let middle = values.len().checked_sub(1)? / 2;
+    values.get(middle).copied()
+}
+
 /// Moves the row at `root` down to its place within the first `end` rows.
 fn sift<T>(rows: &mut [T], mut root: usize, end: usize, before: &mut dyn FnMut(&T, &T) -> bool) {
     loop {
@@ -38,6 +48,16 @@ fn sift<T>(rows: &mut [T], mut root: usize, end: usize, before: &mut dyn FnMut(&
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_minority_moves_no_median_beyond_the_others() {
+        assert_eq!(lower_median(vec![]), None);
+        for lie in [0.0, 50.0, 1e9] {
+            assert!((10.0..=12.0).contains(&lower_median(vec![10.0, lie, 12.0, 11.0]).unwrap()));
+        }
+        assert_eq!(lower_median(vec![1e9, 10.0]), Some(10.0));
+        assert_eq!(lower_median(vec![7.0]), Some(7.0));
+    }
     use proptest::prelude::*;
 
     proptest! {

@@ -288,7 +288,7 @@ fn access_log() -> Value {
         "typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog",
             "log_format": {"json_format": {
-                "request_id": "%REQ(X-REQUEST-ID)%",
+                "request_id": "%REQ(X-REQUEST-ID):64%",
                 "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
                 "lb:x-gateway-destination-endpoint": "%DYNAMIC_METADATA(envoy.lb:x-gateway-destination-endpoint)%",
                 "lb:x-gateway-destination-endpoint-served": "%DYNAMIC_METADATA(envoy.lb:x-gateway-destination-endpoint-served)%",

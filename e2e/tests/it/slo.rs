@@ -41,7 +41,7 @@ fn by_example(builder: StackBuilder) -> Result<StackBuilder> {
         "--config",
         file.to_str().ok_or("a path of text")?,
     ];
-    let picker = json!({"explain": true, "objective_header": "trust"});
+    let picker = json!({"explain": true, "objective_header": "trust", "slo_headers": "trust"});
     Ok(builder
         .picker(picker)
         .daemon_arguments(&arguments)

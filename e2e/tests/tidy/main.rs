@@ -57,6 +57,9 @@ rules! {
     ];
     envoy_is_configured_in_one_place: ["e2e/tests/it/copy.yaml" => "static_resources:\n  listeners: []\n"];
     nothing_is_of_one_machine: ["README.md" => concat!("see /ro", "ot/notes.txt")];
+    access_logs_cut_what_clients_write: [
+        "envoy-config/standalone.yaml" => "request_id: \"%REQ(X-REQUEST-ID)%\"\npath: \"%PATH(NQ):256%\"\n"
+    ];
     documented_verbs_exist: ["README.md" => "Type `make dinner`.", "Makefile" => "lint:\n\ttrue\n"];
     documented_flags_exist: [
         "README.md" => "    switchpointd serve --endpoint 127.0.0.1:8000 --dry-run\n",

@@ -102,6 +102,32 @@ pub(crate) fn hostcalls_stay_in_host(tree: &SourceTree) -> Vec<String> {
     )
 }
 
+/// A request header that the picker sets, so that its length is not a client's choice.
+const OWN_HEADER: &str = "X-GATEWAY-DESTINATION-ENDPOINT";
+
+/// A header or path may be as long as all headers of a request together: 60 KiB in each line of the
+/// log.
+pub(crate) fn access_logs_cut_what_clients_write(tree: &SourceTree) -> Vec<String> {
+    let files = tree
+        .under("envoy-config/", ".yaml")
+        .chain(tree.under("deploy/", ".yaml"));
+    let is_cut = |operator: &str| {
+        operator
+            .rsplit_once("):")
+            .is_some_and(|(_, bytes)| bytes.parse::<u16>().is_ok())
+    };
+    complain(files, |_, line| {
+        let operators = ["%REQ(", "%PATH("]
+            .into_iter()
+            .flat_map(|begin| line.split(begin).skip(1))
+            .filter_map(|rest| rest.split('%').next());
+        operators
+            .filter(|operator| !operator.starts_with(OWN_HEADER))
+            .any(|operator| !is_cut(operator))
+            .then_some("cut it, as in %REQ(X-REQUEST-ID):64%")
+    })
+}
+
 /// Files that may borrow from a `RefCell`. Borrowing a cell twice traps, and a trap fails all
 /// streams of a worker. So cells are borrowed only where a callback enters the module, in these
 /// files. All code called from there gets references, and the compiler checks that none is borrowed

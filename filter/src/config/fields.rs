@@ -1,6 +1,6 @@
 //! The table of plain fields: how each is read, checked and printed.
 
-use exchange::{DecideAt, DestinationFormat, FailureMode, FairnessHeader, ObjectiveHeader};
+use exchange::{DecideAt, DestinationFormat, FailureMode, HeaderTrust};
 use scheduler::plugin::readable;
 use scheduler::prefix::ENTRIES_MAX;
 
@@ -48,9 +48,13 @@ pub enum ConfigShape {
     OptionalName,
     Header,
     OptionalHeader,
+    OptionalSecret,
     Key,
     Path,
 }
+
+/// The shortest secret: 16 random characters cannot be guessed.
+const SECRET_BYTES_MIN: usize = 16;
 
 macro_rules! number {
     ($min:expr, $max:expr, $($place:ident).+: $t:ty) => {
@@ -206,9 +210,24 @@ pub const FIELDS: &[ConfigField] = &[
         "put the decision and the outcome of requests whose trace is sampled into filter state, for tags of Envoy's span",
     ),
     field(
+        "client_header",
+        text!(OptionalHeader, settings.client_header),
+        "header by which a proxy in front names the authenticated client, in place of the client's own; empty: the fairness id, else the address",
+    ),
+    field(
+        "cache_salt_key",
+        text!(OptionalSecret, settings.cache_salt_key),
+        "secret from which each authenticated client gets a cache_salt, so that no client learns what others have cached; empty: clients choose",
+    ),
+    field(
         "objective_header",
-        choice!(settings.objective_header, ObjectiveHeader, "ignore": Ignore, "trust": Trust),
+        choice!(settings.objective_header, HeaderTrust, "ignore": Ignore, "trust": Trust),
         "whether x-llm-d-inference-objective sets a request's priority; trust it only if clients cannot set it",
+    ),
+    field(
+        "slo_headers",
+        choice!(settings.slo_headers, HeaderTrust, "ignore": Ignore, "trust": Trust),
+        "whether x-llm-d-slo-ttft-ms and the other SLO headers count; trust them only if clients cannot set them",
     ),
     field(
         "fairness_namespace",
@@ -222,7 +241,7 @@ pub const FIELDS: &[ConfigField] = &[
     ),
     field(
         "fairness_header",
-        choice!(settings.flow.header, FairnessHeader, "ignore": Ignore, "trust": Trust),
+        choice!(settings.flow.header, HeaderTrust, "ignore": Ignore, "trust": Trust),
         "whether x-llm-d-inference-fairness-id names a request's flow; trust it only if clients cannot set it",
     ),
     field(
@@ -331,6 +350,10 @@ impl ConfigShape {
                         .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
             }
             Self::OptionalHeader => text.is_empty() || Self::Header.allows(text),
+            Self::OptionalSecret => {
+                text.is_empty()
+                    || (printable && (SECRET_BYTES_MIN..=NAME_BYTES_MAX).contains(&text.len()))
+            }
             Self::Key => printable && (1..=128).contains(&text.len()),
             Self::Path => {
                 printable
@@ -351,6 +374,9 @@ impl ConfigShape {
             Self::OptionalHeader => {
                 "empty, or a header name of at most 128 characters a-z, 0-9 and -".to_owned()
             }
+            Self::OptionalSecret => format!(
+                "empty, or text of {SECRET_BYTES_MIN} to {NAME_BYTES_MAX} printable ASCII characters"
+            ),
             Self::Key => "text of 1 to 128 printable ASCII characters".to_owned(),
             Self::Path => {
                 "a path of 1 to 128 printable ASCII characters that starts with / and has no ?"

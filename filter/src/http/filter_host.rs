@@ -171,7 +171,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
         if let Some((splice, body)) = forward.body.zip(body)
             && let Err(error) = self.proxy.buffer_replace(
                 BodyBuffer::RequestBody,
-                splice.range.end,
+                splice.end(),
                 &splice.beginning(body),
             )
         {

@@ -5,7 +5,7 @@
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::queues::BandCounters;
-use pool_state::{CountHistogram, ModelCounters, PoolCounters, wire_version};
+use pool_state::{CountHistogram, LabelSource, ModelCounters, PoolCounters, wire_version};
 use prost::Message;
 use proto::state;
 use scheduler::EndpointRef;
@@ -129,6 +129,7 @@ fn model(m: &ModelCounters) -> state::ModelCounters {
         model: m.label.model.to_string(),
         target_model: m.label.target_model.to_string(),
         priority: m.label.priority,
+        listed: m.source == LabelSource::Listed,
         requests: m.requests,
         errors: m
             .errors

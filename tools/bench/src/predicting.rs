@@ -61,6 +61,8 @@ pub(crate) async fn world(
         "--latency-prediction".to_owned(),
         "--config".to_owned(),
         config.display().to_string(),
+        "--ext-proc-slo-headers".to_owned(),
+        "trust".to_owned(),
     ];
     let arguments: Vec<String> = daemon.iter().cloned().chain(further).collect();
     let world = BenchStack::start(endpoints, 1, &arguments).await?;

@@ -127,6 +127,7 @@ impl BenchStack {
             envoy: &["--concurrency", &concurrency],
         };
         let front = DaemonAndEnvoy::start(listed, more, |config| {
+            trust_slo_headers(config)?;
             add_ext_proc(config, "ext_proc", ext_proc.address(), asked.port())?;
             add_shipped(config, shipped.address(), &addresses, true)
         });
@@ -348,6 +349,26 @@ pub(crate) fn hosts(endpoints: &[String]) -> Vec<Value> {
         )
     };
     endpoints.iter().filter_map(host).collect()
+}
+
+/// Lets the requests of [`crate::predicting::HEADERS`] state their SLO.
+fn trust_slo_headers(config: &mut Value) -> Result<()> {
+    let filters = config
+        .pointer_mut(
+            "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters",
+        )
+        .and_then(Value::as_array_mut);
+    let text = filters
+        .ok_or("no HTTP filters")?
+        .iter_mut()
+        .find(|filter| filter["name"] == "switchpoint")
+        .and_then(|picker| picker.pointer_mut("/typed_config/config/configuration/value"))
+        .ok_or("the picker has no configuration")?;
+    let mut configuration: Value =
+        serde_json::from_str(text.as_str().ok_or("the configuration is no text")?)?;
+    configuration["slo_headers"] = "trust".into();
+    *text = configuration.to_string().into();
+    Ok(())
 }
 
 /// Adds a listener as shipped but without the picker, which spreads requests over the same

@@ -119,8 +119,10 @@ impl SimulatedLearner {
         }
     }
 
-    pub(crate) fn output(&mut self, tokens: u32) {
-        self.learner.ended(tokens);
+    pub(crate) fn output(&mut self, endpoint: Option<EndpointRef>, tokens: u32) {
+        if let Some(endpoint) = endpoint {
+            self.learner.ended(endpoint, tokens);
+        }
     }
 
     /// The model at `now`, in ms.

@@ -115,7 +115,7 @@ impl EnvoyConfig {
     /// If the daemon has no such setting, or the picker is not at its usual place.
     pub fn set_daemon(&mut self, key: &str, value: &Value) -> Result<()> {
         match key {
-            "explain" | "objective_header" => Ok(()),
+            "explain" | "objective_header" | "slo_headers" => Ok(()),
             "destination_format" => {
                 let picker = self.picker()?;
                 let metadata = picker

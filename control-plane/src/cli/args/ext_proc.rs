@@ -68,8 +68,8 @@ pub struct ExtProcArgs {
     pub ext_proc_destination_format: DestinationFormatArg,
 
     /// Whether the objective header of a request counts.
-    #[arg(long, env = "SWITCHPOINT_EXT_PROC_OBJECTIVE_HEADER", value_enum, default_value_t = ObjectiveHeaderArg::Ignore)]
-    pub ext_proc_objective_header: ObjectiveHeaderArg,
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_OBJECTIVE_HEADER", value_enum, default_value_t = HeaderTrustArg::Ignore)]
+    pub ext_proc_objective_header: HeaderTrustArg,
 
     /// Give clients that request it (x-switchpoint-explain: 1) the reasons of a decision.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
@@ -144,7 +144,22 @@ pub struct ExchangeArgs {
 
     /// Whether the fairness header of a request counts [default: ignore].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_HEADER", value_enum)]
-    pub ext_proc_fairness_header: Option<ObjectiveHeaderArg>,
+    pub ext_proc_fairness_header: Option<HeaderTrustArg>,
+
+    /// Header by which a proxy in front names the authenticated client, in place of the client's
+    /// own [default: the fairness id, else the address].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_CLIENT_HEADER", value_name = "NAME", value_parser = header_name)]
+    pub ext_proc_client_header: Option<String>,
+
+    /// Secret of at least 16 characters from which each authenticated client gets a cache_salt, so
+    /// that no client learns what others have cached; better set by the environment than by the
+    /// command line [default: clients choose].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_CACHE_SALT_KEY", value_name = "SECRET", value_parser = secret, hide_env_values = true)]
+    pub ext_proc_cache_salt_key: Option<String>,
+
+    /// Whether the SLO headers of a request count [default: ignore].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_SLO_HEADERS", value_enum)]
+    pub ext_proc_slo_headers: Option<HeaderTrustArg>,
 
     /// Header by which a request shortens the time that flow control may hold it, in ms [default:
     /// none].
@@ -175,6 +190,15 @@ pub struct ExchangeArgs {
     pub ext_proc_no_retry: bool,
 }
 
+/// A secret that cannot be guessed, as in the filter's configuration.
+fn secret(text: &str) -> Result<String, String> {
+    if text.len() >= 16 {
+        Ok(text.to_owned())
+    } else {
+        Err("at least 16 characters".to_owned())
+    }
+}
+
 /// A body is one ext_proc message; a message has at most 33 MiB
 /// ([`::ext_proc::MESSAGE_BYTES_MAX`]).
 const BODY_LIMIT_BYTES_MAX: i64 = 32 << 20;
@@ -199,10 +223,10 @@ pub enum DestinationFormatArg {
     List,
 }
 
-/// Whether the objective header, or the fairness header, of a request is trusted.
+/// Whether a header is trusted that affects other clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ObjectiveHeaderArg {
-    /// Clients may set it but not choose their priority or flow: the header has no effect.
+pub enum HeaderTrustArg {
+    /// Clients may set it: the header has no effect.
     Ignore,
     /// A proxy in front of the gateway sets it and removes the client's own.
     Trust,

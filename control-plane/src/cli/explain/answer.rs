@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use exchange::record::ParsedRecord;
 use exchange::{
-    Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, ObjectiveHeader, Timestamp,
+    Exchange, ExchangeSettings, ExchangeStep, HeaderTrust, HeadersStep, ManagedPool, Timestamp,
 };
 use pool_state::queues::QueuedReason;
 use proto::LearnedModels;
@@ -209,7 +209,8 @@ impl FreshRequest {
         }
         pool.set_peer_loads(loads(totals));
         let settings = ExchangeSettings {
-            objective_header: ObjectiveHeader::Trust,
+            objective_header: HeaderTrust::Trust,
+            slo_headers: HeaderTrust::Trust,
             ..ExchangeSettings::default()
         };
         let mut exchange = Exchange::new(now).with_explanation();

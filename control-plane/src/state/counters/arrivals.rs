@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use scheduler::{Generation, Slot};
 
 use super::totals::ENDPOINTS_KNOWN_MAX;
-use super::{CounterTotals, MODELS_MAX, ModelTotals, OTHER};
+use super::{CounterTotals, MODELS_MAX, ModelTotals, OTHER, TotalsLabel};
 
 /// Requests of a pool, picked or ended in some time.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -57,14 +57,24 @@ impl PoolArrivals {
         self.refused = self
             .refused
             .saturating_add(refused(now).saturating_sub(refused(before)));
+        // Rows that gave way to others are part of `other` now, and arrived before.
+        let moved = before
+            .models
+            .iter()
+            .filter(|(label, _)| !now.models.contains_key(label))
+            .map(|(_, row)| EndedRequests::from_row(row))
+            .fold(EndedRequests::default(), EndedRequests::with);
         for (label, row) in &now.models {
-            let more = EndedRequests::from_row(row).without(
+            let mut more = EndedRequests::from_row(row).without(
                 before
                     .models
                     .get(label)
                     .map(EndedRequests::from_row)
                     .unwrap_or_default(),
             );
+            if *label == TotalsLabel::other() {
+                more = more.without(moved);
+            }
             if more == EndedRequests::default() {
                 continue;
             }

@@ -1,7 +1,9 @@
 //! The counts of this process's own ext_proc server, as totals. They need no checks.
 
 use exchange::ManagedPool;
-use pool_state::{CountHistogram, EndpointCounters, ModelCounters, ModelLabel, queues};
+use pool_state::{
+    CountHistogram, EndpointCounters, LabelSource, ModelCounters, ModelLabel, queues,
+};
 
 use super::totals::{
     BandTotals, CounterTotals, EndpointTotals, ModelTotals, TotalsHistogram, TotalsLabel,
@@ -91,6 +93,7 @@ impl TotalsLabel {
 impl ModelTotals {
     fn of_local(m: &ModelCounters) -> Self {
         Self {
+            listed: m.source == LabelSource::Listed,
             requests: m.requests,
             errors: m
                 .errors

@@ -10,9 +10,13 @@ use scheduler::{ENDPOINTS_MAX, Generation, Slot};
 
 use super::pool_names::{OtherNames, PoolNames};
 
-/// The most models counted separately in a pool; the rest counts as [`OTHER`]. Clients choose these
-/// names; llm-d has the same limit.
+/// The most models counted separately in a pool; the rest counts as [`OTHER`]. llm-d has the same
+/// limit.
 pub const MODELS_MAX: usize = 1000;
+
+/// The most of them that only clients name, over all VMs: as many as one VM has. With some 90 lines
+/// each, they are at most 2.5 MB of a page.
+const UNLISTED_MAX: usize = pool_state::MODELS_MAX;
 
 /// The label of all models beyond the limit.
 pub const OTHER: &str = "other";
@@ -110,6 +114,8 @@ pub struct EndpointTotals {
 /// Counts of one model. It has many fields because each is a metric of its own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelTotals {
+    /// Whether discovery, an object or an engine lists the model; else only clients name it.
+    pub listed: bool,
     /// Requests begun.
     pub requests: u64,
     /// Error answers by HTTP status.
@@ -196,12 +202,10 @@ impl CounterTotals {
         for (label, row) in &other.models {
             let is_shown = names.models.has(label);
             if is_counted(is_shown) {
-                let shown = if is_shown {
-                    label.clone()
-                } else {
-                    TotalsLabel::other()
-                };
-                self.models.entry(shown).or_default().add(row, fresh);
+                let other = TotalsLabel::other();
+                let shown = if is_shown { label } else { &other };
+                self.model_mut(shown, row.listed, MODELS_MAX)
+                    .add(row, fresh);
             }
         }
         for (priority, row) in &other.bands {
@@ -221,18 +225,33 @@ impl CounterTotals {
         add_to(&mut self.placements_dropped, other.placements_dropped);
     }
 
-    pub(super) fn model_mut(&mut self, label: TotalsLabel, models_max: usize) -> &mut ModelTotals {
-        let room = self.models.len() < models_max || self.models.contains_key(&label);
-        self.models
-            .entry(if room { label } else { TotalsLabel::other() })
-            .or_default()
+    /// The row of a model; that of all others, if there is no room for another name.
+    pub(super) fn model_mut(
+        &mut self,
+        label: &TotalsLabel,
+        listed: bool,
+        models_max: usize,
+    ) -> &mut ModelTotals {
+        let has_room = || {
+            let unlisted = || self.models.values().filter(|row| !row.listed).count();
+            self.models.len() < models_max && (listed || unlisted() < UNLISTED_MAX)
+        };
+        let is_own = self.models.contains_key(label) || has_room();
+        let label = if is_own {
+            label.clone()
+        } else {
+            TotalsLabel::other()
+        };
+        let row = self.models.entry(label).or_default();
+        row.listed |= listed || !is_own;
+        row
     }
 }
 
 // === impl TotalsLabel ===
 
 impl TotalsLabel {
-    /// The label of all models that are not counted separately.
+    /// The label of models without one of their own.
     pub(super) fn other() -> Self {
         Self {
             model: OTHER.to_owned(),

@@ -64,13 +64,18 @@ impl CounterTotals {
                 .map(|band| (band.priority, BandTotals::from_counters(band))),
         );
         for m in models {
+            let bytes_max = if m.listed {
+                NAME_BYTES_MAX
+            } else {
+                pool_state::UNLISTED_NAME_BYTES_MAX
+            };
             let label = TotalsLabel {
-                model: shorten(&m.model),
-                target: shorten(&m.target_model),
+                model: cut(&m.model, bytes_max),
+                target: cut(&m.target_model, bytes_max),
                 priority: m.priority,
             };
             totals
-                .model_mut(label, MODELS_PER_VM_MAX)
+                .model_mut(&label, m.listed, MODELS_PER_VM_MAX)
                 .add(&ModelTotals::from_counters(m), true);
         }
         add_counts(
@@ -143,6 +148,7 @@ impl ModelTotals {
             m.errors.into_iter().map(|c| (status(&c.key), c.count)),
         );
         Self {
+            listed: m.listed,
             requests: m.requests,
             errors,
             duration_ms: TotalsHistogram::from_message(m.duration_ms),
@@ -191,7 +197,11 @@ fn status(key: &str) -> String {
 }
 
 fn shorten(name: &str) -> String {
-    name.get(..name.floor_char_boundary(NAME_BYTES_MAX))
+    cut(name, NAME_BYTES_MAX)
+}
+
+fn cut(name: &str, bytes_max: usize) -> String {
+    name.get(..name.floor_char_boundary(bytes_max))
         .unwrap_or_default()
         .to_owned()
 }

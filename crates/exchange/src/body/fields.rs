@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::SaltPlace;
 use super::prompt_sink::{PromptSection, PromptSink};
 use crate::api::RequestApi;
 use crate::json::visitor::{JsonVisitor, Wanted};
@@ -33,6 +34,8 @@ pub(super) struct BodyFields<P> {
     pub(super) max_completion_tokens: Option<u32>,
     pub(super) max_tokens: Option<u32>,
     pub(super) cache_salt: Vec<u8>,
+    /// Where the engine reads the salt.
+    pub(super) salt: SaltPlace,
     /// The hash of the id of the stored answer that the request goes on with; 0 if it names none.
     pub(super) stored_id: u64,
     counts: [SectionCounts; 3],
@@ -46,6 +49,8 @@ pub(super) struct BodyFlags {
     pub(super) include_usage: bool,
     /// Whether it names an object that an engine may have stored.
     pub(super) names_id: bool,
+    /// Whether one reply may have several outputs, each as long as `max_tokens` allows.
+    pub(super) several_outputs: bool,
 }
 
 #[derive(Debug)]
@@ -117,6 +122,8 @@ enum Field {
     MaxCompletionTokens,
     MaxTokens,
     SamplingParams,
+    /// How many outputs each prompt has.
+    Outputs,
     CacheSalt,
     /// An id, or an object with one.
     StoredId,
@@ -154,6 +161,7 @@ impl<P: PromptSink> BodyFields<P> {
             max_completion_tokens: None,
             max_tokens: None,
             cache_salt: Vec::new(),
+            salt: SaltPlace::NoMember,
             stored_id: 0,
             counts: [SectionCounts::default(); 3],
             prompt,
@@ -187,10 +195,14 @@ impl<P: PromptSink> BodyFields<P> {
 
     /// Returns the meaning of a top-level field.
     fn field(&mut self, name: &[u8]) -> Field {
+        if self.salt == SaltPlace::NoMember {
+            self.salt = SaltPlace::Absent;
+        }
         match (name, self.api) {
             (b"model", _) => Field::Model,
             (b"stream", _) => Field::Stream,
             (b"stream_options", _) => Field::StreamOptions,
+            (b"n" | b"best_of", _) => Field::Outputs,
             (b"prompt", RequestApi::Responses) => Field::StoredPrompt,
             (
                 b"max_completion_tokens",
@@ -210,7 +222,9 @@ impl<P: PromptSink> BodyFields<P> {
             (b"sampling_params", RequestApi::VllmGenerate | RequestApi::SglangGenerate) => {
                 Field::SamplingParams
             }
-            (b"extra_key", RequestApi::SglangGenerate) | (b"cache_salt", _) => Field::CacheSalt,
+            (b"extra_key" | b"cache_salt", _) if name == self.api.salt_name().as_bytes() => {
+                Field::CacheSalt
+            }
             (
                 b"previous_response_id" | b"conversation",
                 RequestApi::Responses | RequestApi::Task,
@@ -270,11 +284,28 @@ impl<P: PromptSink> BodyFields<P> {
             Field::StreamOptions | Field::IncludeUsage => self.flags.include_usage = false,
             Field::MaxCompletionTokens => self.max_completion_tokens = None,
             Field::MaxTokens | Field::SamplingParams => self.max_tokens = None,
-            Field::CacheSalt => self.cache_salt.clear(),
+            Field::CacheSalt => {
+                self.cache_salt.clear();
+                self.salt = SaltPlace::Unwritable;
+            }
             Field::StoredId | Field::StoredPrompt => {
                 self.flags.names_id |= kind != JsonKind::Null;
             }
-            Field::Content(..) | Field::Text(_) | Field::Media(_) | Field::Other => {}
+            // An array may be several prompts.
+            Field::Content(_, 0) => {
+                self.flags.several_outputs |= kind == JsonKind::Array
+                    && matches!(
+                        self.api,
+                        RequestApi::Completions
+                            | RequestApi::Invocations
+                            | RequestApi::SglangGenerate
+                    );
+            }
+            Field::Outputs
+            | Field::Content(..)
+            | Field::Text(_)
+            | Field::Media(_)
+            | Field::Other => {}
         }
     }
 
@@ -332,6 +363,7 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
             | (Some(Walked::SamplingParams), b"max_new_tokens", RequestApi::SglangGenerate) => {
                 Field::MaxTokens
             }
+            (Some(Walked::SamplingParams), b"n", _) => Field::Outputs,
             (Some(&Walked::Object(section, level)), name, _) => content_of(name, section, level),
             _ => Field::Other,
         };
@@ -353,11 +385,14 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
             Field::StreamOptions if kind == JsonKind::Object => self.walk(Walked::StreamOptions),
             Field::SamplingParams if kind == JsonKind::Object => self.walk(Walked::SamplingParams),
             Field::StoredId if kind == JsonKind::Object => self.walk(Walked::Conversation),
-            Field::Model | Field::CacheSalt | Field::StoredId if kind == JsonKind::String => {
+            Field::Model | Field::StoredId if kind == JsonKind::String => Wanted::Whole,
+            Field::Stream | Field::IncludeUsage if kind == JsonKind::Boolean => Wanted::Whole,
+            Field::CacheSalt if !matches!(kind, JsonKind::Object | JsonKind::Array) => {
                 Wanted::Whole
             }
-            Field::Stream | Field::IncludeUsage if kind == JsonKind::Boolean => Wanted::Whole,
-            Field::MaxCompletionTokens | Field::MaxTokens if kind == JsonKind::Number => {
+            Field::MaxCompletionTokens | Field::MaxTokens | Field::Outputs
+                if kind == JsonKind::Number =>
+            {
                 Wanted::Whole
             }
             Field::Content(section, level) => self.content(kind, first, section, level),
@@ -378,13 +413,16 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
                     escaped,
                 });
             }
-            Field::CacheSalt => self.cache_salt = string.raw().to_vec(),
+            Field::CacheSalt => {
+                self.cache_salt = string.raw().to_vec();
+                self.salt = SaltPlace::At(string.literal_span());
+            }
             Field::StoredId => self.stored_id = scheduler::name_hash(&string.text()),
             _ => {}
         }
     }
 
-    fn scalar(&mut self, text: &[u8]) {
+    fn scalar(&mut self, text: &[u8], start: usize) {
         // A count is the integer part, clamped. `as` saturates, which is the intended clamp; an
         // exponent beyond f64 reads as infinity.
         let count = || {
@@ -397,6 +435,8 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
             Field::IncludeUsage => self.flags.include_usage = text == b"true",
             Field::MaxCompletionTokens => self.max_completion_tokens = count(),
             Field::MaxTokens => self.max_tokens = count(),
+            Field::CacheSalt => self.salt = SaltPlace::At(start..start + text.len()),
+            Field::Outputs => self.flags.several_outputs |= count() != Some(1),
             _ => {}
         }
     }

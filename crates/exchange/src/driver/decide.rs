@@ -176,7 +176,7 @@ impl<H: RequestHost> RequestDriver<H> {
             .filter(|_| body.is_none() && self.is_whole);
         let body = match changed.map(|edit| {
             if H::IS_FILTER {
-                edit.range.end
+                edit.end()
             } else {
                 self.body_bytes
             }

@@ -22,7 +22,8 @@ const LOST: &str = "connect-failure,reset,retriable-status-codes";
 const LOST_RETRIES_MAX: usize = 1;
 
 /// A request that is expected to take longer than this, in ms, is not repeated after a lost
-/// connection.
+/// connection. How much it generates is expected only by the client's own limit: what engines said
+/// of other requests turns no retry off.
 const REPEATED_MS_MAX: f32 = 10_000.0;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,14 +34,24 @@ pub struct RequestChanges {
     pub body: Option<BodyEdit>,
 }
 
+/// The facts about a request on which its retries depend.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestTraits {
+    pub(super) is_inference: bool,
+    pub(super) is_streamed: bool,
+    /// Whether the client limits the output.
+    pub(super) has_output_limit: bool,
+    /// Whether its prompt crashed engines before.
+    pub(super) is_probe: bool,
+}
+
 // === impl RequestChanges ===
 
 impl RequestChanges {
     pub(super) fn to(
         settings: &ExchangeSettings,
         picked: &RecordedPick,
-        inference: bool,
-        streamed: bool,
+        traits: RequestTraits,
     ) -> Self {
         let mut addresses = picked.ranked.iter().map(|(_, address)| &**address);
         let mut forward = Self::default();
@@ -77,25 +88,26 @@ impl RequestChanges {
             &RetryPolicy::for_pick(
                 if settings.retry.enabled { retries } else { 0 },
                 picked,
-                inference,
-                streamed,
+                traits,
             ),
-            streamed,
+            traits.is_streamed,
         );
-        if inference {
+        if traits.is_inference {
             forward.set(headers::LOAD_FORMAT, "TEXT");
         }
         forward
     }
 
-    /// Replaces the model name in the body. `length` is the declared length of the old body, if the
-    /// client sent one.
-    pub(super) fn rewrite(&mut self, splice: BodyEdit, length: Option<usize>) {
+    /// Changes the body. `length` is the declared length of the old body, if the client sent one.
+    /// `restores`: whether the reply is changed, too.
+    pub(super) fn rewrite(&mut self, splice: BodyEdit, length: Option<usize>, restores: bool) {
         if let Some(length) = length {
             self.set(headers::CONTENT_LENGTH, splice.length(length).to_string());
         }
         // In a compressed reply the client's model name could not be restored.
-        self.set(headers::ACCEPT_ENCODING, "identity");
+        if restores {
+            self.set(headers::ACCEPT_ENCODING, "identity");
+        }
         self.body = Some(splice);
     }
 
@@ -140,27 +152,21 @@ struct RetryPolicy {
 impl RetryPolicy {
     /// Returns the policy for at most `count` further endpoints. Before the second endpoint of the
     /// list has answered a request, nothing is known about it, and all further endpoints are tried.
-    fn for_pick(count: usize, picked: &RecordedPick, inference: bool, streamed: bool) -> Self {
+    fn for_pick(count: usize, picked: &RecordedPick, traits: RequestTraits) -> Self {
         let (first_token_ms, end_ms) = picked.expected_ms;
         // The work that a lost connection costs: a streamed reply begins with its first token.
-        let lost_ms = if streamed { first_token_ms } else { end_ms };
-        match (inference, lost_ms <= REPEATED_MS_MAX) {
-            (false, _) => Self {
-                count,
-                reasons: UNSENT,
-            },
-            (true, false) => Self {
-                count,
-                reasons: REFUSED,
-            },
-            (true, true) if picked.second_answered => Self {
-                count: count.min(LOST_RETRIES_MAX),
-                reasons: LOST,
-            },
-            (true, true) => Self {
-                count,
-                reasons: LOST,
-            },
-        }
+        let lost_ms = if traits.is_streamed || !traits.has_output_limit {
+            first_token_ms
+        } else {
+            end_ms
+        };
+        let is_repeated = !traits.is_probe && lost_ms <= REPEATED_MS_MAX;
+        let (count, reasons) = match (traits.is_inference, is_repeated) {
+            (false, _) => (count, UNSENT),
+            (true, false) => (count, REFUSED),
+            (true, true) if picked.second_answered => (count.min(LOST_RETRIES_MAX), LOST),
+            (true, true) => (count, LOST),
+        };
+        Self { count, reasons }
     }
 }

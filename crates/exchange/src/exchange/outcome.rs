@@ -63,12 +63,7 @@ fn missed(slo: Slo, verdict: Verdict, held_ms: u64, ending: &RequestEnding<'_>) 
 
 impl RoutedRequest {
     pub(super) fn end(mut self, pool: &mut ManagedPool, now: Timestamp) -> ExchangeOutcome {
-        let usage = self
-            .reply
-            .reader
-            .as_mut()
-            .map(ResponseReader::finish)
-            .unwrap_or_default();
+        let usage = self.usage();
         // The tokens that came since the last report, at the time of the last of them.
         if let Some(last) = self.reply.progress.last_token_at {
             self.report_progress(pool, last);
@@ -82,16 +77,21 @@ impl RoutedRequest {
             .filter(|_| self.reply.streamed)
             .map(|at| ms_between(self.pick.at, at));
         let ended = self.request_end(verdict);
+        let learned = TokenUsage {
+            completion_tokens: self.shown_tokens(&usage),
+            ..usage
+        };
         let ending = RequestEnding {
             ended,
             ttft_ms,
-            tpot_ms: self.tpot_ms(&usage),
-            usage: &usage,
+            tpot_ms: self.tpot_ms(&learned),
+            usage: &learned,
         };
         self.count(
             pool,
             &outcome,
             missed(self.pick.hold.slo(), verdict, self.pick.held_ms, &ending),
+            ending.tpot_ms,
         );
         pool.observe_end(&self.pick.hold, &ending);
         if self.has_worked(verdict, ended) {
@@ -111,18 +111,41 @@ impl RoutedRequest {
         outcome
     }
 
+    /// The token counts that the engine reports, as far as they are possible: a reply has no more
+    /// tokens than the client allows, or than bytes.
+    fn usage(&mut self) -> TokenUsage {
+        let Some(reader) = &mut self.reply.reader else {
+            return TokenUsage::default();
+        };
+        let usage = reader.finish();
+        let bytes = u32::try_from(self.reply.bytes).unwrap_or(u32::MAX);
+        let most = self
+            .kind
+            .reply_tokens_max
+            .map_or(bytes, |max| max.min(bytes));
+        TokenUsage {
+            completion_tokens: usage.completion_tokens.map(|tokens| tokens.min(most)),
+            ..usage
+        }
+    }
+
+    /// The output tokens from which others learn: those that the reply shows. Hidden ones, such as
+    /// those of reasoning that the engine keeps back, are counted but not learned from.
+    fn shown_tokens(&self, usage: &TokenUsage) -> Option<u32> {
+        let tokens = usage.completion_tokens?;
+        self.reply
+            .reader
+            .as_ref()
+            .map(|reader| reader.possible_tokens(tokens))
+    }
+
     /// The outcome as far as it is known before the end.
     pub(crate) fn outcome_so_far(
         &mut self,
         pool: &mut ManagedPool,
         now: Timestamp,
     ) -> ExchangeOutcome {
-        let usage = self
-            .reply
-            .reader
-            .as_mut()
-            .map(ResponseReader::finish)
-            .unwrap_or_default();
+        let usage = self.usage();
         self.outcome(pool, Verdict::Unknown, usage, now)
     }
 
@@ -184,7 +207,7 @@ impl RoutedRequest {
             return verdict;
         };
         if self.reply.cut_off {
-            pool.record_lost_connection(endpoint, prompt, now);
+            pool.record_lost_connection(endpoint, prompt, self.kind.client, now);
         }
         pool.apply_verdict(
             endpoint,
@@ -259,7 +282,13 @@ impl RoutedRequest {
         clippy::cast_precision_loss,
         reason = "milliseconds and token counts stay far below 2^52"
     )]
-    fn count(&self, pool: &mut ManagedPool, outcome: &ExchangeOutcome, missed: Option<bool>) {
+    fn count(
+        &self,
+        pool: &mut ManagedPool,
+        outcome: &ExchangeOutcome,
+        missed: Option<bool>,
+        tpot_ms: Option<f32>,
+    ) {
         let held_ms = self.pick.held_ms;
         let row = pool.counters_mut().count_ended(&self.counted);
         row.response_bytes += self.reply.bytes;
@@ -276,7 +305,7 @@ impl RoutedRequest {
             row.ttft_ms
                 .record((held_ms + ttft) as f64, &DURATION_BOUNDS_MS);
         }
-        if let Some(tpot_ms) = self.tpot_ms(&outcome.usage) {
+        if let Some(tpot_ms) = tpot_ms {
             row.tpot_ms.record(f64::from(tpot_ms), &DURATION_BOUNDS_MS);
         }
     }

@@ -15,7 +15,7 @@ use crate::prompt::{self, HashSettings, PromptSums};
 use crate::reply::Refusal;
 use crate::restore::ModelNames;
 use crate::rewrite::BodyEdit;
-use pool_state::ManagedPool;
+use pool_state::{ManagedPool, PromptSuspicion};
 
 /// A request's body, read or refused.
 #[derive(Debug)]
@@ -49,10 +49,14 @@ pub struct PendingRequest {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PromptFacts {
     pub(super) max_tokens: Option<u32>,
+    /// Most tokens of the whole reply, if the client sets a limit.
+    pub(super) reply_tokens_max: Option<u32>,
     pub(super) media_items: u32,
     pub(super) stream: bool,
     /// Whether the body names an object that an engine may have stored.
     pub(super) names_id: bool,
+    /// Whether its prompt crashed engines.
+    pub(super) suspicion: PromptSuspicion,
     /// Bytes of the text; 0 if the prompt has other parts.
     pub(super) text_bytes: u32,
     /// Number of blocks, if tokens are spread evenly over them.
@@ -97,9 +101,11 @@ impl PendingRequest {
                 .blocks(self.target_model(), &parsed.cache_salt);
             self.facts = PromptFacts {
                 max_tokens: parsed.max_tokens,
+                reply_tokens_max: parsed.max_tokens.filter(|_| !parsed.several_outputs),
                 media_items: parsed.media_items,
                 stream: parsed.stream,
                 names_id: parsed.names_id,
+                suspicion: PromptSuspicion::None,
                 text_bytes: prompt::text_bytes(parsed),
                 even_blocks: prompt::even_blocks(parsed, &self.blocks, self.prefix),
             };

@@ -1,9 +1,12 @@
 //! The pick of an exchange: at once, or when flow control releases the request.
 
 use pool_state::queues::{FlowArrival, QueuedReason, QueuedTicket};
-use pool_state::{Claim, FlowAdmission, ManagedPool, PickRefusal, RecordedPick, Timestamp};
+use pool_state::{
+    Claim, FlowAdmission, ManagedPool, PickRefusal, PromptSuspicion, RecordedPick, Timestamp,
+};
 use scheduler::{Decision, FAIRNESS_ID, REQUEST_ID, Request, UnavailableReason};
 
+use super::forward::RequestTraits;
 use super::pending_request::PendingRequest;
 use super::phase::ExchangePhase;
 use super::queued_request::QueuedRequest;
@@ -12,7 +15,7 @@ use super::{Exchange, ExchangeStep, HeaderFacts, RequestChanges};
 use crate::explain::DecisionReason;
 use crate::hint;
 use crate::reply::Refusal;
-use crate::settings::{ExchangeSettings, FairnessHeader};
+use crate::settings::{ExchangeSettings, HeaderTrust};
 
 /// How often a request is planned again because the pool has changed since its plan.
 const REPLANS_MAX: u32 = 2;
@@ -86,9 +89,10 @@ impl Exchange {
         settings: &ExchangeSettings,
         pool: &mut ManagedPool,
         hint: Option<&[u8]>,
-        pending: PendingRequest,
+        mut pending: PendingRequest,
         now: Timestamp,
     ) -> ExchangeStep {
+        pending.facts.suspicion = self.suspect(pool, &pending, now);
         let subset = hint.map(hint::parse);
         let headers = self.facts.captured_pairs();
         let request = pending.request(subset.as_ref(), &headers, pool);
@@ -105,7 +109,11 @@ impl Exchange {
             arrived: self.started,
             ttl_ms: self.facts.ttl_ms,
         };
-        let admitted = admit(pool, &request, &arrival, &mut self.why, now);
+        let admitted = if pending.facts.suspicion == PromptSuspicion::Crashes {
+            Err(PickRefusal::CrashingPrompt)
+        } else {
+            admit(pool, &request, &arrival, &mut self.why, now)
+        };
         self.why.keep_sample(
             is_sampled && !matches!(admitted, Ok(AdmittedRequest::Queued(_))),
             is_recorded,
@@ -133,12 +141,17 @@ impl Exchange {
         pool: &mut ManagedPool,
         now: Timestamp,
     ) -> QueuedAttempt {
-        let ExchangePhase::Queued(ticket, queued) =
+        let ExchangePhase::Queued(ticket, mut queued) =
             std::mem::replace(&mut self.phase, ExchangePhase::Ended)
         else {
             return QueuedAttempt::Nothing;
         };
         let is_sampled = self.why.record_if(queued.is_recorded, settings, pool, now);
+        // Its prompt may have crashed engines since it came. A probe was judged before.
+        if queued.pending.facts.suspicion == PromptSuspicion::None {
+            queued.pending.facts.suspicion = self.suspect(pool, &queued.pending, now);
+        }
+        let is_crashing = queued.pending.facts.suspicion == PromptSuspicion::Crashes;
         self.why.held = pool.queues().reason(&ticket, now);
         if let Some(refusal) = pool.take_refusal(&ticket) {
             let step = self.pick_refused(pool, &queued.pending, refusal);
@@ -147,7 +160,11 @@ impl Exchange {
         }
         let headers = self.facts.captured_pairs();
         let request = queued.request(&headers, pool);
-        let planned = pool.plan(&request, now, &mut self.why);
+        let planned = if is_crashing {
+            Err(PickRefusal::CrashingPrompt)
+        } else {
+            pool.plan(&request, now, &mut self.why)
+        };
         let claim = match pool.admit_queued(ticket, planned, &request, now) {
             Ok(FlowAdmission::Claim(claim)) => claim,
             Ok(FlowAdmission::Wait(ticket)) => {
@@ -265,12 +282,13 @@ impl Exchange {
         now: Timestamp,
     ) -> ExchangeStep {
         let kind = self.kind(&pending);
-        let mut forward = RequestChanges::to(
-            settings,
-            &picked,
-            self.api.is_inference(),
-            pending.facts.stream,
-        );
+        let traits = RequestTraits {
+            is_inference: self.api.is_inference(),
+            is_streamed: pending.facts.stream,
+            has_output_limit: pending.facts.max_tokens.is_some(),
+            is_probe: pending.facts.suspicion == PromptSuspicion::Probe,
+        };
+        let mut forward = RequestChanges::to(settings, &picked, traits);
         let counted = pool.counters_mut().count_sent(
             &pending.model,
             pending.target_model(),
@@ -281,6 +299,7 @@ impl Exchange {
             forward.rewrite(
                 splice,
                 self.facts.declared_bytes.map(|_| pending.body_bytes),
+                pending.names.is_some(),
             );
         }
         let prompt = SentPrompt {
@@ -294,14 +313,27 @@ impl Exchange {
         ExchangeStep::Forward(forward)
     }
 
+    /// Judges the prompt of a request by the connections that it cost.
+    fn suspect(
+        &self,
+        pool: &mut ManagedPool,
+        pending: &PendingRequest,
+        now: Timestamp,
+    ) -> PromptSuspicion {
+        let prompt = pending.blocks.last().copied().unwrap_or(0);
+        pool.suspect_prompt(prompt, self.facts.client.hash, now)
+    }
+
     /// Returns what decides whether endpoints accept the request.
     fn kind(&self, pending: &PendingRequest) -> RequestKind {
         let model = scheduler::name_hash(pending.target_model());
         RequestKind {
             accepted_as: model ^ u64::from(self.api.number() << 1 | u8::from(pending.facts.stream)),
-            credentials: self.facts.credentials,
+            credentials: self.facts.client.credentials,
+            client: self.facts.client.hash,
             names_id: pending.facts.names_id,
             wants_output: pending.facts.max_tokens != Some(0),
+            reply_tokens_max: pending.facts.reply_tokens_max,
         }
     }
 }
@@ -335,7 +367,7 @@ impl HeaderFacts {
         let trusted = || {
             FAIRNESS_ID
                 .iter()
-                .filter(|_| settings.flow.header == FairnessHeader::Trust)
+                .filter(|_| settings.flow.header == HeaderTrust::Trust)
                 .find_map(header)
         };
         self.flow.as_deref().or_else(trusted).unwrap_or_default()

@@ -18,6 +18,10 @@ pub(super) struct RequestHead<'h> {
     pub(super) slo: SloHeaders<'h>,
     pub(super) model: Option<&'h [u8]>,
     pub(super) credentials: Option<&'h [u8]>,
+    /// The authenticated client.
+    pub(super) client: Option<&'h [u8]>,
+    /// The downstream address is its last entry, which the proxy appends.
+    pub(super) forwarded_for: &'h [u8],
     pub(super) ttl_ms: Option<u64>,
     pub(super) encoding: Option<&'h [u8]>,
     pub(super) content_type: &'h [u8],
@@ -36,6 +40,7 @@ impl<'h> RequestHead<'h> {
     ) -> Self {
         let model_header = settings.model_header.as_bytes();
         let ttl_header = settings.flow.ttl_header.as_bytes();
+        let client_header = settings.client_header.as_bytes();
         let number = |value: &[u8]| {
             std::str::from_utf8(value)
                 .ok()
@@ -59,6 +64,7 @@ impl<'h> RequestHead<'h> {
                         .or(Some(value).filter(|value| headers::is_encoded(value)));
                 }
                 b"authorization" | b"x-api-key" => head.credentials = Some(value),
+                b"x-forwarded-for" => head.forwarded_for = value,
                 b"content-type" => {
                     head.grpc |= value.starts_with(b"application/grpc");
                     head.content_type = value;
@@ -71,6 +77,9 @@ impl<'h> RequestHead<'h> {
                     if name == model_header && !value.is_empty() {
                         head.model = head.model.or(Some(value));
                     }
+                    if name == client_header && !value.is_empty() {
+                        head.client = head.client.or(Some(value));
+                    }
                     if name == ttl_header {
                         head.ttl_ms = head.ttl_ms.or(number(value));
                     }
@@ -79,6 +88,15 @@ impl<'h> RequestHead<'h> {
         }
         head.unbuffered |= head.method == b"CONNECT";
         head
+    }
+
+    /// The client as a hash: the authenticated one, else its address.
+    pub(super) fn client(&self) -> u64 {
+        let address = || self.forwarded_for.rsplit(|&byte| byte == b',').next();
+        self.client
+            .or_else(address)
+            .and_then(|name| std::str::from_utf8(name.trim_ascii()).ok())
+            .map_or(0, scheduler::name_hash)
     }
 
     pub(super) fn path_is(&self, path: &[u8]) -> bool {
@@ -140,6 +158,34 @@ mod tests {
             .objective
             .get(),
             None
+        );
+    }
+
+    #[test]
+    fn a_client_is_who_the_proxy_says_and_else_the_address_that_it_saw() {
+        let mut settings = ExchangeSettings::default();
+        let client = |settings: &ExchangeSettings, pairs: &[(&'static str, &'static str)]| {
+            let pairs = pairs
+                .iter()
+                .map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+            RequestHead::read(pairs, settings).client()
+        };
+        let seen = [("x-forwarded-for", "1.1.1.1, 10.0.0.7"), ("x-user", "ann")];
+        let invented = [("x-forwarded-for", "2.2.2.2,10.0.0.7"), ("x-user", "bob")];
+        assert_eq!(client(&settings, &seen), client(&settings, &invented));
+        assert_ne!(
+            client(&settings, &seen),
+            client(&settings, &[("x-forwarded-for", "10.0.0.8")])
+        );
+        assert_ne!(client(&settings, &seen), client(&settings, &[]));
+        settings.client_header = "x-user".to_owned();
+        assert_ne!(client(&settings, &seen), client(&settings, &invented));
+        assert_eq!(
+            client(&settings, &seen),
+            client(
+                &settings,
+                &[("x-forwarded-for", "10.0.0.9"), ("x-user", "ann")]
+            )
         );
     }
 

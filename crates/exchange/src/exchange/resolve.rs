@@ -6,13 +6,17 @@ use super::pending_request::{self, ParsedBody, PendingRequest, PromptFacts};
 use super::slo::RequestedSlo;
 use super::{Exchange, ExchangeStep};
 use crate::api::RequestApi;
-use crate::body::{self, BodyError, BodyReader};
+use crate::body::{self, BodyError, BodyReader, ParsedRequest};
 use crate::prompt::{HashSettings, PromptSums};
 use crate::reply::Refusal;
-use crate::rewrite;
-use crate::settings::ExchangeSettings;
+use crate::rewrite::{self, BodyEdit};
+use crate::settings::{ExchangeSettings, HeaderTrust};
 use pool_state::{ManagedPool, Timestamp};
 use scheduler::Snapshot;
+
+/// Bytes of a form that count as one byte of text. Speech has 4,000 bytes a second at 32 kbit/s, of
+/// which an encoder makes 50 tokens: 80 bytes each, where text has four.
+const FORM_BYTES: usize = 20;
 
 impl Exchange {
     /// The first step of [`Self::decide`]: reads the body, and sums its prompt with these settings
@@ -67,7 +71,7 @@ impl Exchange {
             return Err(self.without_state(settings, pool, now));
         };
         let latency = self
-            .requested_slo(pool)
+            .requested_slo(settings, pool)
             .map_err(|refusal| self.refuse(pool, &refusal))?;
         let unseen = self.unseen && self.api.reads_body();
         let named = self.facts.model.as_deref().filter(|_| unseen);
@@ -77,54 +81,89 @@ impl Exchange {
             .map(|parsed| parsed.model.as_str())
             .or(named.as_deref())
             .unwrap_or_default();
-        let requested_model = ModelRequest {
-            model,
-            objective: self.facts.objective.as_deref(),
-            rewrite: self.facts.rewrite.as_deref(),
-        };
         let resolved = pool
-            .resolve(requested_model)
+            .resolve(self.requested_model(model))
             .map_err(|refusal| self.refuse(pool, &refusal.into()))?;
         let target = resolved.target_model;
         let is_form = self.facts.boundary.is_some();
-        let stored_id = parsed.as_ref().map_or(0, |parsed| parsed.stored_id);
+        let stored_id = parsed.as_ref().map(|parsed| parsed.stored_id);
+        let stored_id = stored_id.filter(|id| *id != 0);
         let (splice, names) = parsed
             .as_ref()
             .zip(target.as_deref())
             .and_then(|(p, target)| rewrite::model(p, target, is_form))
             .unzip();
+        let target = target.filter(|_| splice.is_some());
+        let salt = parsed.as_mut().and_then(|p| self.salt(settings, p));
         let model = parsed
             .as_mut()
             .map(|parsed| std::mem::take(&mut parsed.model))
             .or(named)
             .unwrap_or_default();
         // A client may declare any length.
-        let declared = self.facts.declared_bytes.filter(|_| unseen).unwrap_or(0);
+        let is_unread = unseen || !self.api.reads_body();
+        let declared = self.facts.declared_bytes.filter(|_| is_unread).unwrap_or(0);
         let unseen_bytes = declared.min(settings.body_limit_bytes);
+        let prompt_tokens = if self.api == RequestApi::Task && !unseen {
+            self.task_tokens(pool, body_bytes)
+        } else {
+            pending_request::tokens(parsed.as_ref(), unseen_bytes, token, pool)
+        };
         Ok(PendingRequest {
-            prompt_tokens: pending_request::tokens(parsed.as_ref(), unseen_bytes, token, pool),
+            prompt_tokens,
             parsed,
             body_bytes: if unseen { unseen_bytes } else { body_bytes },
             model,
-            target: target.filter(|_| splice.is_some()),
-            splice,
+            target,
+            splice: BodyEdit::join(splice, salt),
             names,
             priority: resolved.priority,
             latency,
             prefix,
             blocks: Vec::new(),
             facts: PromptFacts::default(),
-            stored_id: if stored_id == 0 {
-                self.facts.stored_id
-            } else {
-                stored_id
-            },
+            stored_id: stored_id.unwrap_or(self.facts.stored_id),
         })
     }
 
-    /// Returns the SLOs of the request; none if the pool does not predict latency, or if the path
-    /// is no inference path.
-    fn requested_slo(&self, pool: &ManagedPool) -> Result<RequestedSlo, Refusal> {
+    fn requested_model<'m>(&'m self, model: &'m str) -> ModelRequest<'m> {
+        ModelRequest {
+            model,
+            objective: self.facts.objective.as_deref(),
+            rewrite: self.facts.rewrite.as_deref(),
+        }
+    }
+
+    /// The tokens of a body whose prompt is not read.
+    fn task_tokens(&self, pool: &ManagedPool, body_bytes: usize) -> u32 {
+        let is_form = self.facts.boundary.is_some();
+        pool.text_tokens(body_bytes / if is_form { FORM_BYTES } else { 1 })
+    }
+
+    /// Separates the client's cached prefixes from those of other clients, if the settings say so.
+    fn salt(
+        &self,
+        settings: &ExchangeSettings,
+        parsed: &mut ParsedRequest<PromptSums>,
+    ) -> Option<BodyEdit> {
+        let is_json = self.facts.boundary.is_none() && !self.api.is_grpc();
+        if !settings.separates_caches() || !is_json {
+            return None;
+        }
+        let tenant = &self.facts.client.tenant;
+        let salt = scheduler::prefix::keyed_name(&settings.cache_salt_key, tenant);
+        let edit = rewrite::salt(parsed, self.api, &salt);
+        parsed.cache_salt = salt.into_bytes();
+        edit
+    }
+
+    /// Returns the SLOs of the request; none if the pool does not predict latency, if the path is
+    /// no inference path, or if the headers are not trusted.
+    fn requested_slo(
+        &self,
+        settings: &ExchangeSettings,
+        pool: &ManagedPool,
+    ) -> Result<RequestedSlo, Refusal> {
         let predicting = pool
             .snapshot()
             .map(Snapshot::pipeline)
@@ -133,7 +172,8 @@ impl Exchange {
             return Ok(RequestedSlo::default());
         };
         let requested = self.facts.latency?;
-        if pipeline.demands_slo() && !requested.slo.any() {
+        let is_trusted = settings.slo_headers == HeaderTrust::Trust;
+        if is_trusted && pipeline.demands_slo() && !requested.slo.any() {
             Err(Refusal::SloMissing)
         } else {
             Ok(requested)

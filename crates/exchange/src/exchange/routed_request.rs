@@ -73,10 +73,14 @@ pub(super) struct RequestKind {
     pub(super) accepted_as: u64,
     /// The client's credentials, as a hash.
     pub(super) credentials: u64,
+    /// The client, as a hash.
+    pub(super) client: u64,
     /// Whether the body names an object that an engine may have stored.
     pub(super) names_id: bool,
     /// Whether the client wants at least one token.
     pub(super) wants_output: bool,
+    /// Most tokens of the reply, if the client sets a limit.
+    pub(super) reply_tokens_max: Option<u32>,
 }
 
 /// A request that was sent to a picked endpoint, until its end.
@@ -238,7 +242,7 @@ impl RoutedRequest {
         }
         self.reply.served = true;
         if (200..300).contains(&head.status) {
-            pool.counters_mut().count_success(&mut self.counted);
+            pool.count_success(&mut self.counted, self.kind.client, now);
         }
         self.serve(pool, head, &mut step, now);
         self.reply.streamed = head
@@ -378,7 +382,7 @@ impl RoutedRequest {
             if head.origin == ResponseOrigin::Lost
                 && (at == failed || pool.is_alive(*endpoint, now))
             {
-                pool.record_lost_connection(*endpoint, prompt, now);
+                pool.record_lost_connection(*endpoint, prompt, self.kind.client, now);
             }
             // A request that is no inference is retried only if there was no connection.
             let is_refused =

@@ -232,6 +232,7 @@ impl JsonPush {
         let Some(end) = self.scalar_end(piece, kind)? else {
             return Ok(false);
         };
+        let start = self.read + piece.at;
         let text = piece.bytes.get(piece.at..end).unwrap_or_default();
         piece.at = end;
         self.expected = self.after_value();
@@ -240,7 +241,7 @@ impl JsonPush {
                 self.numbers += u32::from(kind == JsonKind::Number && self.depth == outside + 1);
             }
             None => match visitor.begin(kind, None) {
-                Wanted::Whole => visitor.scalar(text),
+                Wanted::Whole => visitor.scalar(text, start),
                 Wanted::Raw => {
                     visitor.raw(text);
                     visitor.raw_end(0);

@@ -23,8 +23,8 @@ pub(crate) trait JsonVisitor {
     fn begin(&mut self, kind: JsonKind, first: Option<u8>) -> Wanted;
     /// A string that was wanted whole.
     fn string(&mut self, string: &JsonStr<'_>);
-    /// A number or literal that was wanted whole.
-    fn scalar(&mut self, text: &[u8]);
+    /// A number or literal that was wanted whole, and where it begins in the input.
+    fn scalar(&mut self, text: &[u8], start: usize);
     /// Some bytes of a value that was wanted raw.
     fn raw(&mut self, bytes: &[u8]);
     /// The end of that value. `numbers` are its elements that are numbers.

@@ -59,6 +59,11 @@ pub(super) fn read(api: RequestApi, data: &HeldEvent, seen: &mut ResponseFacts) 
         data.read_usage_at_end(if closing { 2 } else { 1 }, &mut seen.usage);
         seen.finished |= closing;
         seen.generated |= !closing;
+        seen.content_bytes = if closing {
+            seen.content_bytes
+        } else {
+            u32::MAX
+        };
         return !closing;
     }
     if data.bytes().trim_ascii() == DONE {
@@ -276,8 +281,16 @@ impl EventReader<'_> {
 
     #[inline(never)] // several callers, and the wasm module should be small
     fn string_with_content(&mut self, reader: &mut JsonReader<'_>) -> Result<(), JsonError> {
-        self.content |= reader.string()?.is_some_and(|text| !text.raw().is_empty());
+        let bytes = reader.string()?.map_or(0, |text| text.raw().len());
+        self.has_content(bytes);
         Ok(())
+    }
+
+    /// Notices this many bytes of content.
+    fn has_content(&mut self, bytes: usize) {
+        self.content |= bytes > 0;
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.seen.content_bytes = self.seen.content_bytes.saturating_add(bytes);
     }
 
     /// Notices content if the next value is a string, array or object that is not empty.
@@ -286,12 +299,12 @@ impl EventReader<'_> {
         match reader.peek()? {
             JsonKind::String => self.string_with_content(reader),
             JsonKind::Array => reader.elements(|reader| {
-                self.content = true;
-                reader.skip().map(drop)
+                self.has_content(reader.skip()?.len());
+                Ok(())
             }),
             JsonKind::Object => reader.members(|reader, _| {
-                self.content = true;
-                reader.skip().map(drop)
+                self.has_content(reader.skip()?.len());
+                Ok(())
             }),
             JsonKind::Number | JsonKind::Boolean | JsonKind::Null => reader.skip().map(drop),
         }

@@ -345,7 +345,7 @@ impl EnginesHost {
             observation
                 .output_tokens
                 .into_iter()
-                .for_each(|tokens| self.learner.ended(tokens));
+                .for_each(|tokens| self.learner.ended(observation.endpoint, tokens));
         }
         self.running[flight.server] -= 1;
         self.changed(flight.worker);

@@ -242,7 +242,7 @@ fn header<'f>(forward: &'f RequestChanges, wanted: &str) -> &'f str {
         .map_or("", |(_, value)| value)
 }
 
-fn head(to: &str, status: u16) -> ResponseHead<'_> {
+pub(crate) fn head(to: &str, status: u16) -> ResponseHead<'_> {
     ResponseHead {
         origin: ResponseOrigin::Upstream,
         status,
@@ -252,7 +252,12 @@ fn head(to: &str, status: u16) -> ResponseHead<'_> {
     }
 }
 
-fn answer_well(exchange: &mut Exchange, pool: &mut ManagedPool, to: &str, now: Timestamp) {
+pub(crate) fn answer_well(
+    exchange: &mut Exchange,
+    pool: &mut ManagedPool,
+    to: &str,
+    now: Timestamp,
+) {
     exchange.response_headers(pool, &head(to, 200), now);
     exchange.response_chunk(pool, REPLY, true, now);
 }

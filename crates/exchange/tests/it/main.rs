@@ -36,6 +36,7 @@ mod script;
 mod sharing_workers;
 mod slo;
 mod tasks;
+mod tenants;
 mod tpot;
 mod unread;
 mod workers;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use exchange::driver::{FilterStatus, RequestDriver};
-use exchange::{FairnessHeader, ManagedPool, ObjectiveHeader, Timestamp};
+use exchange::{HeaderTrust, ManagedPool, Timestamp};
 use scheduler::objects::{ObjectiveSpec, Objects, ObjectsSpec};
 use scheduler::plugin::ParameterValue;
 use scheduler::{PipelineSpec, PluginSpec};
@@ -66,8 +66,8 @@ impl QueuedClient {
         more: &[(&[u8], &[u8])],
     ) -> Self {
         let mut host = MemoryHost::new(pool, CHAT);
-        host.settings.objective_header = ObjectiveHeader::Trust;
-        host.settings.flow.header = FairnessHeader::Trust;
+        host.settings.objective_header = HeaderTrust::Trust;
+        host.settings.flow.header = HeaderTrust::Trust;
         host.settings.flow.ttl_header = "x-queue-ttl-ms".to_owned();
         host.settings.explain = true;
         let own: [(&[u8], &[u8]); 2] = [

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use exchange::{
     DecideAt, DestinationFormat, Exchange, ExchangeSettings, ExchangeStep, FailureMode,
-    HeadersStep, LocalReply, ManagedPool, ObjectiveHeader, ResponseBody, ResponseHead,
-    ResponseOrigin, Timestamp,
+    HeaderTrust, HeadersStep, LocalReply, ManagedPool, ResponseBody, ResponseHead, ResponseOrigin,
+    Timestamp,
 };
 use pool_state::ModelLabel;
 use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, TargetSpec};
@@ -135,7 +135,7 @@ impl ExchangeScript {
             "decide_at headers" => self.settings.decide_at = DecideAt::Headers,
             "model_header x-model" => self.settings.model_header = "x-model".to_owned(),
             "explain" => self.settings.explain = true,
-            "objective_header trust" => self.settings.objective_header = ObjectiveHeader::Trust,
+            "objective_header trust" => self.settings.objective_header = HeaderTrust::Trust,
             "body_limit 100" => self.settings.body_limit_bytes = 100,
             "per_try_timeout 300" => self.settings.retry.per_try_timeout_ms = 300,
             other => panic!("no such setting: {other}"),

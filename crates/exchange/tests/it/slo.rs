@@ -3,7 +3,7 @@
 
 use exchange::record::ParsedRecord;
 use exchange::{
-    Exchange, ExchangeSettings, ExchangeStep, LocalReply, ManagedPool, ResponseHead,
+    Exchange, ExchangeSettings, ExchangeStep, HeaderTrust, LocalReply, ManagedPool, ResponseHead,
     ResponseOrigin, Timestamp,
 };
 use pool_state::{LoadReportHead, LoadReportSum, OwnLoadReport, PeerLoadReport};
@@ -127,17 +127,19 @@ fn ask(
     (exchange, step)
 }
 
+fn trusting() -> ExchangeSettings {
+    ExchangeSettings {
+        slo_headers: HeaderTrust::Trust,
+        ..ExchangeSettings::default()
+    }
+}
+
 /// Sends a request. Returns the endpoint that it goes to, or the reply.
 fn sent(
     pool: &mut ManagedPool,
     headers: &[(&str, &str)],
 ) -> (Exchange, Result<String, LocalReply>) {
-    let (exchange, step) = ask(
-        pool,
-        "/v1/completions",
-        headers,
-        &ExchangeSettings::default(),
-    );
+    let (exchange, step) = ask(pool, "/v1/completions", headers, &trusting());
     let to = match step {
         ExchangeStep::Forward(forward) => {
             Ok(forward.set[0].1.split(',').next().unwrap().to_owned())
@@ -171,7 +173,7 @@ fn cell(prediction: bool, slo: Option<&str>, header: Option<&str>) -> (String, u
         .collect();
     let settings = ExchangeSettings {
         explain: true,
-        ..ExchangeSettings::default()
+        ..trusting()
     };
     let (mut exchange, step) = ask(&mut pool, "/v1/completions", &headers, &settings);
     let tracked = [0, 1]
@@ -231,7 +233,7 @@ fn without_an_slo_every_inference_request_is_told_so_while_latency_is_predicted(
         "one is enough"
     );
     let mut pool = pool([20.0, 20.0]);
-    let (mut exchange, step) = ask(&mut pool, "/v1/models", &[], &ExchangeSettings::default());
+    let (mut exchange, step) = ask(&mut pool, "/v1/models", &[], &trusting());
     assert!(
         matches!(step, ExchangeStep::Forward(_)),
         "no inference: {step:?}"
@@ -262,6 +264,22 @@ fn what_cannot_be_is_told_by_its_header_and_only_while_it_matters() {
             None,
             "{header} changes nothing while prediction is off"
         );
+    }
+}
+
+#[test]
+fn an_slo_counts_only_where_its_header_is_trusted() {
+    for value in ["0.1", "nan", "100"] {
+        let headers = [("x-slo-tpot-ms", value), ("predictionbasedrouting", "true")];
+        let mut pool = pool_of(&pipeline(true, "refuse", 1), [20.0, 20.0]);
+        let settings = ExchangeSettings::default();
+        let (mut exchange, step) = ask(&mut pool, "/v1/completions", &headers, &settings);
+        assert!(
+            matches!(step, ExchangeStep::Forward(_)),
+            "{value}: {step:?}"
+        );
+        assert_eq!([lowest(&pool, 0), lowest(&pool, 1)], [Slo::default(); 2]);
+        exchange.end(&mut pool, Timestamp(0));
     }
 }
 
@@ -581,7 +599,10 @@ fn what_the_one_who_speaks_for_a_proxy_promised_itself_is_told_too() {
 #[test]
 fn a_record_says_what_was_asked_and_who_runs_where_with_which_slo() {
     let mut pool = pool([20.0, 60.0]);
-    let settings = recording();
+    let settings = ExchangeSettings {
+        slo_headers: HeaderTrust::Trust,
+        ..recording()
+    };
     let mut record = |headers: &[(&str, &str)]| -> serde_json::Value {
         let (mut exchange, _) = ask(&mut pool, "/v1/completions", headers, &settings);
         serde_json::from_str(&exchange.take_record().unwrap()).unwrap()
@@ -630,6 +651,7 @@ fn reasons_say_what_is_predicted_and_who_is_late_and_a_record_decides_the_same_a
     }
     let settings = ExchangeSettings {
         explain: true,
+        slo_headers: HeaderTrust::Trust,
         ..recording()
     };
     let headers = [ASKED.as_slice(), &[("x-switchpoint-explain", "1")]].concat();

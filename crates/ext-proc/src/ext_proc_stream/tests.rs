@@ -14,7 +14,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 };
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
-use exchange::{DestinationFormat, ObjectiveHeader};
+use exchange::{DestinationFormat, HeaderTrust};
 use proto::state;
 use proto::state::daemon_message::Message as DaemonContent;
 use scheduler::Version;
@@ -664,7 +664,7 @@ fn a_stop_may_cut_off_only_what_the_proxy_finishes_alone() {
 fn the_served_endpoint_is_read_from_the_protocols_metadata_alone() {
     let server = server(&[SERVER, OTHER]);
     let settings = ExchangeSettings {
-        objective_header: ObjectiveHeader::Trust,
+        objective_header: HeaderTrust::Trust,
         ..with_format(DestinationFormat::List)
     };
     let mut stream = stream(&server, settings);

@@ -274,13 +274,30 @@ fn one_in_fifty_that_stalls_for_ten_seconds_does_not_spoil_it() {
 #[test]
 fn the_mean_output_is_followed() {
     let mut learner = StepLearner::default();
-    (0..2_000).for_each(|_| learner.ended(50));
+    (0..2_000).for_each(|_| learner.ended(endpoint(0, 1), 50));
     assert!((learner.model().output_tokens() - 50.0).abs() < 1.0);
-    learner.ended(u32::MAX);
+    learner.ended(endpoint(0, 1), u32::MAX);
     assert!(
         learner.model().output_tokens() <= 6_000.0,
         "one absurd count moves it by its share of the maximum"
     );
+}
+
+#[test]
+fn one_engines_claims_move_no_expectation_of_others() {
+    for (engines, lie) in [(4, u32::MAX), (4, 0), (2, u32::MAX)] {
+        let mut learner = StepLearner::default();
+        for n in 0..4_000_u32 {
+            let slot = u16::try_from(n % engines).unwrap();
+            let said = if slot == 0 { lie } else { 40 + n % 21 };
+            learner.ended(endpoint(slot, 1), said);
+        }
+        let expected = learner.model().output_tokens();
+        assert!(
+            (45.0..55.0).contains(&expected),
+            "{lie} of one in {engines}: {expected}"
+        );
+    }
 }
 
 /// Engines under traffic, second by second.
@@ -547,7 +564,7 @@ proptest! {
         for (slot, generation, [a, b, ms]) in samples.into_iter().chain(small) {
             learner.first_token(endpoint(slot, generation), &FirstToken { uncached_tokens: a, prompt_tokens: b, service_ms: ms }, slot % 2 == 0);
             learner.gap(endpoint(slot, generation), &TokenGap { batch: a, context_tokens: b, gap_ms: ms });
-            learner.ended(a as u32);
+            learner.ended(endpoint(slot, generation), a as u32);
         }
         let model = learner.model();
         prop_assert_eq!(StepModel::from_words(&model.words()), Ok(model), "every number is one it may be");

@@ -1,17 +1,22 @@
 //! The counters of one pool in one VM. They are cumulative since the VM started, so a lost report
 //! loses nothing.
 
+mod labels;
+mod sums;
+use labels::NameCandidates;
+pub use labels::{LabelSource, UNLISTED_NAME_BYTES_MAX};
+
 use scheduler::EndpointRef;
 
 use super::miss_cause::{MISS_CAUSES, MissedTokens};
 use crate::usage::TokenUsage;
 
 /// The most labels; further ones count as `other`. Model names come from clients, and every row is
-/// reported each second. A model gets its own label at its first success (2xx), so that clients
-/// cannot use up the labels with invalid names.
+/// reported each second. A model gets its own label at its first success (2xx). Engines that ignore
+/// the name answer any, so an unlisted name may give way to another ([`labels`]).
 pub const MODELS_MAX: usize = 100;
 
-/// The longest model name that is counted separately, in bytes: enough for a file path.
+/// The longest listed model name that is counted separately, in bytes: enough for a file path.
 const MODEL_NAME_BYTES_MAX: usize = 256;
 
 /// The label of models without a label of their own.
@@ -73,6 +78,8 @@ pub struct TokenCounters {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelCounters {
     pub label: ModelLabel,
+    /// Where the name comes from.
+    pub source: LabelSource,
     /// Requests picked. A model without a label counts from its first success, or else at the end
     /// of the request.
     pub requests: u64,
@@ -110,6 +117,7 @@ pub struct CountedRequest {
 pub struct PoolCounters {
     endpoints: Vec<EndpointCounters>,
     models: Vec<ModelCounters>,
+    candidates: NameCandidates,
     dropped: Vec<(&'static str, u64)>,
     /// Estimated prompt tokens of all picks.
     pub prompt_tokens: u64,
@@ -149,6 +157,11 @@ impl TokenCounters {
 // === impl CountedRequest ===
 
 impl CountedRequest {
+    /// The requested model, if its name has no label.
+    pub(super) fn unnamed_model(&self) -> Option<&str> {
+        (!self.named).then_some(&*self.label.model)
+    }
+
     fn label(&self) -> Option<&ModelLabel> {
         self.named.then_some(&self.label)
     }
@@ -196,8 +209,15 @@ impl PoolCounters {
             target_model: shortened(target_model),
             priority,
         };
+        let cut = label.cut();
+        let known = |label: &ModelLabel| self.models.iter().any(|m| m.label == *label);
         // A request without a model name needs no label of its own.
-        let named = model.is_empty() || self.models.iter().any(|m| m.label == label);
+        let (label, named) = if model.is_empty() || known(&label) {
+            (label, true)
+        } else {
+            let named = cut.as_ref().is_some_and(known);
+            (cut.filter(|_| named).unwrap_or(label), named)
+        };
         let counted = CountedRequest {
             label,
             bytes: bytes as u64,
@@ -209,20 +229,16 @@ impl PoolCounters {
         counted
     }
 
-    /// Counts the success (2xx) of a request.
-    pub fn count_success(&mut self, counted: &mut CountedRequest) {
-        if !counted.named {
-            counted.named = true;
-            self.begin(counted);
-        }
-    }
-
     /// Counts the end of a request. Returns the row for further counts.
     pub fn count_ended(&mut self, counted: &CountedRequest) -> &mut ModelCounters {
         if !counted.named {
             self.begin(counted);
         }
-        let row = self.row(counted.label());
+        // The counts of a row that gave way are those of `other`.
+        let label = counted
+            .label()
+            .filter(|label| self.position(label).is_some());
+        let row = self.row(label);
         row.running = row.running.saturating_sub(1);
         row
     }
@@ -316,22 +332,19 @@ impl PoolCounters {
     /// The row of the label, if it exists or there is room for it; else the row of `other`.
     #[inline(never)] // called from many places; inlining would enlarge the wasm module
     fn row(&mut self, label: Option<&ModelLabel>) -> &mut ModelCounters {
-        let known = self.models.iter().position(|m| Some(&m.label) == label);
+        let known = label.and_then(|label| self.position(label));
         let position = known.unwrap_or_else(|| {
             let label = label
-                .filter(|_| self.models.len() < MODELS_MAX)
+                .filter(|_| !self.is_full())
                 .cloned()
                 .unwrap_or_else(other);
-            self.models
-                .iter()
-                .position(|m| m.label == label)
-                .unwrap_or_else(|| {
-                    self.models.push(ModelCounters {
-                        label,
-                        ..ModelCounters::default()
-                    });
-                    self.models.len() - 1
-                })
+            self.position(&label).unwrap_or_else(|| {
+                self.models.push(ModelCounters {
+                    label,
+                    ..ModelCounters::default()
+                });
+                self.models.len() - 1
+            })
         });
         #[expect(clippy::indexing_slicing, reason = "found or pushed just above")]
         &mut self.models[position]
@@ -358,91 +371,22 @@ fn shortened(model: &str) -> Box<str> {
 }
 
 impl ModelCounters {
+    fn errors_of(&mut self, status: u16, more: u64) {
+        match self.errors.iter_mut().find(|(s, _)| *s == status) {
+            Some((_, count)) => *count += more,
+            None => self.errors.push((status, more)),
+        }
+    }
+
     /// Counts an error reply with this status.
     pub fn error(&mut self, status: u16) {
-        match self.errors.iter_mut().find(|(s, _)| *s == status) {
-            Some((_, count)) => *count += 1,
-            None => self.errors.push((status, 1)),
-        }
+        self.errors_of(status, 1);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_from_clients_cannot_grow_without_bound() {
-        let mut counters = PoolCounters::default();
-        for i in 0..10_000 {
-            let model = format!("m{i}");
-            let mut counted = counters.count_sent(&model, &model, i, 0);
-            assert_eq!(
-                (&*counted.label.model, counted.label.priority),
-                (&*model, i),
-                "a request keeps its own name"
-            );
-            counters.count_success(&mut counted);
-            counters.count_ended(&counted);
-        }
-        assert!((MODELS_MAX..=MODELS_MAX + 1).contains(&counters.models().len()));
-        assert_eq!(
-            counters.models().iter().map(|m| m.requests).sum::<u64>(),
-            10_000
-        );
-        assert_eq!(
-            counters
-                .models()
-                .iter()
-                .find(|m| &*m.label.model == "m5")
-                .map(|m| (m.requests, m.running)),
-            Some((1, 0))
-        );
-        assert_eq!(
-            &*counters.count_sent(&"x".repeat(1000), "", 0, 0).label.model,
-            "other"
-        );
-    }
-
-    #[test]
-    fn names_that_no_engine_serves_use_up_no_labels() {
-        let mut counters = PoolCounters::default();
-        for i in 0..10_000 {
-            let counted = counters.count_sent(&format!("invented-{i}"), "", 0, 3);
-            counters.count_ended(&counted).error(404);
-        }
-        let mut counted = counters.count_sent("real", "real", 0, 5);
-        assert_eq!(
-            counters
-                .models()
-                .iter()
-                .map(|m| &*m.label.model)
-                .collect::<Vec<_>>(),
-            ["other"]
-        );
-        counters.count_success(&mut counted);
-        let again = counters.count_sent("real", "real", 0, 7);
-        counters.count_ended(&counted);
-        counters.count_ended(&again).error(500);
-        let rows: Vec<_> = counters
-            .models()
-            .iter()
-            .map(|m| {
-                (
-                    &*m.label.model,
-                    m.requests,
-                    m.request_bytes,
-                    m.running,
-                    m.errors.len(),
-                )
-            })
-            .collect();
-        assert_eq!(
-            rows,
-            [("other", 10_000, 30_000, 0, 1), ("real", 2, 12, 0, 1)],
-            "each request counts once"
-        );
-    }
 
     #[test]
     fn errors_are_counted_by_status() {
@@ -458,7 +402,7 @@ mod tests {
         let mut counters = PoolCounters::default();
         for (target, priority) in [("a", 0), ("b", 0), ("a", -1), ("a", 0)] {
             let mut counted = counters.count_sent("m", target, priority, 1);
-            counters.count_success(&mut counted);
+            counters.count_success(&mut counted, LabelSource::Listed);
         }
         let rows: Vec<_> = counters
             .models()

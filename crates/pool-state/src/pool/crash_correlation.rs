@@ -1,9 +1,13 @@
 //! Finds prompts that crash engines, so that they are not sent on to the next engine.
 //!
-//! A lost connection is remembered with the hash of its prompt. A prompt that cost two engines
-//! their connection within [`REMEMBERED_MS`] is refused, if both engines work with other prompts
-//! and lost no other prompt's connection at the same moment: an engine that dies loses all its
-//! connections, and it is not known which prompt is to blame.
+//! A lost connection is remembered with the hashes of its prompt and its client. A prompt that cost
+//! two engines their connection within [`REMEMBERED_MS`] is refused, if both engines work with
+//! other prompts and lost no other prompt's connection at the same moment: an engine that dies
+//! loses all its connections, and it is not known which prompt is to blame.
+//!
+//! What crashes an engine may be a parameter, and not the prompt. So one client's losses refuse the
+//! prompt only to that client; to others, those of two clients. One request in [`PROBE_MS`] is let
+//! through, and not repeated if it is lost: a success clears the prompt.
 //!
 //! Other workers and proxies receive this as placements of one block, marked in the upper half as
 //! adapters are ([`super::adapters`]).
@@ -25,12 +29,24 @@ const LOST_MAX: usize = 64;
 /// Connections that one engine lost within this many ms were lost together.
 const TOGETHER_MS: u64 = 100;
 
-/// Engines that a prompt must have cost their connection.
+/// Engines that a prompt must have cost their connection, and clients whose word it takes against
+/// another one.
 const ENGINES: usize = 2;
+const CLIENTS: usize = 2;
+
+/// How long after a lost connection, or a probe, a refused prompt is tried again, ms: a worker
+/// costs an engine at most one connection in this time, and a client with a prompt that was
+/// cleared, or refused by mistake, waits no longer.
+const PROBE_MS: u64 = 5_000;
 
 /// The upper half of a mark; hashes of blocks have another.
 const MARK: u64 = 0x4c6f_7374_0000_0000;
 const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
+
+/// Bits of the client in a mark. The others are of the prompt: of [`LOST_MAX`] marks, another
+/// prompt has one in 65,000 times; two clients seem one in 1,024 times.
+const CLIENT_BITS: u32 = 10;
+const CLIENT_MASK: u64 = (1 << CLIENT_BITS) - 1;
 
 /// Connections lost lately, oldest first.
 #[derive(Debug, Default)]
@@ -43,10 +59,37 @@ struct LostConnection {
     mark: u64,
     endpoint: EndpointRef,
     at: Timestamp,
+    /// When the prompt was let through last.
+    probed_at: Option<Timestamp>,
 }
 
-pub(super) fn mark(prompt: u64) -> u64 {
-    MARK | (prompt & !MARK_MASK)
+/// Whether a prompt may be sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptSuspicion {
+    /// Nothing speaks against it.
+    #[default]
+    None,
+    /// The prompt crashes engines, and is due to be tried again, once.
+    Probe,
+    /// The prompt crashes engines.
+    Crashes,
+}
+
+pub(super) fn mark(prompt: u64, client: u64) -> u64 {
+    MARK | of_prompt(prompt) | (client & CLIENT_MASK)
+}
+
+/// The bits of a mark, or of its lower half, that are the prompt's.
+fn of_prompt(prompt: u64) -> u64 {
+    (prompt << CLIENT_BITS) & !MARK_MASK
+}
+
+// === impl LostConnection ===
+
+impl LostConnection {
+    fn has_prompt(&self, prompt: u64) -> bool {
+        self.mark & !MARK_MASK & !CLIENT_MASK == of_prompt(prompt)
+    }
 }
 
 /// Whether a block of a placement is the mark of a prompt that cost an engine its connection, not
@@ -68,28 +111,52 @@ impl CrashCorrelator {
             mark,
             endpoint,
             at: now,
+            probed_at: None,
         });
     }
 
     /// Forgets the lost connections of a prompt that was served: it crashes no engine.
     pub(super) fn forget(&mut self, prompt: u64) {
         if !self.lost.is_empty() {
-            self.lost.retain(|lost| lost.mark != mark(prompt));
+            self.lost.retain(|lost| !lost.has_prompt(prompt));
         }
     }
 
-    /// Whether the prompt of this hash cost the connection of enough engines that serve other
-    /// prompts successfully.
-    pub(super) fn is_crashing(
+    /// Judges the prompt of this hash, for this client. A probe is recorded: the next one is due
+    /// after [`PROBE_MS`].
+    pub(super) fn judge(
+        &mut self,
+        prompt: u64,
+        client: u64,
+        health: &EndpointHealthTable,
+        now: Timestamp,
+    ) -> PromptSuspicion {
+        if self.lost.is_empty() || !self.is_crashing(prompt, client, health, now) {
+            return PromptSuspicion::None;
+        }
+        let of_prompt = || self.lost.iter().filter(|lost| lost.has_prompt(prompt));
+        let tried_at = of_prompt().map(|lost| lost.probed_at.unwrap_or(lost.at).max(lost.at));
+        if tried_at
+            .max()
+            .is_some_and(|tried| now.ms_since(tried) < PROBE_MS)
+        {
+            return PromptSuspicion::Crashes;
+        }
+        for lost in self.lost.iter_mut().filter(|lost| lost.has_prompt(prompt)) {
+            lost.probed_at = Some(now);
+        }
+        PromptSuspicion::Probe
+    }
+
+    /// Whether the prompt cost the connection of enough engines that serve other prompts
+    /// successfully, in requests of this client, or of enough clients.
+    fn is_crashing(
         &self,
         prompt: u64,
+        client: u64,
         health: &EndpointHealthTable,
         now: Timestamp,
     ) -> bool {
-        if self.lost.is_empty() {
-            return false;
-        }
-        let mark = mark(prompt);
         let since = Timestamp(now.0.saturating_sub(Timestamp(0).plus_ms(REMEMBERED_MS).0));
         let recent = || self.lost.iter().filter(|lost| lost.at >= since);
         let alone = |lost: &LostConnection| {
@@ -97,18 +164,31 @@ impl CrashCorrelator {
                 other.endpoint == lost.endpoint
                     && other.at.ms_since(lost.at).max(lost.at.ms_since(other.at)) < TOGETHER_MS
             };
-            !recent().any(|other| other.mark != mark && together(other))
+            !recent().any(|other| !other.has_prompt(prompt) && together(other))
         };
+        let own = mark(prompt, client);
         let mut engines: Vec<EndpointRef> = Vec::new();
-        for lost in recent().filter(|lost| lost.mark == mark) {
-            if !engines.contains(&lost.endpoint)
+        let mut own_engines: Vec<EndpointRef> = Vec::new();
+        let mut clients: Vec<u64> = Vec::new();
+        let blamed = recent().filter(|lost| {
+            lost.has_prompt(prompt)
                 && alone(lost)
                 && health.succeeded_with_another(lost.endpoint, prompt, since)
-            {
-                engines.push(lost.endpoint);
+        });
+        for lost in blamed {
+            insert(&mut engines, lost.endpoint);
+            insert(&mut clients, lost.mark);
+            if lost.mark == own {
+                insert(&mut own_engines, lost.endpoint);
             }
         }
-        engines.len() >= ENGINES
+        own_engines.len() >= ENGINES || (engines.len() >= ENGINES && clients.len() >= CLIENTS)
+    }
+}
+
+fn insert<T: PartialEq>(set: &mut Vec<T>, member: T) {
+    if !set.contains(&member) {
+        set.push(member);
     }
 }
 
@@ -118,6 +198,21 @@ mod tests {
     use scheduler::{Generation, Slot};
 
     const POISON: u64 = 0xabcd;
+    const ANN: u64 = 1;
+    const BOB: u64 = 2;
+    const EVE: u64 = 3;
+
+    impl CrashCorrelator {
+        fn is_refused(
+            &mut self,
+            prompt: u64,
+            client: u64,
+            health: &EndpointHealthTable,
+            now: Timestamp,
+        ) -> bool {
+            self.judge(prompt, client, health, now) == PromptSuspicion::Crashes
+        }
+    }
 
     fn id(slot: u16) -> EndpointRef {
         EndpointRef {
@@ -142,46 +237,79 @@ mod tests {
     fn two_engines_that_do_well_with_other_prompts_are_enough() {
         let mut crashing = CrashCorrelator::default();
         let health = fine(&[0, 1]);
-        crashing.record(mark(POISON), id(0), at(1));
-        crashing.record(mark(POISON), id(0), at(2));
+        crashing.record(mark(POISON, ANN), id(0), at(1));
+        crashing.record(mark(POISON, ANN), id(0), at(2));
         assert!(
-            !crashing.is_crashing(POISON, &health, at(3)),
+            !crashing.is_refused(POISON, ANN, &health, at(3)),
             "twice the same engine"
         );
-        crashing.record(mark(POISON), id(1), at(4));
-        assert!(crashing.is_crashing(POISON, &health, at(5)));
+        crashing.record(mark(POISON, ANN), id(1), at(4));
+        assert!(crashing.is_refused(POISON, ANN, &health, at(5)));
         assert!(
-            !crashing.is_crashing(POISON + 1, &health, at(5)),
+            !crashing.is_refused(POISON + 1, ANN, &health, at(5)),
             "another prompt"
         );
         assert!(
-            !crashing.is_crashing(POISON, &health, at(60_003)),
+            !crashing.is_refused(POISON, ANN, &health, at(60_003)),
             "a minute later"
         );
         crashing.forget(POISON);
         assert!(
-            !crashing.is_crashing(POISON, &health, at(5)),
+            !crashing.is_refused(POISON, ANN, &health, at(5)),
             "an engine served it"
         );
     }
 
     #[test]
+    fn the_losses_of_one_client_refuse_nothing_to_another() {
+        let mut crashing = CrashCorrelator::default();
+        let health = fine(&[0, 1]);
+        for ms in 1..20 {
+            crashing.record(mark(POISON, EVE), id(u16::from(ms % 2 == 0)), at(ms));
+        }
+        assert!(!crashing.is_refused(POISON, ANN, &health, at(30)));
+        assert!(crashing.is_refused(POISON, EVE, &health, at(30)));
+        crashing.record(mark(POISON, BOB), id(0), at(40));
+        assert!(
+            crashing.is_refused(POISON, ANN, &health, at(50)),
+            "the word of two"
+        );
+    }
+
+    #[test]
+    fn a_refused_prompt_is_tried_again_once_in_a_while() {
+        let mut crashing = CrashCorrelator::default();
+        let health = fine(&[0, 1]);
+        crashing.record(mark(POISON, ANN), id(0), at(1));
+        crashing.record(mark(POISON, ANN), id(1), at(2));
+        let judged = (0..20_000)
+            .step_by(10)
+            .map(|ms| crashing.judge(POISON, ANN, &health, at(ms)))
+            .collect::<Vec<_>>();
+        let probes = judged
+            .iter()
+            .filter(|judged| **judged == PromptSuspicion::Probe);
+        assert_eq!(probes.count(), 3, "after 5, 10 and 15 s");
+        assert!(!judged.contains(&PromptSuspicion::None));
+    }
+
+    #[test]
     fn an_engine_that_is_gone_says_nothing_of_the_prompt() {
         let mut crashing = CrashCorrelator::default();
-        crashing.record(mark(POISON), id(0), at(1));
-        crashing.record(mark(POISON), id(1), at(2));
+        crashing.record(mark(POISON, ANN), id(0), at(1));
+        crashing.record(mark(POISON, ANN), id(1), at(2));
         assert!(
-            !crashing.is_crashing(POISON, &fine(&[0]), at(3)),
+            !crashing.is_refused(POISON, ANN, &fine(&[0]), at(3)),
             "no prompt succeeded at the second"
         );
-        crashing.record(mark(POISON + 1), id(1), at(3));
+        crashing.record(mark(POISON + 1, ANN), id(1), at(3));
         assert!(
-            !crashing.is_crashing(POISON, &fine(&[0, 1]), at(4)),
+            !crashing.is_refused(POISON, ANN, &fine(&[0, 1]), at(4)),
             "another prompt lost its connection at the same moment"
         );
-        crashing.record(mark(POISON), id(1), at(103));
+        crashing.record(mark(POISON, ANN), id(1), at(103));
         assert!(
-            crashing.is_crashing(POISON, &fine(&[0, 1]), at(104)),
+            crashing.is_refused(POISON, ANN, &fine(&[0, 1]), at(104)),
             "and not this time"
         );
     }
@@ -189,12 +317,12 @@ mod tests {
     #[test]
     fn what_is_remembered_is_bounded_and_marks_are_known() {
         let mut crashing = CrashCorrelator::default();
-        (0..1_000).for_each(|n| crashing.record(mark(n), id(0), at(n)));
+        (0..1_000).for_each(|n| crashing.record(mark(n, ANN), id(0), at(n)));
         assert_eq!(crashing.lost.len(), LOST_MAX);
         assert!(
-            is_mark(mark(u64::MAX))
+            is_mark(mark(u64::MAX, u64::MAX))
                 && !is_mark(POISON)
-                && !super::super::adapters::is_model_mark(mark(POISON))
+                && !super::super::adapters::is_model_mark(mark(POISON, ANN))
         );
     }
 }

@@ -193,7 +193,8 @@ impl ManagedPool {
         text_bytes: u32,
         blocks: Option<u32>,
     ) {
-        self.cache.token_rate.learn(text_bytes, usage);
+        let endpoint = held.serving.endpoint();
+        self.cache.token_rate.learn(endpoint, text_bytes, usage);
         let reported = usage.cached_tokens.zip(usage.prompt_tokens);
         if let (Some(cache_estimate), Some(blocks), Some((cached, prompt))) =
             (&held.cache_estimate, blocks, reported)

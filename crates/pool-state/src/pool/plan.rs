@@ -197,7 +197,7 @@ impl<'p> PoolReader<'p> {
         let Some(state) = &self.endpoints.state else {
             return Err(PickRefusal::NoState);
         };
-        self.look_up(state, request, now, &mut planner.lookups)?;
+        self.look_up(state, request, now, &mut planner.lookups);
         let local = self.local(state, &planner.lookups, now);
         let decision = maker.decide(&state.snapshot, request, local, &mut planner.rng);
         let Decision::Route(route) = decision else {
@@ -220,20 +220,11 @@ impl<'p> PoolReader<'p> {
         request: &Request<'_>,
         now: Timestamp,
         lookups: &mut EndpointLookups,
-    ) -> Result<(), PickRefusal> {
+    ) {
         let EndpointFailures {
-            ejections,
-            health,
-            crashing,
-            ..
+            ejections, health, ..
         } = &self.endpoints.failures;
         let blocks = request.prefix_blocks;
-        if blocks
-            .last()
-            .is_some_and(|&prompt| crashing.is_crashing(prompt, health, now))
-        {
-            return Err(PickRefusal::CrashingPrompt);
-        }
         let EndpointLookups {
             known,
             matched,
@@ -255,7 +246,6 @@ impl<'p> PoolReader<'p> {
         self.cache
             .adapters
             .find_rooms(&state.snapshot, request.model, adapter_rooms);
-        Ok(())
     }
 
     /// The state of this VM for a decision.

@@ -1,15 +1,33 @@
 //! The number of tokens for each byte of prompt text, learned from the usage that engines report.
 //!
 //! There is no tokenizer here. One estimate serves a pool, because its models are mostly variants
-//! of one; models with another tokenizer in the same pool are estimated as inexactly as before.
+//! of one; models with another tokenizer in the same pool are estimated as inexactly as before. It
+//! is the median of what the endpoints report, so that one of them does not move it.
 
-use scheduler::BYTES_PER_TOKEN;
+use scheduler::sort::lower_median;
+use scheduler::{BYTES_PER_TOKEN, EndpointRef};
 
 use crate::usage::TokenUsage;
 
 /// Tokens for each byte of prompt text.
+#[derive(Clone, Debug)]
+pub(super) struct TokenRate {
+    /// The median of `endpoints`.
+    rate: f64,
+    /// The rates of the endpoints that reported first, and the next to be replaced by a new one.
+    endpoints: Vec<EndpointRate>,
+    next: usize,
+}
+
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TokenRate(f64);
+struct EndpointRate {
+    endpoint: EndpointRef,
+    rate: f64,
+}
+
+/// Endpoints whose rates are kept: a median of more is no better, and takes time at the end of each
+/// request.
+const ENDPOINTS_KEPT: usize = 32;
 
 /// Shorter prompts are not used: the chat template is too large a part of them.
 const LEARNED_BYTES_MIN: u32 = 1024;
@@ -31,22 +49,50 @@ const FASTEST: f64 = 1.0;
 
 impl Default for TokenRate {
     fn default() -> Self {
-        Self(1.0 / BYTES_PER_TOKEN as f64)
+        Self {
+            rate: 1.0 / BYTES_PER_TOKEN as f64,
+            endpoints: Vec::new(),
+            next: 0,
+        }
     }
 }
 
 impl TokenRate {
-    /// Learns from a prompt of this many bytes of text that had the tokens in `usage`. 0 bytes
-    /// means that the prompt had other parts; then nothing is learned.
-    pub(super) fn learn(&mut self, bytes: u32, usage: &TokenUsage) {
+    /// Learns from a prompt of this many bytes of text that had the tokens in `usage` at
+    /// `endpoint`. 0 bytes means that the prompt had other parts; then nothing is learned.
+    pub(super) fn learn(&mut self, endpoint: EndpointRef, bytes: u32, usage: &TokenUsage) {
         let Some(tokens @ 1..) = usage.prompt_tokens.filter(|_| bytes >= LEARNED_BYTES_MIN) else {
             return;
         };
         // Not `clamp`, which panics if its limits are no numbers.
         let said = (f64::from(tokens) / f64::from(bytes))
-            .max(self.0 / OUTLIER)
-            .min(self.0 * OUTLIER);
-        self.0 = (self.0 + STEP * (said - self.0)).clamp(SLOWEST, FASTEST);
+            .max(self.rate / OUTLIER)
+            .min(self.rate * OUTLIER);
+        let pool = self.rate;
+        let row = self.row(endpoint);
+        let before = row.map_or(pool, |row| row.rate);
+        let rate = (before + STEP * (said - before)).clamp(SLOWEST, FASTEST);
+        match self.row(endpoint) {
+            Some(row) => row.rate = rate,
+            None => self.keep(EndpointRate { endpoint, rate }),
+        }
+        let rates = self.endpoints.iter().map(|row| row.rate);
+        self.rate = lower_median(rates.collect()).unwrap_or(pool);
+    }
+
+    fn row(&mut self, endpoint: EndpointRef) -> Option<&mut EndpointRate> {
+        let mut rows = self.endpoints.iter_mut();
+        rows.find(|row| row.endpoint == endpoint)
+    }
+
+    /// Keeps the rate of an endpoint that had none, in place of another one if there is no room.
+    fn keep(&mut self, row: EndpointRate) {
+        if self.endpoints.len() < ENDPOINTS_KEPT {
+            self.endpoints.push(row);
+        } else if let Some(other) = self.endpoints.get_mut(self.next) {
+            *other = row;
+            self.next = (self.next + 1) % ENDPOINTS_KEPT;
+        }
     }
 
     /// The tokens of this many bytes.
@@ -56,12 +102,12 @@ impl TokenRate {
         clippy::cast_precision_loss,
         reason = "not negative; the cast saturates"
     )]
-    pub(super) fn tokens(self, bytes: usize) -> u32 {
-        (bytes as f64 * self.0) as u32
+    pub(super) fn tokens(&self, bytes: usize) -> u32 {
+        (bytes as f64 * self.rate) as u32
     }
 
     /// The tokens of a block that has `block_tokens` by the first estimate: at least 1.
-    pub(super) fn block_tokens(self, block_tokens: u32) -> u32 {
+    pub(super) fn block_tokens(&self, block_tokens: u32) -> u32 {
         let bytes = usize::try_from(block_tokens)
             .unwrap_or(usize::MAX)
             .saturating_mul(BYTES_PER_TOKEN);
@@ -71,12 +117,22 @@ impl TokenRate {
 
 #[cfg(test)]
 mod tests {
+    use scheduler::{Generation, Slot};
+
     use super::*;
+
+    fn endpoint(slot: u16) -> EndpointRef {
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(1),
+        }
+    }
 
     fn after(replies: impl IntoIterator<Item = (u32, u32)>) -> TokenRate {
         let mut rate = TokenRate::default();
         for (bytes, tokens) in replies {
             rate.learn(
+                endpoint(0),
                 bytes,
                 &TokenUsage {
                     prompt_tokens: Some(tokens),
@@ -112,6 +168,27 @@ mod tests {
             31,
             "nearly 32"
         );
+    }
+
+    #[test]
+    fn one_engines_claims_move_no_estimate_of_others() {
+        for (engines, lie) in [(4, u32::MAX), (4, 1), (2, u32::MAX), (100, u32::MAX)] {
+            let mut rate = TokenRate::default();
+            for n in 0..20_000_u32 {
+                let slot = u16::try_from(n % engines).unwrap();
+                let prompt_tokens = Some(if slot == 0 { lie } else { 2_000 });
+                let usage = TokenUsage {
+                    prompt_tokens,
+                    ..TokenUsage::default()
+                };
+                rate.learn(endpoint(slot), 6_000, &usage);
+            }
+            let tokens = rate.tokens(6_000);
+            assert!(
+                (1_950..2_050).contains(&tokens),
+                "{lie} of {engines}: {tokens}"
+            );
+        }
     }
 
     #[test]

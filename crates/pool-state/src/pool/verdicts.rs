@@ -3,8 +3,9 @@
 use proto::placements::PlacementKind;
 use scheduler::EndpointRef;
 
+use super::crash_correlation::{self, PromptSuspicion};
 use super::health::{self, RequestFailure, Witness};
-use super::{LedgerHold, ManagedPool, crash_correlation};
+use super::{LedgerHold, ManagedPool};
 use crate::verdict::Verdict;
 use scheduler::Timestamp;
 
@@ -55,10 +56,27 @@ impl ManagedPool {
         }
     }
 
-    /// Records that the connection was lost after the prompt of this hash was sent.
-    pub fn record_lost_connection(&mut self, endpoint: EndpointRef, prompt: u64, now: Timestamp) {
+    /// Whether a request of this client with the prompt of this hash may be sent. 0: no prompt.
+    pub fn suspect_prompt(&mut self, prompt: u64, client: u64, now: Timestamp) -> PromptSuspicion {
+        let failures = &mut self.endpoints.failures;
+        if prompt == 0 {
+            return PromptSuspicion::None;
+        }
+        failures
+            .crashing
+            .judge(prompt, client, &failures.health, now)
+    }
+
+    /// Records that the connection was lost after this client's prompt of this hash was sent.
+    pub fn record_lost_connection(
+        &mut self,
+        endpoint: EndpointRef,
+        prompt: u64,
+        client: u64,
+        now: Timestamp,
+    ) {
         if prompt != 0 && self.endpoints.knows(endpoint) {
-            let mark = crash_correlation::mark(prompt);
+            let mark = crash_correlation::mark(prompt, client);
             self.endpoints.failures.crashing.record(mark, endpoint, now);
             self.cache
                 .placements

@@ -503,6 +503,10 @@ pub struct ModelCounters {
     /// The prompt tokens that were not cached, in the order of pool_state::MISS_CAUSES.
     #[prost(uint64, repeated, tag = "16")]
     pub missed_tokens: ::prost::alloc::vec::Vec<u64>,
+    /// Whether discovery, an object or an engine lists the model, or it is `other`; else only clients
+    /// name it.
+    #[prost(bool, tag = "17")]
+    pub listed: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Count {

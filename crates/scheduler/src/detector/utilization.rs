@@ -17,7 +17,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: readable(
         "Saturation = mean over the endpoints of max(q / queueDepthThreshold, u / \
         kvCacheUtilThreshold), q = requests waiting, u = share of the KV cache in use; endpoints \
-        that report neither are left out. As a filter it drops endpoints above 1 + headroom, \
+        that report neither are left out, and the largest counts at most as 1 or the mean of the \
+        others, whatever one engine claims. As a filter it drops endpoints above 1 + headroom, \
         unless all are.",
     ),
     source: readable("llm-d-router, saturationdetector/utilization"),
@@ -98,18 +99,28 @@ impl UtilizationThresholds {
         }
     }
 
-    /// The mean over the endpoints with known metrics; 0 if there are none.
+    /// The mean over the endpoints with known metrics; 0 if there are none. The largest of several
+    /// counts at most as full, or as the mean of the others: one engine's claims shed no request
+    /// while others have room.
     pub(crate) fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         let known = endpoints
             .iter()
             .filter_map(|&endpoint| self.saturation_of(context, endpoint));
-        let (sum, count) = known.fold((0.0, 0_u32), |(sum, count), one| {
-            (sum + f64::from(one), count + 1)
+        bounded_mean(known.map(f64::from))
+    }
+}
+
+fn bounded_mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (others, largest, count) = values
+        .fold((0.0, 0.0_f64, 0_u32), |(others, largest, count), one| {
+            (others + largest.min(one), largest.max(one), count + 1)
         });
-        if count == 0 {
-            0.0
-        } else {
-            sum / f64::from(count)
+    match count {
+        0 => 0.0,
+        1 => largest,
+        _ => {
+            let bounded = largest.min((others / f64::from(count - 1)).max(1.0));
+            (others + bounded) / f64::from(count)
         }
     }
 }
@@ -143,5 +154,24 @@ impl Filter for UtilizationDetector {
                 .saturation_of(context, index)
                 .is_none_or(|s| s <= self.kept_max)
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_engines_claims_saturate_no_pool() {
+        let mean = |values: &[f64]| bounded_mean(values.iter().copied());
+        assert_eq!(mean(&[]), 0.0);
+        assert_eq!(mean(&[3.0]), 3.0, "alone");
+        assert_eq!(mean(&[0.5, 0.25]), 0.375);
+        assert_eq!(mean(&[3.0, 3.0, 3.0]), 3.0);
+        for lie in [2.0, 1e9, 1e30] {
+            assert!(mean(&[0.9, lie, 0.9, 0.9]) < 1.0);
+            assert!(mean(&[lie, 0.9]) < 1.0);
+            assert!(mean(&[1.1, lie, 1.1, 1.1]) >= 1.0, "all are full");
+        }
     }
 }

@@ -370,7 +370,7 @@ fn slo_builder(front: PickerMode, has_flow_control: bool, folder: &Path) -> Resu
         .front(front)
         .servers_like(1, &queued_requests::slow_engine());
     Ok(builder
-        .picker(json!({"objective_header": "trust"}))
+        .picker(json!({"objective_header": "trust", "slo_headers": "trust"}))
         .daemon_arguments(&arguments))
 }
 

@@ -304,7 +304,12 @@ impl<'w> ScalingWorld<'w> {
             return;
         };
         self.pool.release(pending.hold, virtual_time(now));
-        self.learner.output(request.output);
+        let endpoint = self
+            .pool
+            .snapshot()
+            .and_then(|pool| pool.endpoints().get(at));
+        self.learner
+            .output(endpoint.map(|endpoint| endpoint.id), request.output);
         let tpot_ms = (now - pending.first) / f64::from(request.output.saturating_sub(1).max(1));
         self.good += usize::from(
             pending.first - request.at <= TTFT_SLO_S * 1e3 && tpot_ms <= TPOT_SLO_S * 1e3,

@@ -139,9 +139,14 @@ impl Simulation<'_> {
     }
 
     fn done(&mut self, request: u32, now: f64) {
+        let flight = self
+            .in_flight
+            .get(request as usize)
+            .and_then(Option::as_ref);
+        let endpoint = flight.and_then(|flight| self.endpoint(flight.at));
         if let Some(record) = self.records.get_mut(request as usize) {
             record.e2e = now - record.at;
-            self.learning.output(record.output);
+            self.learning.output(endpoint, record.output);
         }
         let Some(SimulatedRequest { hold, proxy, .. }) = self
             .in_flight

@@ -87,8 +87,11 @@ impl PickerMode {
             .flatten();
         let argument = |(key, value): (&String, &Value)| match (key.as_str(), value) {
             ("explain", Value::Bool(true)) => vec!["--ext-proc-explain".to_owned()],
-            ("objective_header", Value::String(word)) => {
-                vec!["--ext-proc-objective-header".to_owned(), word.clone()]
+            ("objective_header" | "slo_headers", Value::String(word)) => {
+                vec![
+                    format!("--ext-proc-{}", key.replace('_', "-")),
+                    word.clone(),
+                ]
             }
             _ => Vec::new(),
         };
@@ -189,7 +192,7 @@ impl StackBuilder {
     }
 
     /// Sets keys of the picker's configuration; `keys` is a JSON object. If the daemon picks, the
-    /// keys are `explain`, `objective_header` and `destination_format`.
+    /// keys are `explain`, `objective_header`, `slo_headers` and `destination_format`.
     #[must_use]
     pub fn picker(mut self, keys: Value) -> Self {
         if let Value::Object(keys) = keys {
