@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 use testbed::envoy::EnvoyConfig;
 use testbed::front::{DAEMON_ADMIN, DaemonAndEnvoy, ExtraArgs};
@@ -127,7 +127,9 @@ impl BenchStack {
             envoy: &["--concurrency", &concurrency],
         };
         let front = DaemonAndEnvoy::start(listed, more, |config| {
-            trust_slo_headers(config)?;
+            // The requests of [`crate::predicting::HEADERS`] state their SLO.
+            let trusted = ("slo_headers".to_owned(), "trust".into());
+            config.set_picker(&Map::from_iter([trusted]))?;
             add_ext_proc(config, "ext_proc", ext_proc.address(), asked.port())?;
             add_shipped(config, shipped.address(), &addresses, true)
         });
@@ -349,26 +351,6 @@ pub(crate) fn hosts(endpoints: &[String]) -> Vec<Value> {
         )
     };
     endpoints.iter().filter_map(host).collect()
-}
-
-/// Lets the requests of [`crate::predicting::HEADERS`] state their SLO.
-fn trust_slo_headers(config: &mut Value) -> Result<()> {
-    let filters = config
-        .pointer_mut(
-            "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters",
-        )
-        .and_then(Value::as_array_mut);
-    let text = filters
-        .ok_or("no HTTP filters")?
-        .iter_mut()
-        .find(|filter| filter["name"] == "switchpoint")
-        .and_then(|picker| picker.pointer_mut("/typed_config/config/configuration/value"))
-        .ok_or("the picker has no configuration")?;
-    let mut configuration: Value =
-        serde_json::from_str(text.as_str().ok_or("the configuration is no text")?)?;
-    configuration["slo_headers"] = "trust".into();
-    *text = configuration.to_string().into();
-    Ok(())
 }
 
 /// Adds a listener as shipped but without the picker, which spreads requests over the same
