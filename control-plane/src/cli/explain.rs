@@ -32,7 +32,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExplainRequest {
-    /// The pool; needed where there are several.
+    /// The pool; required if there are several.
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
 

@@ -27,13 +27,13 @@ use crate::cli::etcd_access::EtcdAccess;
 use crate::cli::logging::LogArgs;
 use crate::scrape::http_client;
 
-/// How often the health of the process is checked.
+/// How often the health of the registered process is checked.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a check may take.
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How often the metadata of the process is read.
+/// How often the metadata of the registered process is read.
 const METADATA_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The process is not ready after this many failed checks in a row. One failure may be a garbage

@@ -196,7 +196,8 @@ impl<'e> Extraction<'e> {
                     base_models: base_model.name().into_iter().collect(),
                     ..lora.clone()
                 }),
-            // Sorted, because the keys are; keys without a value on the page are left out.
+            // The keys are sorted, so the attributes are sorted too. Keys without a value on the
+            // page are left out.
             attributes: custom
                 .filter_map(|(at, key)| {
                     Some((

@@ -179,7 +179,7 @@ impl fmt::Display for InvalidState {
 
 impl std::error::Error for InvalidState {}
 
-/// Readers look attributes up by bisection, so their keys must be in order.
+/// Readers look attributes up by binary search, so their keys must be in order.
 fn attributes(columns: &[state::Attribute], n: usize) -> Result<&[state::Attribute], InvalidState> {
     if columns.iter().any(|column| column.values.len() != n) {
         return Err(InvalidState::ColumnLength("attributes"));
@@ -221,7 +221,7 @@ pub(crate) fn version(
         .ok_or(InvalidState::Missing(field))
 }
 
-/// Readers look models up by bisection.
+/// Readers look models up by binary search.
 fn model_set(message: state::ModelSet) -> Arc<[Box<str>]> {
     let mut models: Vec<Box<str>> = message.models.into_iter().map(Into::into).collect();
     sort_by(&mut models, |a, b| a < b);

@@ -102,7 +102,8 @@ fn version(version: Version) -> state::Version {
     }
 }
 
-/// Converts an endpoint. `sets` is sorted, so that bisection finds the endpoint's set of models.
+/// Converts an endpoint. `sets` is sorted, so that a binary search finds the endpoint's set of
+/// models.
 fn endpoint(endpoint: &Endpoint, sets: &[&[Box<str>]]) -> state::Endpoint {
     state::Endpoint {
         slot: u32::from(endpoint.id.slot.0),

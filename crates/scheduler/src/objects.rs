@@ -299,8 +299,8 @@ impl Objects {
         find(&self.models, model).is_some()
     }
 
-    /// Whether an object has this model as a target. An `InferenceModel` without targets is its
-    /// own.
+    /// Whether an object sends requests to this model. An `InferenceModel` without targets is its
+    /// own target.
     pub fn targets(&self, model: &str) -> bool {
         find(&self.targets, model).is_some()
     }

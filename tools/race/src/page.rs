@@ -23,10 +23,10 @@ says otherwise. No figure comes from a GPU. A client sends the next turn of a se
 to the turn before, and gives up after 60 s; a failed request counts as 60 s.
 
 Load is a share of the rate that round robin sustains. Cold sessions arrive in the first quarter, when caches are empty;
-the others are warm. **A ratio is our time over the other router's: below 1, ours is faster.** The interval of 95 % is a
-bootstrap over sessions, seeds pooled. `=` marks a difference no larger than between two runs of ours, bold a router
-that is faster than ours. A run with a delay of more than 5 ms (99th percentile) at its clients or engines is repeated
-with fewer beside it, or left out.
+the others are warm. **A ratio is Switchpoint's time over the other router's: below 1, Switchpoint is faster.** The
+interval of 95 % is a bootstrap over sessions, seeds pooled. `=` marks a difference no larger than between two
+Switchpoint runs, bold a router that is faster than Switchpoint. A run with a delay of more than 5 ms (99th percentile)
+at its clients or engines is repeated with fewer beside it, or left out.
 
 ";
 
@@ -70,7 +70,7 @@ pub fn write(folder: &Path, docs: &Path) -> Result<()> {
     )?)
 }
 
-/// A picture of the cells with workloads of ours, and one of the others.
+/// A picture of the cells with our own workloads, and one of the others.
 fn pictures(results: &RaceResults, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     for (name, is_ours) in [("workloads", true), ("published", false)] {
@@ -247,11 +247,11 @@ fn cells(results: &RaceResults) -> String {
     if results.of_group("core").next().is_none() {
         return String::new();
     }
-    let pictures = "![Ratio of ours to smg and to ours](race/workloads.svg)\n\n![Ratio of ours to smg and to ours](race/published.svg)\n";
+    let pictures = "![Ratio of Switchpoint to smg and to itself](race/workloads.svg)\n\n![Ratio of Switchpoint to smg and to itself](race/published.svg)\n";
     format!("## Cells\n\n{}{PUBLISHED}{pictures}\n", table.0)
 }
 
-/// The routers beside ours and smg, one seed each.
+/// The routers other than Switchpoint and smg, one seed each.
 fn others(results: &RaceResults) -> String {
     let mut table = MarkdownTable::with_header(&[
         "cell",
@@ -282,7 +282,7 @@ fn others(results: &RaceResults) -> String {
         return String::new();
     }
     format!(
-        "## Other routers\n\nWarm sessions of one seed: ms, and the ratio of ours. \"Busiest\" is the requests of the busiest engine over the mean.\n\n{}\n",
+        "## Other routers\n\nWarm sessions of one seed: ms, and Switchpoint's ratio. \"Busiest\" is the requests of the busiest engine over the mean.\n\n{}\n",
         table.0
     )
 }
@@ -312,7 +312,7 @@ fn counts_of(router: &RouterResult) -> [String; 3] {
     ]
 }
 
-/// A figure with the ratio of ours to it.
+/// A figure, with Switchpoint's ratio to it.
 fn cell_text(figure: &FigureResult) -> String {
     let ms = format!("{:.0}", figure.ms);
     if figure.ours_over.is_some() {

@@ -114,7 +114,7 @@ impl Stack {
             .position(|server| server.addr().to_string() == by);
         index.ok_or_else(|| {
             format!(
-                "no server of ours answered: {} {:?} {}",
+                "none of the stack's servers answered: {} {:?} {}",
                 reply.status,
                 by,
                 reply.text()

@@ -125,7 +125,7 @@ pub struct ExchangeArgs {
     )]
     pub ext_proc_subset_namespace: Option<String>,
 
-    /// Key of the subset hint in it [default: x-gateway-destination-endpoint-subset].
+    /// Key of the subset hint in that namespace [default: x-gateway-destination-endpoint-subset].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_KEY", value_name = "NAME")]
     pub ext_proc_subset_key: Option<String>,
 
@@ -138,7 +138,7 @@ pub struct ExchangeArgs {
     )]
     pub ext_proc_fairness_namespace: Option<String>,
 
-    /// Path of the fairness id in it, keys separated by /, such as jwt_payload/sub.
+    /// Path of the fairness id in that namespace, keys separated by /, such as jwt_payload/sub.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_KEY", value_name = "PATH")]
     pub ext_proc_fairness_key: Option<String>,
 

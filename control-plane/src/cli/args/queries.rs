@@ -25,8 +25,8 @@ pub struct CheckArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct CheckTarget {
-    /// An EndpointPickerConfig, a file of objects as for --objects, or a file of Envoy or Envoy
-    /// Gateway that asks the ext_proc server.
+    /// An EndpointPickerConfig, a file of objects as for --objects, or the configuration of an
+    /// Envoy or Envoy Gateway that calls the ext_proc server.
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
 

@@ -108,7 +108,7 @@ impl ConfigReader {
         parameters.push(("bands".to_owned(), ParameterValue::List(bands)));
     }
 
-    /// Whether the file declares no plugin of ours, and so means what it means in llm-d.
+    /// Whether the file declares no Switchpoint plugin, and so means what it means in llm-d.
     fn is_foreign(&self) -> bool {
         let ours = |plugin_type: &str| {
             registry::lookup(plugin_type).is_some_and(|row| row.source.starts_with("Switchpoint"))

@@ -114,8 +114,8 @@ impl EdsSubscription {
         true
     }
 
-    /// When the stream becomes late if it does not answer; `None` if nothing waits or it is late
-    /// already.
+    /// When the stream becomes late if Envoy does not answer. `None` if all responses are
+    /// answered, or the stream is late already.
     #[must_use]
     pub fn late_at(&self) -> Option<Instant> {
         self.waits

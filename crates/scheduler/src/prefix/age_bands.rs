@@ -37,7 +37,7 @@ pub(super) struct AgeBands {
     oldest: u64,
     /// Entries touched in this epoch or later may be cached.
     oldest_stale: u64,
-    /// Oldest first; those from `len` on are unused. Never empty for a live owner.
+    /// Oldest first; the bands from `len` on are unused. Never empty for a live owner.
     bands: [AgeBand; AGE_BANDS],
     len: usize,
 }

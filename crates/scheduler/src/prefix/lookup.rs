@@ -2,10 +2,10 @@
 //! chain.
 //!
 //! An owner of a block had all earlier blocks when it was recorded, so "has block i cached" is true
-//! up to some length and false beyond. Bisection finds this length, for eight owners at once. But
-//! the table can lose blocks, and such a hole looks like the end. A bisection that meets a hole
-//! converges on exactly that place, since everything before it is cached. So where it ends, one
-//! look at the next block distinguishes the end from a hole, and beyond a hole the search
+//! up to some length and false beyond. A binary search finds this length, for eight owners at once.
+//! But the table can lose blocks, and such a hole looks like the end. A binary search that meets a
+//! hole converges on exactly that place, since everything before it is cached. So where it ends,
+//! one look at the next block distinguishes the end from a hole, and beyond a hole the search
 //! continues.
 
 //!
@@ -45,9 +45,9 @@ pub struct MatchLength {
 /// The results for the owners of the region.
 pub(super) type MatchLengths = [MatchLength; REGION_OWNERS];
 
-/// The lengths during a bisection.
+/// The lengths during a binary search.
 struct MatchBounds {
-    /// Whether the bisection searches for cached blocks, or for those that may be cached.
+    /// Whether the binary search looks for cached blocks, or for those that may be cached.
     cached: bool,
     lengths: [u32; REGION_OWNERS],
     /// Owners whose deepest block seen so far is only maybe cached.

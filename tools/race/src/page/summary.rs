@@ -8,8 +8,8 @@ use crate::results::{CellResult, FigureResult, OURS, RaceResults, RouterResult};
 
 const HEAD: &str = "## Beside smg
 
-Each entry is the ratio of ours to smg, and ours in ms. The last row is the geometric mean over the cells with workloads
-of ours, from half load on.
+Each entry is the ratio of Switchpoint to smg, and Switchpoint's time in ms. The last row is the geometric mean over the
+cells with our own workloads, at half load or more.
 
 ";
 

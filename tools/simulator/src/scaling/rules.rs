@@ -100,7 +100,7 @@ enum HpaMetric {
 // === impl ScalingRule ===
 
 impl ScalingRule {
-    /// The settings of the curve, from cheap to safe.
+    /// The settings to compare, from the fewest engines to the most.
     pub(crate) fn settings(self) -> Vec<ScalingSetting> {
         let with = |values: &[f64], window_s| {
             values

@@ -9,7 +9,7 @@ const CAPACITY: u32 = 400;
 /// The endpoints.
 const ENDPOINTS: u16 = 4;
 
-/// An operation of a proxy, or of those who mean it harm.
+/// An operation of a proxy, or of an attacker.
 #[derive(Clone, Debug)]
 enum Deed {
     /// The endpoint answered a prompt of this many blocks of the chain.
