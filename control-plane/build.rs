@@ -2,7 +2,7 @@
 //!
 //! The commit comes from the environment variable `SWITCHPOINT_COMMIT` (`HASH` or `HASH,DATE`), for
 //! builds without a repository, or else from git. Only release builds ask git: otherwise each
-//! commit would compile this crate and its tests again. The date is that of the commit, so a build
+//! commit would compile this crate and its tests again. The date is the commit's, so a build
 //! can be reproduced.
 
 #![allow(clippy::print_stdout, reason = "cargo reads it")]

@@ -1,4 +1,4 @@
-//! The signal to scale by, of each group of endpoints: those of one pool, role and list of models.
+//! The scaling signal, of each group of endpoints: those of one pool, role and list of models.
 //!
 //! ```text
 //!  counters of all proxies and of ext_proc ── every 5 s ──▶ traffic of each group ─┐

@@ -162,7 +162,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub latency: LatencyArgs,
 
-    /// The signal to scale by.
+    /// The scaling signal.
     #[command(flatten)]
     pub scaling: ScalingArgs,
 
@@ -188,8 +188,8 @@ pub struct LatencyArgs {
     #[arg(long, env = "SWITCHPOINT_LATENCY_PREDICTION")]
     pub latency_prediction: bool,
 
-    /// File of the learned models, written every 30 s if a model changed. The next start begins
-    /// with them; another daemon may begin with them too.
+    /// File that keeps the learned models; written every 30 s if a model changed. The next start
+    /// begins with them; another daemon may begin with them too.
     #[arg(long, env = "SWITCHPOINT_LATENCY_MODEL_FILE", value_name = "FILE")]
     pub latency_model_file: Option<PathBuf>,
 

@@ -27,7 +27,7 @@ pub use intake::ObservationCounts;
 pub use learning::{LearningSettings, LearningTables, LearningTask};
 
 /// Starts a learner for each pool. `predict` turns on latency prediction; `file`, if any, has the
-/// models of the start before, and keeps those of this daemon while it leads.
+/// models of the previous start, and keeps those of this daemon while it leads.
 pub fn spawn(
     group: &mut TaskGroup,
     tables: &LearningTables,

@@ -46,7 +46,8 @@ pub async fn pools(
 ///
 /// # Errors
 /// [`FatalError::Usage`] when a host name cannot be resolved, the list is invalid, or a discovery
-/// source cannot be set up. A file may be invalid now and a cluster unreachable: both are followed.
+/// source cannot be set up. An invalid file or an unreachable cluster is no error: the source is
+/// watched.
 pub async fn open(
     source: EndpointsSource,
     local: LocalAddresses,

@@ -35,8 +35,8 @@ pub struct ScalingRequest {
 // === impl ScalingRequest ===
 
 impl ScalingRequest {
-    /// Reads the metadata of a trigger. What it does not set is that of `goal`; a daemon with one
-    /// pool needs no name.
+    /// Reads the metadata of a trigger. Missing values come from `goal`. A daemon with one pool
+    /// needs no pool name.
     ///
     /// # Errors
     /// Names the key that is missing or invalid.

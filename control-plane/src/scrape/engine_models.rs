@@ -42,7 +42,7 @@ pub(super) struct EngineModels {
     base: Arc<[Box<str>]>,
     /// The adapters, sorted; at most [`MODELS_MAX`].
     adapters: Arc<[Box<str>]>,
-    /// Whether the adapters are those of a list; otherwise those that were in use.
+    /// Whether the engine lists its adapters; otherwise they are the adapters that were in use.
     is_listed: bool,
     read_at: Option<Instant>,
 }

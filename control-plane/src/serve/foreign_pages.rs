@@ -24,7 +24,7 @@ pub enum AdminHosts {
     Only(Arc<[String]>),
 }
 
-/// Refuses what a web page of another site asks.
+/// Refuses the requests of another site's web page.
 pub async fn guard(State(hosts): State<AdminHosts>, request: Request, next: Next) -> Response {
     match refusal(&hosts, &request) {
         Some((status, why)) => (status, why + "\n").into_response(),
@@ -66,7 +66,7 @@ fn is_from_other_site(request: &Request) -> bool {
     matches!(says("sec-fetch-site"), "cross-site" | "same-site") && !is_link
 }
 
-/// Whether `origin`, as `http://host:port`, is that of the host that was asked.
+/// Whether `origin`, as `http://host:port`, names the host that was called.
 fn is_origin_of(origin: &str, asked: Option<&str>) -> bool {
     let own = origin.split_once("://").map(|(_, host)| host);
     own.zip(asked)

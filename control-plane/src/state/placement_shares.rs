@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// The part of 50 placements of 100 blocks that stays confirmed, in percent.
+    /// Places 100 blocks 50 times. Returns the share that stays confirmed, in percent.
     fn confirmed(
         shares: &mut PlacementShares,
         process_id: u64,

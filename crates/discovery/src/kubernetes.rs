@@ -1,4 +1,4 @@
-//! Kubernetes as registry: readiness is that of the pod, set by its readiness probe and reported by
+//! Kubernetes as registry: readiness is the pod's, set by its readiness probe and reported by
 //! EndpointSlices.
 //!
 //! ```text

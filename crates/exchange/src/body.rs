@@ -183,7 +183,7 @@ impl<P: PromptSink> BodyReader<P> {
         }
     }
 
-    /// Makes it the reader of a form with this boundary, a request to [`RequestApi::Task`].
+    /// Reads the body as a form with this boundary: a request to [`RequestApi::Task`].
     #[must_use]
     pub fn with_boundary(mut self, boundary: &[u8]) -> Self {
         self.form = Some(FormReader::new(boundary));

@@ -308,7 +308,7 @@ impl Exchange {
         }
     }
 
-    /// Whether `address` is that of the endpoint that is tried first.
+    /// Whether the endpoint at `address` is tried first.
     #[must_use]
     pub fn is_first_endpoint(&self, address: &[u8]) -> bool {
         matches!(&self.phase, ExchangePhase::Routed(routed) if routed.is_first_endpoint(address))

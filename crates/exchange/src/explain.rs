@@ -35,7 +35,7 @@ pub(crate) struct DecisionReason {
 }
 
 /// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"cost":{…},"total","predicted"}]}`
-/// with at most `endpoints_max` endpoints. Candidates are those of the first profile; the others
+/// with at most `endpoints_max` endpoints. Candidates come from the first profile; the others
 /// follow as `"profiles":[{"name","candidates"}]`, with their picks as `"prefill"`, `"encode"` and
 /// `"data_parallel"`. A request that was not routed has its drop reason as `"refused"`. One that
 /// flow control held has `"held":{"ms","priority","full"}`: how long, and the endpoint that had no

@@ -6,7 +6,7 @@
 //!                                               │ one step under its lock
 //!                                          ExtProcServer ◀── messages of the daemon
 //! ```
-//! The driver and the scheduler are those of the wasm filter: no rule of the protocol is written
+//! The wasm filter has the same driver and scheduler: no rule of the protocol is written
 //! here. This crate translates Envoy's messages into events, and the driver's calls into answers.
 //!
 //! The daemon owns the sockets and the state. It passes messages to [`ExtProcServer::apply`], calls

@@ -1,5 +1,5 @@
 //! The learning half of the daemon: the step and the latency model of a pool, from its finished
-//! requests, and the signal to scale by.
+//! requests, and the scaling signal.
 //!
 //! Nothing here runs for a request. Proxies use the results, [`StepModel`] and [`LatencyModel`],
 //! which are part of the crate `scheduler`. Like it, this crate reads no clock, entropy, file,

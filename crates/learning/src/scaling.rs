@@ -1,5 +1,5 @@
-//! The signal to scale by: seconds of backlog and desired replicas of a group of endpoints, from
-//! the learned step model and the work that is outstanding.
+//! The scaling signal: seconds of backlog and desired replicas of a group of endpoints, from the
+//! learned step model and the work that is outstanding.
 //!
 //! Work is measured in seconds of an average replica. Three quantities decide how many are needed:
 //!
@@ -77,7 +77,7 @@ pub struct ScalingGoal {
     pub drain_s: f64,
     /// The time from the order of a replica to its first request, seconds.
     pub startup_s: f64,
-    /// Replicas beyond those that a steady load needs, for a rise that is faster than a start. A
+    /// Spare replicas beyond a steady load's, for load that rises faster than a replica starts. A
     /// group without work needs none.
     pub spare: f64,
     /// The fewest and the most replicas.

@@ -72,7 +72,7 @@ pub fn take(placements: &[u8]) -> Option<EncodedPlacement<'_>> {
     })
 }
 
-/// All placements, up to the first invalid one. The kind is that of their field.
+/// All placements, up to the first invalid one. Their field sets the kind.
 pub fn each(placements: &[u8]) -> impl Iterator<Item = (EndpointRef, Vec<u64>)> {
     split(placements).map(|placement| (placement.endpoint, placement.hashes()))
 }

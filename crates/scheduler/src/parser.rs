@@ -57,8 +57,8 @@ pub(crate) const VERTEX_AI: PluginType = PluginType {
 pub(crate) const PASSTHROUGH: PluginType = PluginType {
     name: "passthrough-parser",
     doc: readable(
-        "Requests that no other parser reads are scheduled unread, by load, sessions and labels. \
-        This is always so; as the only parser it means that no request is read.",
+        "Requests that no other parser reads are scheduled unread, by load, sessions and labels, \
+        with or without this parser. As the only parser, it leaves all requests unread.",
     ),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("passthrough-parser")),
     ..OPENAI

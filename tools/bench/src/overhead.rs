@@ -113,7 +113,7 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
     write_result("overhead", &rows)
 }
 
-/// Measures the cases of one stack, which is that of `first`.
+/// Measures the cases that share the stack of `first`.
 async fn stack_rows(
     args: &Args,
     first: OverheadCase,

@@ -170,7 +170,7 @@ impl ValuesWriter<'_> {
         daemon
     }
 
-    /// Sets the daemon's variable with the headroom strategy, which is that of all pools.
+    /// Sets the daemon's variable with the headroom strategy, which applies to all pools.
     fn headroom_strategy(&mut self, daemon: &mut Vec<(&'static str, YamlValue)>) {
         let item = format!("${STRATEGY_VARIABLE}");
         let pickers = self.pickers;

@@ -52,7 +52,7 @@ enum SimulatorTask {
     /// Runs chat with waves of batch requests, with and without flow control. Prints a line of
     /// figures for each class, and writes them to FILE.
     Flow(FlowCampaign),
-    /// Prints the share in time and the GPU-hours of each signal to scale by.
+    /// Prints the share in time and the GPU-hours of each scaling signal.
     Scale(ScalingCampaign),
 }
 

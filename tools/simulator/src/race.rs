@@ -93,7 +93,7 @@ pub(crate) enum RaceTask {
     /// Finds how many sessions a second a policy serves of each workload, and how many KV blocks
     /// the sessions need that are live at half of it.
     Capacity {
-        /// The policy; the capacity of a cell is that of round robin.
+        /// The policy; the capacity of a cell is round robin's.
         #[arg(long, default_value = "round-robin")]
         policy: String,
         /// Seeds.

@@ -1,5 +1,5 @@
-//! The campaign `scaling`: SLO attainment against GPU-hours, by signal to scale by, with replicas
-//! that take 30 s to 5 min to start.
+//! The campaign `scaling`: SLO attainment against GPU-hours, by scaling signal, with replicas that
+//! take 30 s to 5 min to start.
 
 mod limits;
 mod rules;

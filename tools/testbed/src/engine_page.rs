@@ -64,7 +64,7 @@ struct MatrixData {
     host: String,
     cores: usize,
     envoy: String,
-    /// What else the reader must know of this measurement; written by hand.
+    /// Other facts that readers need about this measurement; written by hand.
     #[serde(default)]
     remark: String,
     rows: Vec<MatrixRow>,

@@ -85,8 +85,8 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DRAIN", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_drain: Option<Duration>,
 
-    /// How long to wait after that until the replies have ended that pass through this daemon. Give
-    /// the pod as much time to terminate [default: 5s].
+    /// How long to wait after that for the replies that still pass through this daemon. Give the
+    /// pod as much time to terminate [default: 5s].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_REPLY_WAIT", value_name = "DURATION", value_parser = duration, requires = "ext_proc_drain")]
     pub ext_proc_reply_wait: Option<Duration>,
 

@@ -95,7 +95,7 @@ pub struct AdminTls {
     #[arg(long, env = "SWITCHPOINT_ADMIN_TOKEN_FILE", value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
 
-    /// Another name of this machine under which browsers and programs may ask the admin listener,
+    /// Another name of this machine under which browsers and programs may call the admin listener,
     /// besides its addresses and localhost; may be repeated. Not needed with a token or a
     /// certificate. Other names are refused: a web page could have its own name resolve to this
     /// machine, and then read everything.

@@ -1,4 +1,4 @@
-//! The signal to scale by, and the external scaler for KEDA.
+//! The scaling signal, and the external scaler for KEDA.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use super::values::{duration, listen};
 
 /// The goal that desired replicas are computed for. A trigger of KEDA may set its own.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "The signal to scale by")]
+#[command(next_help_heading = "The scaling signal")]
 pub struct ScalingArgs {
-    /// The TTFT that the desired replicas hold.
+    /// The TTFT that the desired replicas must meet.
     #[arg(long, env = "SWITCHPOINT_SCALE_TTFT", value_name = "DURATION", default_value = "2s", value_parser = duration)]
     pub scale_ttft: Duration,
 
@@ -26,7 +26,7 @@ pub struct ScalingArgs {
     #[arg(long, env = "SWITCHPOINT_SCALE_STARTUP", value_name = "DURATION", default_value = "1m", value_parser = duration)]
     pub scale_startup: Duration,
 
-    /// Replicas beyond those that a steady load needs, for a rise that is faster than a start. A
+    /// Spare replicas beyond a steady load's, for load that rises faster than a replica starts. A
     /// fraction is rounded with the rest.
     #[arg(long, env = "SWITCHPOINT_SCALE_SPARE", value_name = "REPLICAS", default_value = "1", value_parser = spare)]
     pub scale_spare: f64,

@@ -164,7 +164,7 @@ fn replay(
 // === impl ExplainRequest ===
 
 impl ExplainRequest {
-    /// Refuses what would take long and cannot be meant.
+    /// Refuses a question that is too large for any pool or configuration.
     fn check(&self) -> Result<(), String> {
         if self.without.len() > WITHOUT_MAX {
             return Err(format!(

@@ -101,7 +101,7 @@ impl ModelFile {
         let pools =
             read(&self.path).and_then(|text| text.map_or(Ok(BTreeMap::new()), |text| parse(&text)));
         *self.pools.lock().unwrap_or_else(PoisonError::into_inner) = pools.unwrap_or_else(|why| {
-            tracing::warn!(file = %self.path.display(), why, "cannot read models from the file; learning goes on without them");
+            tracing::warn!(file = %self.path.display(), why, "cannot read models from the file; learning continues without them");
             BTreeMap::new()
         });
     }

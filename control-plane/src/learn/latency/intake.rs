@@ -171,7 +171,7 @@ impl ObservationIntake {
     fn refuse(&mut self, process_id: u64, count: u64) {
         if count > 0 && self.counts.refused == 0 {
             let process = format_args!("{process_id:016x}");
-            tracing::warn!(%process, "cannot read a proxy's observations, so nothing is learned from them; is its filter of this daemon's version?");
+            tracing::warn!(%process, "cannot read a proxy's observations, so nothing is learned from them; does its filter have the daemon's version?");
         }
         self.counts.refused += count;
     }

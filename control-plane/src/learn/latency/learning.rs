@@ -268,7 +268,7 @@ impl LearningTask {
             };
             tracing::info!(
                 pool = &*self.settings.pool,
-                "a proxy has the models of the leader before; learning goes on from them"
+                "a proxy has the models of the previous leader; learning continues from them"
             );
             self.origin.provisional &= provisional;
             self.start_from(model);

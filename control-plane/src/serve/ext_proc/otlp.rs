@@ -117,13 +117,13 @@ impl SpanExporter {
             self.works = works;
             match &sent {
                 Ok(_) if works => {
-                    tracing::info!(url = %self.url, "the collector takes spans again");
+                    tracing::info!(url = %self.url, "the collector accepts spans again");
                 }
                 Ok(answer) => {
-                    tracing::warn!(url = %self.url, status = %answer.status(), "the collector takes no spans");
+                    tracing::warn!(url = %self.url, status = %answer.status(), "the collector does not accept spans");
                 }
                 Err(error) => {
-                    tracing::warn!(url = %self.url, %error, "the collector takes no spans");
+                    tracing::warn!(url = %self.url, %error, "the collector does not accept spans");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The counts that a proxy's VM reports, as totals. What it sends is checked and cut to limits.
+//! The counts that a proxy's VM reports, as totals. Its reports are checked and cut to limits.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The signal to scale by: gauges, the debug page, and the external scaler as KEDA calls it.
+//! The scaling signal: gauges, the debug page, and the external scaler as KEDA calls it.
 
 use std::collections::BTreeMap;
 

@@ -212,7 +212,7 @@ fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
         .collect()
 }
 
-/// What all endpoints of a slice have in common. The name is that of the Service.
+/// What all endpoints of a slice have in common. The name is the Service's.
 fn template(slice: &EndpointSlice) -> InstanceRecord {
     let service = slice
         .labels()

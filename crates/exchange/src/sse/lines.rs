@@ -4,7 +4,7 @@
 //! Only `data` matters here: its JSON names its own type. Lines end with LF, CR or CRLF; comments
 //! (`: ping`) and other fields are not data. An event ends with an empty line.
 
-/// A piece of a stream. The bytes of all pieces, in order, are those of the stream.
+/// A piece of a stream. The pieces, in order, make up the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamPiece<'b> {
     /// Bytes of a data line, behind its colon.

@@ -40,7 +40,7 @@ pub(super) struct FittedShape {
     pub(super) loss: f32,
 }
 
-/// Chooses base and trees by the newest rows. The reported loss is that of the last `fresh` rows.
+/// Chooses base and trees by the newest rows. The reported loss is over the last `fresh` rows.
 pub(super) fn chosen(old: &[FitRow], newest: &[FitRow], fresh: usize) -> FittedShape {
     let loss_of = |shape: &LatencyShape| fit::loss(shape, newest, 0.0);
     let terms = fit::base(old, None);

@@ -366,7 +366,7 @@ impl LoadReportSum {
         self.others.load(endpoint)
     }
 
-    /// The sum as a report. Its SLOs are those of `rows` that count, because a minimum cannot be
+    /// The sum as a report. Its SLOs come from the `rows` that count, because a minimum cannot be
     /// kept by differences. Its failures include the `own` ones: the latest of each endpoint,
     /// without those that another proxy reported.
     pub fn row<'r>(

@@ -145,7 +145,7 @@ impl<'p> PoolReader<'p> {
     }
 
     /// Decides on a request: for the endpoint alone that has the stored answer which the request
-    /// names, if it may serve the request. `planner` is that of one configuration.
+    /// names, if it may serve the request. `planner` belongs to one configuration.
     ///
     /// # Errors
     /// Why no endpoint may serve the request now.

@@ -1,4 +1,4 @@
-//! The committed code is that of the protocol files.
+//! The committed code matches the protocol files.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The wire formats: the generated code is that of state.proto, encoding and decoding lose nothing,
+//! The wire formats: the generated code matches state.proto, encoding and decoding lose nothing,
 //! and no bytes cause a panic.
 
 #![cfg(test)] // so that lints treat helpers outside #[test] functions as test code

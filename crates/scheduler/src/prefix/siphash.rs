@@ -2,7 +2,7 @@
 //! the key, a digest reveals nothing about the message.
 //!
 //! Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF" (2012). With little-endian
-//! words of 8 bytes, the digests are those of the paper.
+//! words of 8 bytes, the digests equal the paper's.
 
 /// Rounds after each word, and at the end.
 const COMPRESSION_ROUNDS: u32 = 2;

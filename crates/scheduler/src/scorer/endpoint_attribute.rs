@@ -12,7 +12,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "endpoint-attribute-scorer",
     kind: PluginKind::Scorer,
     doc: readable(
-        "(v - min) / (max - min), or 1 minus that if lower is better. min and max are those of \
+        "(v - min) / (max - min), or 1 minus that if lower is better. min and max are taken over \
         the candidates (1 when all are equal), or fixed; then the score is clamped to 0..1.",
     ),
     source: readable("llm-d-router, scorer/endpointattribute"),

@@ -86,7 +86,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// A parameter of the version before, which configurations may still have.
+/// A parameter of the previous version, which configurations may still set.
 const fn without_effect(name: &'static str) -> Parameter {
     Parameter::number(
         name,

@@ -60,7 +60,7 @@ pub const FLAGS: &[MigrationRow] = &[
     changed("--cert-path", "tls", CHART_TLS),
     changed("--enable-cert-reload", "tls", CHART_TLS),
     none("--tls-min-version", "TLS 1.2 and 1.3 are accepted, without a setting").harmless(&["VersionTLS10", "VersionTLS11", "VersionTLS12"]),
-    none("--tls-cipher-suites", "the cipher suites are those of rustls, without a setting"),
+    none("--tls-cipher-suites", "rustls chooses the cipher suites; no setting"),
     changed("--metrics-endpoint-auth", "", "port 9091 serves metrics and nothing else; the NetworkPolicy decides who may scrape"),
     none("--metrics-client-ca-file", "the metrics port has no TLS; the NetworkPolicy decides who may scrape"),
     none("--metrics-cert-dir", "the metrics port has no TLS; the NetworkPolicy decides who may scrape"),

@@ -16,7 +16,7 @@ use super::limits::{REPLICAS_MAX, REPLICAS_MIN, TTFT_SLO_S};
 use super::traffic::{ArrivingRequest, LASTING_S, TrafficShape, seats, seconds};
 use crate::hardware::QWEN_32B_H200;
 
-/// A signal to scale by.
+/// A scaling signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ScalingRule {
     /// `switchpoint_desired_replicas`. The value of a setting is the replicas to spare. A negative one

@@ -119,7 +119,7 @@ impl ListenState {
         {
             Ok(listener) => Self::Open(listener),
             Err(error) => {
-                tracing::warn!(%address, %error, "cannot listen again, trying on");
+                tracing::warn!(%address, %error, "cannot listen again; retrying");
                 Self::Closed {
                     held: None,
                     until: Some(Instant::now() + ACCEPT_RETRY),
