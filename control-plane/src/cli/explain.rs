@@ -48,7 +48,7 @@ pub struct ExplainRequest {
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     pub headers: Vec<(String, String)>,
 
-    /// The subset hint that a gateway would give: addresses, comma-separated.
+    /// The subset hint that a gateway would send: addresses, comma-separated.
     #[arg(long, value_name = "IP:PORT,...")]
     pub subset: Option<String>,
 

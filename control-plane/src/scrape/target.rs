@@ -21,7 +21,7 @@ pub struct ScrapeTarget {
     /// The name of the endpoint, for the log.
     pub name: Arc<str>,
     pub url: MetricsUrl,
-    /// The metric names of its engine.
+    /// The endpoint's engine, with its metric names.
     pub engine: Arc<EngineSpec>,
 }
 

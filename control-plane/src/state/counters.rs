@@ -78,7 +78,7 @@ pub struct CounterStore {
     pub eds_unanswered: u64,
     /// Pools that proxies requested although their certificates may not have them.
     pub pools_refused: u64,
-    /// Other messages of proxies that were out of limits.
+    /// Other messages of proxies that exceeded a limit.
     pub messages_refused: u64,
     /// Reports received.
     pub reports: u64,

@@ -97,8 +97,8 @@ pub struct SnapshotFile {
 // === impl SavedState ===
 
 impl SavedState {
-    /// The current state of `pools`. A pool without a complete set is taken from `before`, which is
-    /// the newest that is known.
+    /// The current state of `pools`. A pool without a complete set has its state from `before`, the
+    /// newest saved state.
     #[must_use]
     pub fn capture(
         shared: &DaemonState,

@@ -96,7 +96,7 @@ pub struct PluginType {
     /// Where the formula comes from.
     pub source: &'static str,
     pub parameters: &'static [Parameter],
-    /// The state it looks at; of one whose parameters choose, all that it may.
+    /// The state that the plugin reads; if its parameters choose, all state that it may read.
     pub needs: &'static [RequiredState],
     /// Makes one from checked parameters; callers outside go through [`PluginType::build`].
     pub build: fn(&Parameters<'_>) -> Result<Plugin, InvalidParameter>,

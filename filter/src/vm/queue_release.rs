@@ -16,7 +16,7 @@ use crate::shared_data::load_sharing::SharingOccasion;
 /// The message that wakes a VM whose held request is next.
 pub(super) const QUEUED_WAKE: &[u8] = b"held";
 
-/// The most looks at the order of held requests in a row without one to resume.
+/// The most checks in a row of the order of held requests that find none to resume.
 const TURNS_MAX: usize = 64;
 
 // === impl VmState ===

@@ -67,7 +67,7 @@ pub(crate) struct Args {
     /// Waves through each shape, each with arrivals of its own
     #[arg(long, default_value_t = 2)]
     rounds: u64,
-    /// Seed of the first wave; each next one has the next seed
+    /// Seed of the first wave; the next waves have the next seeds
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Seconds of a wave

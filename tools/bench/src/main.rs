@@ -59,7 +59,7 @@ struct Args {
     /// Rounds; each measures every variant once
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Seconds of load for each way and round
+    /// Seconds of load for each path and round
     #[arg(long, default_value_t = 1)]
     seconds: u32,
     /// More arguments for the daemon, such as --latency-prediction

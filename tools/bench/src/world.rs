@@ -1,7 +1,7 @@
-//! Four ways to the same servers: through a minimal Envoy, and through one Envoy with the shipped
+//! Four paths to the same servers: through a minimal Envoy, and through one Envoy with the shipped
 //! configuration without a picker, with the filter, and with ext_proc.
 //!
-//! The last three are in one Envoy process, so that only the way differs. The listeners are the
+//! The last three are in one Envoy process, so that only the path differs. The listeners are the
 //! shipped ones, except that the one without a picker balances by round robin, and Envoy's own
 //! `buffer` filter holds the body, as a picker does. The ext_proc listener uses a daemon of its
 //! own: a proxy has the filter or ext_proc, not both, and the proxies of one daemon share state.
@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Largest body that the listener without a picker holds: the body limit of the shipped file.
 const HELD_BYTES_MAX: u32 = 32 << 20;
 
-/// The way a request takes to the servers.
+/// The path of a request to the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RequestPath {
     /// An Envoy with one route, no access log and default buffers.

@@ -73,7 +73,7 @@ pub(crate) struct ProxyUpdate {
     at: f64,
 }
 
-/// How often a proxy with held requests looks at what it knows of the others, ms.
+/// How often a proxy with held requests checks what it knows of the others, ms.
 const HOLDING_TICK_MS: f64 = 10.0;
 
 const MODEL: &str = "m";

@@ -37,7 +37,7 @@ pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Time between two looks at a condition.
+/// Time between two checks of a condition.
 const POLL: Duration = Duration::from_millis(10);
 
 /// The root of the repository, to which the paths of shipped files are relative. The variable at

@@ -465,7 +465,7 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
             ..state::LoadReport::default()
         })
     };
-    // `late` counts rounds in which a heartbeat had to come first.
+    // `late` counts rounds in which the share arrived only after a heartbeat.
     let mut rounds = 0;
     let mut late = 0;
     for _ in 0..TRIES_MAX {

@@ -33,16 +33,16 @@ pub(super) const REGION_OWNERS: usize = 8;
 pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
 
 /// Limit of the true capacity relative to the nominal one: text with two bytes per token, where
-/// ours assumes four.
+/// Switchpoint assumes four.
 const CAPACITY_FACTOR_MAX: u32 = 2;
 
 /// How long ago an endpoint was given a block, counted in blocks given to it since. Only the age
 /// band is known, so this is a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReuseDistance {
-    /// Lower bound, blocks.
+    /// Lower bound, in blocks.
     pub at_least: u32,
-    /// Upper bound, blocks, including the block itself.
+    /// Upper bound, in blocks; counts the block itself too.
     pub at_most: u32,
 }
 

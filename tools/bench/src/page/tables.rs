@@ -96,7 +96,7 @@ fn added(row: &OverheadRow) -> String {
 
 pub(super) fn chunks(measured: &BenchResults) -> Result<String> {
     let mut text =
-        String::from("| way | chunks/s | CPU per chunk µs | added (spread) |\n|---|---|---|---|\n");
+        String::from("| path | chunks/s | CPU per chunk µs | added (spread) |\n|---|---|---|---|\n");
     for row in &measured.streams.rows {
         writeln!(
             text,

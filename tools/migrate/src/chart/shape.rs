@@ -1,4 +1,4 @@
-//! Values in the shapes that our chart takes.
+//! Converts values to the types that our chart accepts.
 
 use control_plane::config::yaml::{YamlKey, YamlNode, YamlValue};
 

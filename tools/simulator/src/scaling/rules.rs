@@ -149,7 +149,7 @@ impl ScalingSetting {
 // === impl Autoscaler ===
 
 impl Autoscaler {
-    /// The time between two looks at the pool: that of our daemon.
+    /// The interval at which a rule reads the pool's state, as in our daemon.
     pub(super) const TICK_S: f64 = 5.0;
 
     /// The HPA looks at every third tick: its default sync period is 15 s.
