@@ -5,6 +5,7 @@ pub mod client_names;
 pub mod counters;
 pub mod decision_log;
 pub mod eds_streams;
+mod kept_placements;
 pub mod life;
 pub mod peer;
 pub mod peer_relay;

@@ -477,8 +477,7 @@ fn warn_of(why: &str, pools: &[String]) {
 }
 
 fn names(replicas: &[&mut PoolReplica]) -> Vec<String> {
-    let name = |replica: &&mut PoolReplica| replica.name.to_string();
-    replicas.iter().map(name).collect()
+    replicas.iter().map(|r| r.name.to_string()).collect()
 }
 
 fn node_id<H: Host>(host: &H) -> String {

@@ -67,6 +67,13 @@ const VM_KEPT: Duration = Duration::from_secs(3600);
 /// How often the store looks for what is not reported any more.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(10);
 
+/// The usage by the VMs of each origin, and by all VMs.
+#[derive(Debug, Default)]
+struct VmUsageByOrigin {
+    origins: BTreeMap<Origin, VmUsage>,
+    all: VmUsage,
+}
+
 /// All counters of the daemon.
 #[derive(Debug, Default)]
 pub struct CounterStore {
@@ -87,9 +94,7 @@ pub struct CounterStore {
     /// Writes of the snapshot file that failed.
     pub snapshot_write_errors: u64,
     vms: BTreeMap<VmKey, VmTotals>,
-    /// The usage by the VMs of each origin.
-    origins: BTreeMap<Origin, VmUsage>,
-    all: VmUsage,
+    usage: VmUsageByOrigin,
     pools: BTreeMap<String, MergedCounts>,
     expired_at: Option<Instant>,
 }
@@ -256,11 +261,11 @@ impl CounterStore {
             .map(|(&(generation, slot), _)| EndpointRef { slot, generation })
             .collect();
         let bytes = totals.bytes() + size_of::<(VmKey, VmTotals)>();
-        let of = self.origins.entry(origin.clone()).or_default();
+        let of = self.usage.origins.entry(origin.clone()).or_default();
         of.add(bytes);
-        self.all.add(bytes);
+        self.usage.all.add(bytes);
         let of = *of;
-        let all = self.all;
+        let all = self.usage.all;
         self.vms.insert(
             key,
             VmTotals {
@@ -360,11 +365,11 @@ impl CounterStore {
 
     fn remove(&mut self, key: &VmKey) -> Option<VmTotals> {
         let vm = self.vms.remove(key)?;
-        self.all.subtract(vm.bytes);
-        if let Some(of) = self.origins.get_mut(&vm.origin) {
+        self.usage.all.subtract(vm.bytes);
+        if let Some(of) = self.usage.origins.get_mut(&vm.origin) {
             of.subtract(vm.bytes);
             if of.vms == 0 {
-                self.origins.remove(&vm.origin);
+                self.usage.origins.remove(&vm.origin);
             }
         }
         Some(vm)
@@ -382,8 +387,8 @@ impl CounterStore {
             .collect();
         oldest.sort();
         for (_, key) in oldest {
-            let taken = origin.map_or(self.all, |origin| {
-                self.origins.get(origin).copied().unwrap_or_default()
+            let taken = origin.map_or(self.usage.all, |origin| {
+                self.usage.origins.get(origin).copied().unwrap_or_default()
             });
             if taken.vms <= vms_max * LEFT_EIGHTHS / 8
                 && taken.bytes <= bytes_max * LEFT_EIGHTHS / 8
@@ -732,9 +737,9 @@ mod tests {
                 now + Duration::from_secs(60),
             );
             assert!(
-                all.all.bytes <= BYTES_PER_ORIGIN_MAX + (4 << 20),
+                all.usage.all.bytes <= BYTES_PER_ORIGIN_MAX + (4 << 20),
                 "{:?}",
-                all.all
+                all.usage.all
             );
         }
         assert!(
@@ -751,6 +756,6 @@ mod tests {
             sum.add(vm.bytes);
             sum
         });
-        assert_eq!(sum, all.all);
+        assert_eq!(sum, all.usage.all);
     }
 }

@@ -24,6 +24,7 @@ use tokio::time::Instant;
 
 use crate::pool::writer::PoolView;
 use crate::state::backlog_sum::{BacklogSum, QueuedRequests};
+use crate::state::kept_placements::{KeptPlacements, PlacementBatch};
 use crate::state::peer::Origin;
 use crate::state::placement_shares::{PlacementShares, PlacingPeer};
 use crate::state::relay_process::RelayProcess;
@@ -87,13 +88,9 @@ struct PoolRelay {
     active: u32,
     /// When the relay last looked for rows that are too old.
     expired_at: Option<Instant>,
-    placements: VecDeque<PlacementBatch>,
-    /// Number of the next placement.
-    next_placement: u64,
-    bytes: usize,
+    kept: KeptPlacements,
     /// Grows with every change that proxies should get.
     version: u64,
-    dropped: u64,
 }
 
 /// The processes and placements of one origin.
@@ -106,20 +103,6 @@ struct OriginTotals {
     /// first.
     bytes: usize,
     pieces: VecDeque<u64>,
-}
-
-/// Placements that arrived together and are sent together.
-#[derive(Debug)]
-struct PlacementBatch {
-    process_id: u64,
-    origin: Origin,
-    at: Instant,
-    /// The number of placements.
-    count: u64,
-    /// The number of the first placement.
-    first: u64,
-    /// Empty if they were dropped because the origin placed too much since.
-    encoded: EncodedPlacements,
 }
 
 // === impl PeerRelay ===
@@ -282,7 +265,7 @@ impl PeerRelay {
     /// The number of placements of a pool that some proxy did not get.
     #[must_use]
     pub fn dropped(&self, pool: &str) -> u64 {
-        self.pools.get(pool).map_or(0, |pool| pool.dropped)
+        self.pools.get(pool).map_or(0, |pool| pool.kept.dropped)
     }
 }
 
@@ -364,12 +347,12 @@ impl PoolRelay {
         let Some(of) = self.origins.get_mut(peer.origin) else {
             return;
         };
-        let first = self.next_placement;
-        self.next_placement += count;
-        self.bytes += encoded.bytes();
+        let first = self.kept.next;
+        self.kept.next += count;
+        self.kept.bytes += encoded.bytes();
         of.bytes += encoded.bytes();
         of.pieces.push_back(first);
-        self.placements.push_back(PlacementBatch {
+        self.kept.batches.push_back(PlacementBatch {
             process_id: peer.process_id,
             origin: peer.origin.clone(),
             at: now,
@@ -381,14 +364,15 @@ impl PoolRelay {
             && let Some(oldest) = of.pieces.pop_front()
         {
             let position = self
-                .placements
+                .kept
+                .batches
                 .partition_point(|placed| placed.first < oldest);
-            let Some(placed) = self.placements.get_mut(position) else {
+            let Some(placed) = self.kept.batches.get_mut(position) else {
                 return;
             };
             let bytes = std::mem::take(&mut placed.encoded).bytes();
             of.bytes -= bytes;
-            self.bytes -= bytes;
+            self.kept.bytes -= bytes;
         }
     }
 
@@ -397,9 +381,10 @@ impl PoolRelay {
         let is_over = |oldest: &mut PlacementBatch, bytes| {
             bytes > BYTES_KEPT_MAX || now.saturating_duration_since(oldest.at) >= KEPT_MAX
         };
-        let bytes = &mut self.bytes;
+        let bytes = &mut self.kept.bytes;
         while let Some(oldest) = self
-            .placements
+            .kept
+            .batches
             .pop_front_if(|oldest| is_over(oldest, *bytes))
         {
             *bytes -= oldest.encoded.bytes();
@@ -468,23 +453,26 @@ impl PoolRelay {
         cursor: &mut RelayCursor,
     ) -> (EncodedPlacements, bool) {
         let oldest = self
-            .placements
+            .kept
+            .batches
             .front()
-            .map_or(self.next_placement, |placed| placed.first);
+            .map_or(self.kept.next, |placed| placed.first);
         let lost = oldest.saturating_sub(cursor.placement);
         // Placements from before a new proxy joined do not count as lost.
-        self.dropped += if cursor.sent_at.is_some() { lost } else { 0 };
+        self.kept.dropped += if cursor.sent_at.is_some() { lost } else { 0 };
         let mut encoded = EncodedPlacements::default();
         let due = self
-            .placements
+            .kept
+            .batches
             .partition_point(|placed| placed.first < cursor.placement);
         let due = self
-            .placements
+            .kept
+            .batches
             .range(due..)
             .filter(|placed| placed.process_id != process_id);
         for placed in due {
             if placed.encoded.is_empty() {
-                self.dropped += placed.count;
+                self.kept.dropped += placed.count;
                 continue;
             }
             if encoded.bytes() + placed.encoded.bytes() > PLACEMENTS_BYTES_MAX {
@@ -493,7 +481,7 @@ impl PoolRelay {
             }
             encoded.extend(&placed.encoded);
         }
-        cursor.placement = self.next_placement;
+        cursor.placement = self.kept.next;
         (encoded, true)
     }
 }
@@ -612,10 +600,11 @@ mod tests {
             "the placement of the other origin is kept"
         );
         assert_eq!(
-            (pool.dropped, pool.bytes),
+            (pool.kept.dropped, pool.kept.bytes),
             (
                 500,
-                pool.placements
+                pool.kept
+                    .batches
                     .iter()
                     .map(|placed| placed.encoded.bytes())
                     .sum()
@@ -632,12 +621,12 @@ mod tests {
         }
         let pool = relay.pools.get_mut("p").unwrap();
         pool.drop_old(now);
-        assert_eq!(pool.placements.len(), 1_000);
+        assert_eq!(pool.kept.batches.len(), 1_000);
         pool.drop_old(now + KEPT_MAX + Duration::from_secs(60));
         assert_eq!(
             (
-                pool.placements.len(),
-                pool.bytes,
+                pool.kept.batches.len(),
+                pool.kept.bytes,
                 pool.origins[&Origin::default()].bytes
             ),
             (0, 0, 0)

@@ -23,7 +23,6 @@ mod last_picks;
 use last_picks::LastPicks;
 
 mod outside_claim;
-use outside_claim::ShownLoad;
 
 mod peer_loads;
 pub use peer_loads::PeerLoads;
@@ -287,27 +286,6 @@ impl InFlight {
     /// The load of others, to update it.
     pub fn others_mut(&mut self) -> &mut PeerLoads {
         &mut self.others
-    }
-
-    /// Compares the load that other proxies claim with the new metrics of an endpoint, which
-    /// arrived at `now_us`. A claim may be unconfirmed for `patience_us`.
-    pub fn judge_claims(
-        &mut self,
-        endpoint: EndpointRef,
-        metrics: &EndpointMetrics,
-        patience_us: u64,
-        now_us: u64,
-    ) {
-        if self.others.has_claims() {
-            let own = self.own(endpoint).requests;
-            let shown = ShownLoad::from_metrics(metrics, self.prompt_tokens);
-            self.others.judge(endpoint, shown, own, patience_us, now_us);
-        }
-    }
-
-    /// The requests of other proxies that count.
-    pub fn outside_requests(&self) -> u64 {
-        self.others.outside_requests()
     }
 
     /// New metrics of these endpoints arrived: [`Self::requests_now`] adds changes from now on.

@@ -479,18 +479,7 @@ impl PolicyRouter {
                 None => all.push(*held),
             }
         }
-        let in_flight = self.pool.in_flight();
-        let endpoints = self
-            .pool
-            .snapshot()
-            .map_or(&[][..], |snapshot| snapshot.endpoints());
-        let running = endpoints
-            .iter()
-            .map(|endpoint| {
-                let all = in_flight.load(endpoint.id).requests;
-                u64::from(all.saturating_sub(in_flight.own(endpoint.id).requests))
-            })
-            .sum();
+        let running = self.peers.iter().map(PeerLoadReport::requests).sum();
         self.delay_us = ((now - update.at) * 1e3) as u64;
         self.pool
             .queues_mut()

@@ -16,9 +16,9 @@ pub struct PoolNames {
 /// What happens to counts of names that are not shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherNames {
-    /// They count as [`super::OTHER`]; those of a band do not count.
+    /// Counts under them are added to [`super::OTHER`]; counts of bands are left out.
     Count,
-    /// They do not count.
+    /// Counts under them are left out.
     Leave,
 }
 

@@ -16,8 +16,8 @@ use crate::state::peer::Origin;
 /// find the daemon again.
 pub const NAME_KEPT: Duration = Duration::from_secs(600);
 
-/// While there are others, an origin may use this part of all names: of models that is more than one
-/// VM reports ([`pool_state::MODELS_MAX`]).
+/// While there are others, an origin may use this part of all names: of models that is more than
+/// one VM reports ([`pool_state::MODELS_MAX`]).
 const SHARE_PARTS: usize = 8;
 
 /// The names in use, and who reports them.
@@ -110,15 +110,15 @@ impl<N: Ord + Clone> ReportedNames<N> {
     /// Forgets what is no longer reported. Returns the names that go.
     pub fn expire(&mut self, now: Instant) -> Vec<N> {
         let is_old = |at: Instant| now.saturating_duration_since(at) >= NAME_KEPT;
-        let gone: Vec<N> = self
+        let expired: Vec<N> = self
             .names
             .iter()
             .filter(|(_, known)| is_old(known.reported_at))
             .map(|(name, _)| name.clone())
             .collect();
-        gone.iter().for_each(|name| self.remove(name));
+        expired.iter().for_each(|name| self.remove(name));
         self.origins.retain(|_, of| !is_old(of.reported_at));
-        gone
+        expired
     }
 
     /// The most names that only one origin reports.

@@ -140,6 +140,14 @@ impl PeerLoadReport {
         self.layout.loads == 0
     }
 
+    /// The requests of all endpoints.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        let mut sum = 0;
+        self.each_load(|_, load| sum += u64::from(load.requests));
+        sum
+    }
+
     /// The failures it reports.
     pub fn ejections(&self) -> impl Iterator<Item = Ejection> + '_ {
         self.layout

@@ -12,7 +12,8 @@
 //! the largest value of late. That sum is the time for which the claim was unconfirmed. An honest
 //! claim is confirmed by the next scrape and its sum falls again.
 
-use super::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
+use super::{ATTENTION_UNIT, EndpointLoad, InFlight, PendingPrefills};
+use crate::endpoint::EndpointRef;
 use crate::metrics::EndpointMetrics;
 
 /// The others' load may be this many times what a scrape shows beside our own load: requests are on
@@ -81,6 +82,31 @@ enum ClaimStanding {
     #[default]
     Believed,
     Refuted,
+}
+
+// === impl InFlight ===
+
+impl InFlight {
+    /// Compares the load that other proxies claim with the new metrics of an endpoint, which
+    /// arrived at `now_us`. A claim may be unconfirmed for `patience_us`.
+    pub fn judge_claims(
+        &mut self,
+        endpoint: EndpointRef,
+        metrics: &EndpointMetrics,
+        patience_us: u64,
+        now_us: u64,
+    ) {
+        if self.others.has_claims() {
+            let own = self.own(endpoint).requests;
+            let shown = ShownLoad::from_metrics(metrics, self.prompt_tokens);
+            self.others.judge(endpoint, shown, own, patience_us, now_us);
+        }
+    }
+
+    /// The requests of other proxies that count.
+    pub fn outside_requests(&self) -> u64 {
+        self.others.outside_requests()
+    }
 }
 
 // === impl ShownLoad ===

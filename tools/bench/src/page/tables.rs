@@ -95,8 +95,9 @@ fn added(row: &OverheadRow) -> String {
 }
 
 pub(super) fn chunks(measured: &BenchResults) -> Result<String> {
-    let mut text =
-        String::from("| path | chunks/s | CPU per chunk µs | added (spread) |\n|---|---|---|---|\n");
+    let mut text = String::from(
+        "| path | chunks/s | CPU per chunk µs | added (spread) |\n|---|---|---|---|\n",
+    );
     for row in &measured.streams.rows {
         writeln!(
             text,
