@@ -120,7 +120,8 @@ class Install(ChartTest):
         secret = self.cluster.request("GET", path)
         made = "switchpoint/made-on-day"
         secret["metadata"]["annotations"][made] = str(int(secret["metadata"]["annotations"][made]) - 122)
-        self.cluster.request("PUT", path, secret)
+        secret["metadata"] = {key: secret["metadata"][key] for key in ("name", "namespace", "labels", "annotations")}
+        self.cluster.request("PATCH", f"{path}?fieldManager=helm", secret)
         renewed = upgrade()
         self.assertNotEqual(renewed["sp-proxy-tls"]["tls.crt"], first["sp-proxy-tls"]["tls.crt"])
         self.assertEqual(renewed["sp-proxy-tls"]["ca.crt"], first["sp-proxy-tls"]["ca.crt"])
