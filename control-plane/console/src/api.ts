@@ -246,6 +246,9 @@ export interface Model {
  */
 export interface Proxy {
   node_id: string;
+  /**
+   * Identifies the process until the daemon restarts; made of its random id, which is secret.
+   */
   process_id: string;
   peer: string;
   certificate: string | null;

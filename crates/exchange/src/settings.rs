@@ -191,7 +191,7 @@ impl Default for ExchangeSettings {
             client_header: String::new(),
             cache_salt_key: String::new(),
             objective_header: HeaderTrust::Ignore,
-            slo_headers: HeaderTrust::Ignore,
+            slo_headers: HeaderTrust::Trust,
             flow: FlowRequestSettings {
                 namespace: String::new(),
                 key: String::new(),

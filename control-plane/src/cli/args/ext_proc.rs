@@ -157,7 +157,7 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_CACHE_SALT_KEY", value_name = "SECRET", value_parser = secret, hide_env_values = true)]
     pub ext_proc_cache_salt_key: Option<String>,
 
-    /// Whether the SLO headers of a request count [default: ignore].
+    /// Whether the SLO headers of a request count [default: trust].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_SLO_HEADERS", value_enum)]
     pub ext_proc_slo_headers: Option<HeaderTrustArg>,
 

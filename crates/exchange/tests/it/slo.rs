@@ -272,7 +272,10 @@ fn an_slo_counts_only_where_its_header_is_trusted() {
     for value in ["0.1", "nan", "100"] {
         let headers = [("x-slo-tpot-ms", value), ("predictionbasedrouting", "true")];
         let mut pool = pool_of(&pipeline(true, "refuse", 1), [20.0, 20.0]);
-        let settings = ExchangeSettings::default();
+        let settings = ExchangeSettings {
+            slo_headers: HeaderTrust::Ignore,
+            ..ExchangeSettings::default()
+        };
         let (mut exchange, step) = ask(&mut pool, "/v1/completions", &headers, &settings);
         assert!(
             matches!(step, ExchangeStep::Forward(_)),

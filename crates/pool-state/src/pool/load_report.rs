@@ -6,13 +6,13 @@
 //! the changes: the writer changes the bytes in place, an endpoint keeps its place, and the reader
 //! compares the bytes with those of its last reading. Correctness does not depend on this.
 
-use std::collections::BTreeMap;
 
 use proto::load_report::{
     FailureEntry, LOAD_BYTES, LoadReportHead, LoadReportLayout, SLOS_BYTES, append_failure,
     append_slos, decode_failure, decode_load, decode_slos, difference, encode_load,
 };
 use scheduler::in_flight::{EndpointLoad, InFlight, PeerLoads};
+use scheduler::sort::sort_by;
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Timestamp};
 
 use super::ejection::Ejection;
@@ -387,21 +387,22 @@ impl LoadReportSum {
         self.added
             .iter()
             .for_each(|(endpoint, slos)| self.others.add(*endpoint, *slos));
-        let mut failures: BTreeMap<EndpointRef, Ejection> = own
-            .iter()
-            .filter(|failure| !failure.outside)
-            .map(|failure| (failure.endpoint, *failure))
-            .collect();
+        let mut failures = own.to_vec();
         for row in rows {
             row.add_slos_to(&mut self.others);
-            for failure in row
-                .ejections()
-                .filter(|failure| row.counts && !failure.outside)
-            {
-                let known = failures.entry(failure.endpoint).or_insert(failure);
-                *known = (*known).max(failure);
+            if row.counts {
+                failures.extend(row.ejections());
             }
         }
+        failures.retain(|failure| !failure.outside);
+        sort_by(&mut failures, |a, b| (a.endpoint, a) < (b.endpoint, b));
+        failures.dedup_by(|later, kept| {
+            let is_same = later.endpoint == kept.endpoint;
+            if is_same {
+                *kept = *later;
+            }
+            is_same
+        });
         let mut sum = OwnLoadReport::default();
         for endpoint in &self.present {
             let load = self.others.load(*endpoint);
@@ -409,7 +410,6 @@ impl LoadReportSum {
                 sum.set(*endpoint, load);
             }
         }
-        let failures: Vec<Ejection> = failures.into_values().collect();
         sum.write(head, &mut InFlight::default(), &failures)
             .to_vec()
     }
