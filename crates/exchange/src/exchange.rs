@@ -227,16 +227,14 @@ impl Exchange {
         if settings.decide_at == DecideAt::Headers {
             self.set_body_unavailable();
         }
-        let is_read = self.api.reads_body();
+        if !self.api.reads_body() || end_of_stream || endless || self.unseen {
+            return HeadersStep::Decide;
+        }
         if let Some(reply) = head
             .content_length
-            .filter(|_| !is_read || !(end_of_stream || endless || self.unseen))
             .and_then(|bytes| self.check_body_size(settings, bytes))
         {
             return HeadersStep::Reply(reply);
-        }
-        if !is_read || end_of_stream || endless || self.unseen {
-            return HeadersStep::Decide;
         }
         self.phase = ExchangePhase::Buffering;
         HeadersStep::Buffer

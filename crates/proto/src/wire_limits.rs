@@ -219,7 +219,7 @@ static SHAPES: [WireShape; TYPES] = [
         message(1, M::Welcome), message(2, M::PoolUpdate), message(3, M::Metrics), message(4, M::PeerLoad),
         message(40, M::LearnedModels),
     ]),
-    with_values(POOLS_ASKED_MAX, shape(M::Welcome, "Welcome", 1, &[texts(3)])),
+    with_values(POOLS_ASKED_MAX, shape(M::Welcome, "Welcome", 1, &[texts(3), texts(4)])),
     shape(M::PoolUpdate, "PoolUpdate", 1, &[
         message(2, M::Version), message(3, M::Endpoint), message(7, M::Pipeline), message(8, M::Objects),
         message(65, M::ModelSet),

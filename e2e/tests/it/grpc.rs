@@ -221,6 +221,6 @@ async fn a_grpc_request_of_vllm_goes_on_unread_by_h2c() -> Result<()> {
         came,
         [(path.to_owned(), Version::HTTP_2, Bytes::from(message))]
     );
-    assert_eq!(prompt_tokens(&reply)?, 0);
+    assert_eq!(prompt_tokens(&reply)?, 4, "by the size of its body");
     Ok(())
 }
