@@ -13,6 +13,10 @@ use crate::{InvalidState, state};
 /// Messages inside each other: twice what the deepest parameter needs.
 const DEPTH_MAX: usize = 48;
 
+/// The most endpoints of an update that is decoded. A pool has room for fewer. Its refusal names the
+/// version of the update, which is known only once it is decoded.
+const ENDPOINTS_DECODED_MAX: usize = 4 * ENDPOINTS_MAX;
+
 /// The most labels of one endpoint, as in discovery.
 const LABELS_PER_ENDPOINT_MAX: usize = 64;
 
@@ -224,7 +228,7 @@ static SHAPES: [WireShape; TYPES] = [
         message(2, M::Version), message(3, M::Endpoint), message(7, M::Pipeline), message(8, M::Objects),
         message(65, M::ModelSet),
     ]),
-    shape(M::Endpoint, "Endpoint", ENDPOINTS_MAX, &[message(6, M::Label)]),
+    shape(M::Endpoint, "Endpoint", ENDPOINTS_DECODED_MAX, &[message(6, M::Label)]),
     with_values(NAMES_MAX, shape(M::ModelSet, "ModelSet", ENDPOINTS_MAX, &[texts(1)])),
     shape(M::Label, "Label", LABELS_PER_ENDPOINT_MAX * ENDPOINTS_MAX, &[]),
     shape(M::Pipeline, "Pipeline", 1, &[message(1, M::Plugin), message(2, M::Profile)]),

@@ -80,7 +80,8 @@ fn every_option_of_serve_is_an_environment_variable_too() {
             _ => format!("SWITCHPOINT_{}", option.to_uppercase().replace('-', "_")),
         };
         assert!(
-            help.contains(&format!("[env: {variable}=")) || help.contains(&format!("[env: {variable}]")),
+            help.contains(&format!("[env: {variable}="))
+                || help.contains(&format!("[env: {variable}]")),
             "--{option} has no {variable}"
         );
         count += 1;

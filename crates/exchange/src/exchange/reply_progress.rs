@@ -11,7 +11,7 @@ const PACE_TOKENS: u32 = 16;
 
 /// How often a stream reports its tokens to the pool, in ms. The pool reads them for load reports,
 /// which are sent each 100 ms or less often. A stream of 100 tokens/s then touches the pool with
-/// one chunk of five.
+/// one chunk of five. The few tokens between which the pool measures a gap are reported at once.
 const REPORT_MS: u64 = 50;
 
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub(super) struct ReplyProgress {
     pub(super) first_token_at: Option<Timestamp>,
     pub(super) last_token_at: Option<Timestamp>,
     unreported: UnreportedProgress,
+    /// The pool measures something when it gets so many more tokens.
+    measured_after: u32,
     /// The tokens whose pace was not published yet, and the time before the first of them.
     paced_tokens: u32,
     paced_since: Timestamp,
@@ -45,6 +47,7 @@ impl ReplyProgress {
             first_token_at: None,
             last_token_at: None,
             unreported: UnreportedProgress::new(now),
+            measured_after: u32::MAX,
             paced_tokens: 0,
             paced_since: now,
         }
@@ -71,7 +74,14 @@ impl ReplyProgress {
         let unreported = &self.unreported;
         unreported.first_token
             || unreported.stored.is_some()
-            || (unreported.tokens > 0 && now.ms_since(unreported.since) >= REPORT_MS)
+            || (unreported.tokens > 0
+                && (unreported.tokens >= self.measured_after
+                    || now.ms_since(unreported.since) >= REPORT_MS))
+    }
+
+    /// Makes the report due after `tokens` more tokens, or [`REPORT_MS`].
+    pub(super) const fn measure_after(&mut self, tokens: u32) {
+        self.measured_after = tokens;
     }
 
     pub(super) const fn take_unreported(&mut self, now: Timestamp) -> UnreportedProgress {

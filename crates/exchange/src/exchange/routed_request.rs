@@ -328,6 +328,8 @@ impl RoutedRequest {
         }
         if reported.tokens > 0 {
             pool.record_output(&mut self.pick.hold, reported.tokens, now);
+            let tokens = self.pick.hold.tokens_until_measured();
+            self.reply.progress.measure_after(tokens);
         }
         let pace_ms = self.reply.progress.take_pace(&reported, now);
         if let Some(pace_ms) = pace_ms.filter(|_| self.reply.streamed) {

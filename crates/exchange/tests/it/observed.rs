@@ -322,11 +322,11 @@ fn prefilled_elsewhere(retried: bool) -> (EndpointRef, EndpointRef, Vec<EncodedO
         200,
         at_ms(39),
     );
-    for token in 0..20 {
+    for token in 0..8 {
         exchange.response_chunk(&mut pool, TOKEN.as_bytes(), false, at_ms(40 + 10 * token));
     }
-    exchange.response_chunk(&mut pool, USAGE.as_bytes(), true, at_ms(230));
-    exchange.end(&mut pool, at_ms(230));
+    exchange.response_chunk(&mut pool, USAGE.as_bytes(), true, at_ms(110));
+    exchange.end(&mut pool, at_ms(110));
     (prefill, server.id, pool.take_observations().1.into())
 }
 
@@ -498,16 +498,20 @@ fn a_gap_is_measured_while_nobody_waits_for_a_first_token() {
     let gap = streamed(&mut pool, &events, true).observation.gap.unwrap();
     assert_eq!((gap.batch, gap.gap_ms), (1.0, 12.0));
     assert!((100.0..=120.0).contains(&gap.context_tokens), "{gap:?}");
-    // The gap is measured between two reports, over at least four tokens, from the second on.
-    let uneven = [100, 150, 162, 174, 186, 210, 400, 600, 800].map(|ms| (ms, TOKEN));
+    // The gap is measured over four tokens, from the second on.
+    let uneven = [100, 150, 162, 174, 186, 198, 400, 600, 800].map(|ms| (ms, TOKEN));
     assert_eq!(
         streamed(&mut pool, &uneven, true)
             .observation
             .gap
             .unwrap()
             .gap_ms,
-        15.0
+        12.0
     );
+    // An answer of six tokens in less than 50 ms is measured too.
+    let short = [100, 103, 106, 109, 112, 115].map(|ms| (ms, TOKEN));
+    let gap = streamed(&mut pool, &short, true).observation.gap;
+    assert_eq!(gap.unwrap().gap_ms, 3.0);
     // Another request waits for its first token there all the time.
     let mut waiting = sent_prompt(&mut pool, "y", at_ms(0));
     assert_eq!(streamed(&mut pool, &events, true).observation.gap, None);

@@ -6,7 +6,6 @@
 //! the changes: the writer changes the bytes in place, an endpoint keeps its place, and the reader
 //! compares the bytes with those of its last reading. Correctness does not depend on this.
 
-
 use proto::load_report::{
     FailureEntry, LOAD_BYTES, LoadReportHead, LoadReportLayout, SLOS_BYTES, append_failure,
     append_slos, decode_failure, decode_load, decode_slos, difference, encode_load,

@@ -75,6 +75,12 @@ impl RequestTiming {
         position.is_some()
     }
 
+    /// The number of output tokens at which the next gap begins or ends.
+    fn next_measured(&self) -> u32 {
+        self.gap_began
+            .map_or(self.next_gap, |(_, from)| from.saturating_add(GAP_TOKENS))
+    }
+
     fn retried(&self) -> bool {
         self.serving > 0
     }
@@ -147,6 +153,19 @@ impl RequestTiming {
             prompt_tokens: None,
             cached_tokens: None,
             estimated: false,
+        })
+    }
+}
+
+// === impl LedgerHold ===
+
+impl LedgerHold {
+    /// How many more output tokens the pool should get at once, to measure a gap there;
+    /// [`u32::MAX`] for a request that is not measured.
+    #[must_use]
+    pub fn tokens_until_measured(&self) -> u32 {
+        self.watch.as_ref().map_or(u32::MAX, |watch| {
+            watch.next_measured().saturating_sub(watch.tokens)
         })
     }
 }
@@ -243,10 +262,7 @@ impl ManagedPool {
     pub(super) fn observe_tokens(&self, held: &mut LedgerHold, tokens: u32, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
         watch.tokens = watch.tokens.saturating_add(tokens);
-        let is_due = watch
-            .gap_began
-            .map_or(watch.next_gap, |(_, from)| from + GAP_TOKENS)
-            <= watch.tokens;
+        let is_due = watch.next_measured() <= watch.tokens;
         let Some(endpoint) = watch.endpoint().filter(|_| is_due) else {
             return;
         };

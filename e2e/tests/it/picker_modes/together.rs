@@ -67,6 +67,7 @@ async fn what_one_front_placed_the_other_finds() -> Result<()> {
     let builder = Stack::builder().front(PickerMode::Filter).servers_like(
         6,
         &ModelServerOptions {
+            models: vec!["demo".into()],
             speed: 0.0,
             ..ModelServerOptions::default()
         },
@@ -78,12 +79,11 @@ async fn what_one_front_placed_the_other_finds() -> Result<()> {
     let beside = SecondEnvoy::start_as(PickerMode::ExtProc, &stack, "beside").await?;
     let fronts = [stack.address(), beside.envoy.listener()];
     let post = |front: usize, prompt: String| async move {
-        client::post(
-            fronts[front],
-            "/v1/chat/completions",
-            echo::chat(&prompt).to_string(),
-        )
-        .await
+        let body = echo::chat(&prompt).to_string();
+        let reply = client::post(fronts[front], "/v1/chat/completions", body).await?;
+        // An endpoint that refuses a prompt does not have it cached.
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        Ok::<_, testbed::Error>(reply)
     };
     // A proxy that has not served yet gets no state from others. It reports once a second.
     for front in [0, 1] {

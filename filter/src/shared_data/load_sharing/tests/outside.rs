@@ -70,13 +70,13 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     let [share] = &reports(&one)[..] else {
         panic!("one message")
     };
-    let long = proto::placements::each(&share.placements)
-        .map(|(_, blocks)| blocks)
+    let long = proto::placements::each_claim(&share.claims)
+        .map(|(_, _, blocks)| blocks)
         .max_by_key(Vec::len)
         .unwrap();
     let peers = state::PeerLoad {
         row: share.row.clone(),
-        placements: share.placements.clone(),
+        claims: share.claims.clone(),
         ..others(2)
     };
     say(&two, peers.clone());
@@ -91,7 +91,9 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     assert!(
         reports(&two)
             .iter()
-            .all(|share| share.row.len() == LoadReportHead::BYTES && share.placements.is_empty()),
+            .all(|share| share.row.len() == LoadReportHead::BYTES
+                && share.placements.is_empty()
+                && share.claims.is_empty()),
         "{:?}",
         reports(&two)
     );
@@ -210,9 +212,9 @@ fn a_leader_that_serves_tells_its_own_placements() {
     world.tick();
     let placements: usize = reports(&world)
         .iter()
-        .map(|share| proto::placements::each(&share.placements).count())
+        .map(|share| proto::placements::each_claim(&share.claims).count())
         .sum();
-    assert_eq!(placements, 1);
+    assert_eq!(placements, 1, "claimed until a reply confirms it");
 }
 
 #[test]
