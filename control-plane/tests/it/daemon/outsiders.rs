@@ -55,6 +55,7 @@ impl LoggedDaemon {
                 "sh",
                 env!("CARGO_BIN_EXE_switchpointd"),
                 "serve",
+                "--local-endpoints",
             ])
             .args([
                 "--listen-state",

@@ -39,14 +39,10 @@ impl ConversationShare {
     }
 
     /// n: the mean number of requests of a conversation; 1 before any prompt. If each ends with
-    /// probability 1 - c, where c is the share that goes on, that is 1 / (1 - c).
+    /// probability 1 - c, where c is the share that goes on, that is 1 / (1 - c). One prompt that
+    /// ended counts from the start, so that a first prompt that goes on makes n 2 and no more.
     fn requests(&self) -> f32 {
-        let ends = if self.all > 0.0 {
-            1.0 - self.continued / self.all
-        } else {
-            1.0
-        };
-        1.0 / ends.max(1.0 / PROMPTS)
+        (self.all + 1.0) / (self.all - self.continued + 1.0)
     }
 }
 
@@ -90,8 +86,15 @@ mod tests {
         assert!((conversations.requests() - 1.0).abs() < 1e-6);
         (0..100_000).for_each(|_| conversations.record(REQUESTED_ONCE, false));
         assert!(
-            conversations.requests() <= PROMPTS,
+            conversations.requests() <= PROMPTS + 1.0,
             "bounded, also where all go on"
         );
+    }
+
+    #[test]
+    fn one_prompt_is_no_evidence_of_long_conversations() {
+        let mut conversations = ConversationShare::default();
+        conversations.record(REQUESTED_ONCE, false);
+        assert!((conversations.requests() - 2.0).abs() < 1e-6);
     }
 }

@@ -213,6 +213,7 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] if it is outside, or the parameter is not a number.
+    #[inline(never)] // many callers, and the wasm module should be small
     pub fn number(&self, name: &str, range: RangeInclusive<f64>) -> Result<f64, InvalidParameter> {
         match self.find(name)? {
             (_, ParameterSource::Number(number)) if range.contains(&number) => Ok(number),
@@ -225,6 +226,7 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] if it is not finite or too large, or the parameter is not a number.
+    #[inline(never)] // many callers, and the wasm module should be small
     pub fn finite(&self, name: &str) -> Result<f32, InvalidParameter> {
         let max = f64::from(f32::MAX);
         // Within the range of f32.
@@ -235,6 +237,7 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] if it is outside or not whole, or the parameter is not a number.
+    #[inline(never)] // many callers, and the wasm module should be small
     pub fn integer(&self, name: &str, range: RangeInclusive<u32>) -> Result<u32, InvalidParameter> {
         let number = self.number(name, f64::from(*range.start())..=f64::from(*range.end()))?;
         if number.fract() > 0.0 {
@@ -249,6 +252,7 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] if the parameter is not a flag.
+    #[inline(never)] // many callers, and the wasm module should be small
     pub fn flag(&self, name: &str) -> Result<bool, InvalidParameter> {
         match self.find(name)? {
             (_, ParameterSource::Flag(flag)) => Ok(flag),
@@ -260,6 +264,7 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] if the parameter is not text.
+    #[inline(never)] // many callers, and the wasm module should be small
     pub fn text(&self, name: &str) -> Result<&'a str, InvalidParameter> {
         match self.find(name)? {
             (_, ParameterSource::Text(text)) => Ok(text),
@@ -271,6 +276,7 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] if it is empty, or the parameter is not text.
+    #[inline(never)] // many callers, and the wasm module should be small
     pub fn header(&self, name: &str) -> Result<Box<str>, InvalidParameter> {
         let header = self.text(name)?.trim().to_ascii_lowercase();
         if header.is_empty() {
@@ -301,6 +307,7 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] if the parameter is not structured.
+    #[inline(never)] // many callers, and the wasm module should be small
     pub fn structured(&self, name: &str) -> Result<Option<&'a ParameterValue>, InvalidParameter> {
         match self.find(name)? {
             (_, ParameterSource::Structured(value)) => Ok(value),
@@ -312,6 +319,7 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] if it is a list, or the parameter is not structured.
+    #[inline(never)] // many callers, and the wasm module should be small
     pub fn map(&self, name: &str) -> Result<&'a [(String, ParameterValue)], InvalidParameter> {
         match self.structured(name)? {
             Some(ParameterValue::Map(entries)) => Ok(entries),
@@ -324,6 +332,7 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] if it is a map, or the parameter is not structured.
+    #[inline(never)] // many callers, and the wasm module should be small
     pub fn list(&self, name: &str) -> Result<&'a [ParameterValue], InvalidParameter> {
         match self.structured(name)? {
             Some(ParameterValue::List(values)) => Ok(values),
