@@ -13,8 +13,8 @@ use crate::{InvalidState, state};
 /// Messages inside each other: twice what the deepest parameter needs.
 const DEPTH_MAX: usize = 48;
 
-/// The most endpoints of an update that is decoded. A pool has room for fewer. Its refusal names the
-/// version of the update, which is known only once it is decoded.
+/// The most endpoints of an update that is decoded. A pool has room for fewer. Its refusal names
+/// the version of the update, which is known only once it is decoded.
 const ENDPOINTS_DECODED_MAX: usize = 4 * ENDPOINTS_MAX;
 
 /// The most labels of one endpoint, as in discovery.
