@@ -12,6 +12,7 @@ use proto::placements::PlacementKind;
 use proto::{SHARE_EXPIRY_MS, placements, state};
 use scheduler::{EndpointRef, Timestamp};
 
+use crate::pool::shared_streak;
 use crate::pool::{Ejection, ManagedPool, OwnLoadReport, PeerLoadReport, Placement};
 
 /// A report without changes is repeated after this long, ms: four times before it would expire.
@@ -106,12 +107,14 @@ impl EncodedPlacements {
         self.placements.is_empty() && self.claims.is_empty()
     }
 
-    /// All placements, in the order in which they apply.
+    /// All placements, in the order in which they apply, without what only workers of one process
+    /// take from each other.
     pub fn each(&self) -> impl Iterator<Item = (PlacementKind, EndpointRef, Vec<u64>)> {
-        placements::each_claim(&self.claims).chain(
-            placements::each(&self.placements)
-                .map(|(endpoint, blocks)| (PlacementKind::Confirmed, endpoint, blocks)),
-        )
+        let confirmed = placements::each(&self.placements)
+            .map(|(endpoint, blocks)| (PlacementKind::Confirmed, endpoint, blocks));
+        placements::each_claim(&self.claims)
+            .chain(confirmed)
+            .filter(|(_, _, blocks)| !matches!(blocks[..], [mark] if shared_streak::is_mark(mark)))
     }
 
     /// Takes those of a message.

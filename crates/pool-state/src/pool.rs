@@ -14,6 +14,7 @@
 mod accepted_kinds;
 mod adapters;
 mod admission;
+mod answer_window;
 mod cache;
 mod cache_places;
 mod commit;
@@ -36,6 +37,7 @@ mod placements;
 mod plan;
 mod relay_sum;
 mod request_timing;
+pub(crate) mod shared_streak;
 mod sharing;
 mod stored_answers;
 mod token_rate;

@@ -33,6 +33,7 @@ mod release;
 mod responses;
 mod restore;
 mod script;
+mod shared_streak;
 mod sharing_workers;
 mod slo;
 mod tasks;

@@ -18,7 +18,7 @@ use crate::record::recording;
 use crate::release::{pool_update, split_pool_update};
 
 /// Returns a pool of this many endpoints with this scorer alone, which picks the best endpoint.
-fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> ManagedPool {
+pub(crate) fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> ManagedPool {
     let mut pool = ManagedPool::new(seed, 1 << 14);
     pool.install(by(scorer, endpoints, &[]), 7, 1_000);
     pool.recount_load_reports([]);
@@ -46,19 +46,19 @@ fn by(scorer: &str, endpoints: u8, queues: &[f32]) -> Snapshot {
     .unwrap()
 }
 
-fn at(slot: u16) -> EndpointRef {
+pub(crate) fn at(slot: u16) -> EndpointRef {
     EndpointRef {
         slot: Slot(slot),
         generation: Generation(1),
     }
 }
 
-fn ms(ms: u64) -> Timestamp {
+pub(crate) fn ms(ms: u64) -> Timestamp {
     Timestamp(0).plus_ms(ms)
 }
 
 /// Sends a request, and returns it with the endpoint that it goes to. It runs until it is ended.
-fn send(pool: &mut ManagedPool, prompt: &str, now: Timestamp) -> (Exchange, String) {
+pub(crate) fn send(pool: &mut ManagedPool, prompt: &str, now: Timestamp) -> (Exchange, String) {
     let settings = ExchangeSettings::default();
     let mut exchange = Exchange::new(now);
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
@@ -93,7 +93,7 @@ fn requests(pool: &ManagedPool) -> u64 {
         .sum()
 }
 
-const ADDRESS: [&str; 4] = [
+pub(crate) const ADDRESS: [&str; 4] = [
     "10.0.0.0:8000",
     "10.0.0.1:8000",
     "10.0.0.2:8000",
@@ -236,7 +236,7 @@ fn answered(
 }
 
 /// The endpoint `by` gives a complete reply.
-fn served(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, now: Timestamp) {
+pub(crate) fn served(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, now: Timestamp) {
     let head = ResponseHead {
         origin: ResponseOrigin::Upstream,
         status: 200,
@@ -251,10 +251,21 @@ fn served(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, now: Timesta
 }
 
 /// The endpoint `by` refuses the prompt.
-fn refused(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, now: Timestamp) {
+fn refused(pool: &mut ManagedPool, exchange: Exchange, by: &str, now: Timestamp) {
+    with_status(pool, exchange, by, 400, now);
+}
+
+/// The endpoint `by` answers with an error of this status.
+pub(crate) fn with_status(
+    pool: &mut ManagedPool,
+    mut exchange: Exchange,
+    by: &str,
+    status: u16,
+    now: Timestamp,
+) {
     let head = ResponseHead {
         origin: ResponseOrigin::Upstream,
-        status: 400,
+        status,
         upstream_address: Some(by.as_bytes()),
         attempts: 1,
         ..ResponseHead::default()

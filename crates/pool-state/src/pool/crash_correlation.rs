@@ -227,9 +227,9 @@ mod tests {
 
     fn fine(slots: &[u16]) -> EndpointHealthTable {
         let mut health = EndpointHealthTable::default();
-        slots
-            .iter()
-            .for_each(|slot| health.record_success(id(*slot), 7, at(0)));
+        slots.iter().for_each(|slot| {
+            health.record_success(id(*slot), 7, at(0));
+        });
         health
     }
 

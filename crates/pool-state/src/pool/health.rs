@@ -18,18 +18,18 @@
 //! Failures that do not eject still cost: [`EndpointHealthTable::excess_failures`] is what the
 //! scheduler charges.
 //!
-//! Each VM counts the answers that it gets itself; ejections are shared ([`super::ejection`]).
+//! Each VM counts the answers that it gets itself. The workers of a process share their streaks
+//! ([`super::shared_streak`]), and all proxies their ejections ([`super::ejection`]).
 
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 
 use scheduler::Timestamp;
 
+use super::answer_window::{AnswerCounts, AnswerWindow, TIMES_OTHERS, WINDOW_MS};
+
 /// Failures in a row that eject, like Envoy's `consecutive_5xx`, and by how many an endpoint must
 /// fail more than others.
 const STREAK: f32 = 5.0;
-
-/// How many times as often as others an endpoint may fail: others never fail exactly alike.
-const TIMES_OTHERS: f32 = 2.0;
 
 /// The last witnesses remembered for each endpoint: more than make a streak.
 const WITNESSES_MAX: usize = 8;
@@ -40,10 +40,6 @@ const LOST_STREAK: u32 = 2;
 
 /// An answer within this many ms shows that the endpoint is alive.
 pub(super) const FRESH_MS: u64 = 1_000;
-
-/// The window of an endpoint's failure rate, ms: long enough for some answers at one request a
-/// second, short enough to forget.
-const WINDOW_MS: u64 = 10_000;
 
 /// Prompts that succeeded last, remembered with their endpoint: more than repeat at a time.
 const SERVED_MAX: usize = 64;
@@ -86,11 +82,24 @@ pub enum Witness {
     Client(u64),
 }
 
+/// The effect of a failure on its endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FailureWeight {
+    /// None: its witness has failed there before.
+    Nothing,
+    /// The streak is longer by one.
+    Counts,
+    /// The endpoint must be ejected.
+    Ejects,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct EndpointHealth {
     endpoint: Option<EndpointRef>,
-    /// Failures of different witnesses since the last success.
+    /// Failures of different witnesses since the last success, seen by any worker of the process,
+    /// and when the last was seen.
     streak: f32,
+    failed_at: Timestamp,
     /// Lost connections since the last answer of any kind, each with a different prompt.
     lost: u32,
     lost_prompt: u64,
@@ -100,22 +109,6 @@ struct EndpointHealth {
     /// The last witnesses, and where the next is written.
     witnesses: [u64; WITNESSES_MAX],
     next_witness: usize,
-}
-
-/// Answers of the current half of the window and of the one before.
-#[derive(Clone, Copy, Debug, Default)]
-struct AnswerWindow {
-    half: u64,
-    now: AnswerCounts,
-    before: AnswerCounts,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct AnswerCounts {
-    good: f32,
-    bad: f32,
-    /// The failures of clients without a success, which are among the bad.
-    outsiders: f32,
 }
 
 // === impl EndpointHealthTable ===
@@ -131,12 +124,18 @@ impl EndpointHealthTable {
         }
     }
 
-    /// Records a success. `prompt` is the hash of the whole prompt, 0 without one.
-    pub(super) fn record_success(&mut self, endpoint: EndpointRef, prompt: u64, now: Timestamp) {
+    /// Records a success. `prompt` is the hash of the whole prompt, 0 without one. Returns whether
+    /// it ended a streak.
+    pub(super) fn record_success(
+        &mut self,
+        endpoint: EndpointRef,
+        prompt: u64,
+        now: Timestamp,
+    ) -> bool {
         let Some(row) = self.row(endpoint) else {
-            return;
+            return false;
         };
-        row.streak = 0.0;
+        let ended = row.end_streak();
         row.window.of(now).good += 1.0;
         if row.succeeded[0].is_some_and(|(other, _)| other != prompt) {
             row.succeeded[1] = row.succeeded[0];
@@ -147,30 +146,52 @@ impl EndpointHealthTable {
             None => self.served.push((prompt, endpoint)),
         }
         self.next_served = (self.next_served + 1) % SERVED_MAX;
+        ended
     }
 
-    /// Records a failure. Returns whether it is a reason to eject the endpoint.
+    /// Records a failure that another worker of this process saw.
+    pub(super) fn record_peer_failure(
+        &mut self,
+        endpoint: EndpointRef,
+        witness: u64,
+        now: Timestamp,
+    ) {
+        if let Some(row) = self.row(endpoint)
+            && row.is_new(witness)
+        {
+            row.lengthen_streak(now);
+        }
+    }
+
+    /// Records that another worker of this process saw the endpoint succeed after failures.
+    pub(super) fn end_streak(&mut self, endpoint: EndpointRef) {
+        if let Some(row) = self.row(endpoint) {
+            row.end_streak();
+        }
+    }
+
+    /// Records a failure. Returns its effect.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn record_failure(
         &mut self,
         endpoint: EndpointRef,
         failure: RequestFailure,
         now: Timestamp,
-    ) -> bool {
+    ) -> FailureWeight {
         let alive = self
             .answered_at(endpoint)
             .is_some_and(|at| now.ms_since(at) <= FRESH_MS);
         let is_paired = matches!(failure, RequestFailure::Answer(Witness::Prompt(prompt)) if self.succeeds_elsewhere(endpoint, prompt));
         let Some(row) = self.row(endpoint) else {
-            return false;
+            return FailureWeight::Nothing;
         };
-        if let RequestFailure::Answer(Witness::Prompt(witness) | Witness::Client(witness)) = failure
-            && !row.is_new(witness)
+        if let RequestFailure::Answer(witness) = failure
+            && !row.is_new(witness.hash())
             && !is_paired
         {
-            return false;
+            return FailureWeight::Nothing;
         }
-        row.streak += 1.0;
+        row.lengthen_streak(now);
         let counts = row.window.of(now);
         counts.bad += 1.0;
         counts.outsiders += f32::from(u8::from(matches!(
@@ -188,39 +209,49 @@ impl EndpointHealthTable {
         };
         let streak = row.streak;
         self.failed_at = Some(now);
-        if due {
+        let ejects = if due {
             !self.most_others_fail(endpoint, now)
         } else {
             self.fails_more(endpoint, streak, now)
+        };
+        if ejects {
+            FailureWeight::Ejects
+        } else {
+            FailureWeight::Counts
         }
     }
 
-    /// Records that a probe failed. Returns whether it is a reason to eject the endpoint again.
+    /// Records that a probe failed. Returns the effect.
     pub(super) fn record_failed_probe(
         &mut self,
         endpoint: EndpointRef,
         failure: RequestFailure,
         now: Timestamp,
-    ) -> bool {
-        let failures = |health: &Self| health.answers(endpoint, now).bad;
-        let before = failures(self);
-        self.record_failure(endpoint, failure, now);
-        match failure {
-            RequestFailure::Answer(Witness::Client(_)) if failures(self) <= before => false,
+    ) -> FailureWeight {
+        let weight = self.record_failure(endpoint, failure, now);
+        let ejects = match failure {
+            RequestFailure::Answer(Witness::Client(_)) if weight == FailureWeight::Nothing => false,
             RequestFailure::Answer(_) => {
                 self.others_answers(endpoint, now).failure_rate() * TIMES_OTHERS <= 1.0
             }
             RequestFailure::Refused | RequestFailure::Lost(_) => true,
+        };
+        match weight {
+            _ if ejects => FailureWeight::Ejects,
+            FailureWeight::Ejects => FailureWeight::Counts,
+            _ => weight,
         }
     }
 
-    /// Forgets the endpoint's answers: it was ejected and works again.
-    pub(super) fn reset(&mut self, endpoint: EndpointRef) {
-        if let Some(row) = self.row(endpoint) {
-            row.streak = 0.0;
-            row.lost = 0;
-            row.window = AnswerWindow::default();
-        }
+    /// Forgets the endpoint's answers: it was ejected and works again. Returns whether that ended a
+    /// streak.
+    pub(super) fn reset(&mut self, endpoint: EndpointRef) -> bool {
+        let Some(row) = self.row(endpoint) else {
+            return false;
+        };
+        row.lost = 0;
+        row.window = AnswerWindow::default();
+        row.end_streak()
     }
 
     /// When the endpoint last answered this VM; `None` for never.
@@ -297,7 +328,9 @@ impl EndpointHealthTable {
 
     /// Whether the endpoint fails more than the others, and too much to be used.
     fn fails_more(&self, endpoint: EndpointRef, streak: f32, now: Timestamp) -> bool {
-        let own = self.answers(endpoint, now);
+        let own = self
+            .known(endpoint)
+            .map_or(AnswerCounts::default(), |row| row.shared_answers(now));
         let rest = self.others_answers(endpoint, now);
         (streak >= STREAK || own.failure_rate() >= 0.5)
             && rest.good > 0.0
@@ -335,7 +368,7 @@ impl EndpointHealthTable {
             .iter()
             .filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
         others
-            .map(|row| row.window.answers(now))
+            .map(|row| row.shared_answers(now))
             .fold(AnswerCounts::default(), |sum, one| AnswerCounts {
                 good: sum.good + one.good,
                 bad: sum.bad + one.bad,
@@ -393,6 +426,16 @@ impl EndpointHealthTable {
     }
 }
 
+// === impl Witness ===
+
+impl Witness {
+    /// The lower half of its hash, as other workers know it. 0 stays 0.
+    pub(super) fn hash(self) -> u64 {
+        let (Self::Prompt(hash) | Self::Client(hash)) = self;
+        hash & u64::from(u32::MAX)
+    }
+}
+
 // === impl EndpointHealth ===
 
 impl EndpointHealth {
@@ -405,55 +448,25 @@ impl EndpointHealth {
         }
         is_new
     }
-}
 
-// === impl AnswerWindow ===
+    fn lengthen_streak(&mut self, now: Timestamp) {
+        self.streak += 1.0;
+        self.failed_at = now;
+    }
 
-impl AnswerWindow {
-    fn of(&mut self, now: Timestamp) -> &mut AnswerCounts {
-        let half = now.ms_since(Timestamp(0)) / (WINDOW_MS / 2);
-        if half != self.half {
-            self.before = if half == self.half + 1 {
-                self.now
-            } else {
-                AnswerCounts::default()
-            };
-            self.now = AnswerCounts::default();
-            self.half = half;
+    /// Returns whether there was one.
+    fn end_streak(&mut self) -> bool {
+        std::mem::take(&mut self.streak) > 0.0
+    }
+
+    /// The answers seen here; its failures are at least those of the streak, because other workers
+    /// saw some of them.
+    fn shared_answers(&self, now: Timestamp) -> AnswerCounts {
+        let mut answers = self.window.answers(now);
+        if now.ms_since(self.failed_at) < WINDOW_MS {
+            answers.bad = answers.bad.max(self.streak);
         }
-        &mut self.now
-    }
-
-    fn answers(&self, now: Timestamp) -> AnswerCounts {
-        let mut window = *self;
-        let now = *window.of(now);
-        AnswerCounts {
-            good: now.good + window.before.good,
-            bad: now.bad + window.before.bad,
-            outsiders: now.outsiders + window.before.outsiders,
-        }
-    }
-}
-
-// === impl AnswerCounts ===
-
-impl AnswerCounts {
-    fn count(self) -> f32 {
-        self.good + self.bad
-    }
-
-    /// The share of failures.
-    fn failure_rate(self) -> f32 {
-        if self.count() > 0.0 {
-            self.bad / self.count()
-        } else {
-            0.0
-        }
-    }
-
-    /// The failures beyond what the failure rate of others predicts.
-    fn excess_over(self, others: Self) -> f32 {
-        self.bad - TIMES_OTHERS * self.count() * others.failure_rate()
+        answers
     }
 }
 
@@ -475,6 +488,24 @@ mod tests {
         Timestamp(0).plus_ms(ms)
     }
 
+    fn ejects(
+        health: &mut EndpointHealthTable,
+        endpoint: EndpointRef,
+        failure: RequestFailure,
+        now: Timestamp,
+    ) -> bool {
+        health.record_failure(endpoint, failure, now) == FailureWeight::Ejects
+    }
+
+    fn probe_ejects(
+        health: &mut EndpointHealthTable,
+        endpoint: EndpointRef,
+        failure: RequestFailure,
+        now: Timestamp,
+    ) -> bool {
+        health.record_failed_probe(endpoint, failure, now) == FailureWeight::Ejects
+    }
+
     /// Each of the first `endpoints` succeeded once.
     fn fine(endpoints: u16) -> EndpointHealthTable {
         let mut health = EndpointHealthTable::default();
@@ -487,7 +518,7 @@ mod tests {
 
     fn fail(health: &mut EndpointHealthTable, endpoint: EndpointRef, from_ms: u64, times: u64) {
         for n in 0..times {
-            let _ = health.record_failure(endpoint, UNLIKE_ANY, at(from_ms + n));
+            health.record_failure(endpoint, UNLIKE_ANY, at(from_ms + n));
         }
     }
 
@@ -495,12 +526,12 @@ mod tests {
     fn five_bad_answers_in_a_row_eject_where_others_succeed() {
         let mut health = fine(4);
         let verdicts: Vec<bool> = (0..5)
-            .map(|n| health.record_failure(id(0), UNLIKE_ANY, at(20_001 + n)))
+            .map(|n| ejects(&mut health, id(0), UNLIKE_ANY, at(20_001 + n)))
             .collect();
         assert_eq!(verdicts, [false, false, false, false, true]);
         let mut alone = EndpointHealthTable::default();
         assert!(
-            (0..20).all(|n| !alone.record_failure(id(0), UNLIKE_ANY, at(n))),
+            (0..20).all(|n| !ejects(&mut alone, id(0), UNLIKE_ANY, at(n))),
             "no other endpoint does better"
         );
     }
@@ -510,13 +541,13 @@ mod tests {
         let mut health = fine(4);
         let mut alternate = |n: u64| {
             health.record_success(id(0), 7, at(20_000 + n));
-            health.record_failure(id(0), UNLIKE_ANY, at(20_000 + n))
+            ejects(&mut health, id(0), UNLIKE_ANY, at(20_000 + n))
         };
         assert!((0..4).all(|n| !alternate(n)));
         assert!(!alternate(4), "five of eleven");
-        health.record_failure(id(0), UNLIKE_ANY, at(20_010));
+        ejects(&mut health, id(0), UNLIKE_ANY, at(20_010));
         assert!(
-            health.record_failure(id(0), UNLIKE_ANY, at(20_010)),
+            ejects(&mut health, id(0), UNLIKE_ANY, at(20_010)),
             "seven of twelve"
         );
     }
@@ -526,7 +557,12 @@ mod tests {
         let mut health = fine(4);
         for n in 0..400 {
             assert!(
-                !health.record_failure(id(n % 4), UNLIKE_ANY, at(20_000 + u64::from(n))),
+                !ejects(
+                    &mut health,
+                    id(n % 4),
+                    UNLIKE_ANY,
+                    at(20_000 + u64::from(n))
+                ),
                 "{n}"
             );
         }
@@ -537,37 +573,47 @@ mod tests {
         let failed = |witness| RequestFailure::Answer(witness);
         for witness in [Witness::Prompt(3), Witness::Client(3)] {
             let mut health = fine(4);
-            assert!(!(0..4_000).any(|n| health.record_failure(
+            assert!(!(0..4_000).any(|n| ejects(
+                &mut health,
                 id(0),
                 failed(witness),
                 at(20_001 + n)
             )));
-            assert!(!(10..13).any(|n| health.record_failure(
+            assert!(!(10..13).any(|n| ejects(
+                &mut health,
                 id(0),
                 failed(Witness::Prompt(n)),
                 at(24_500)
             )));
             assert!(
-                !health.record_failure(id(0), failed(witness), at(24_500)),
+                !ejects(&mut health, id(0), failed(witness), at(24_500)),
                 "four witnesses"
             );
             assert!(
-                health.record_failure(id(0), failed(Witness::Prompt(13)), at(24_600)),
+                ejects(&mut health, id(0), failed(Witness::Prompt(13)), at(24_600)),
                 "five"
             );
         }
         let mut health = fine(4);
-        let due = (1..)
-            .find(|n| health.record_failure(id(0), failed(Witness::Prompt(7)), at(20_001 + n)));
+        let due = (1..).find(|n| {
+            ejects(
+                &mut health,
+                id(0),
+                failed(Witness::Prompt(7)),
+                at(20_001 + n),
+            )
+        });
         assert_eq!(due, Some(5), "others have served this prompt");
     }
 
     #[test]
     fn where_others_fail_too_it_takes_more_failures() {
         let mut health = fine(4);
-        (0..30).for_each(|n| health.record_success(id(1), n, at(20_000)));
+        (0..30).for_each(|n| {
+            health.record_success(id(1), n, at(20_000));
+        });
         fail(&mut health, id(1), 20_000, 11);
-        let due = (1..).find(|n| health.record_failure(id(0), UNLIKE_ANY, at(20_001 + n)));
+        let due = (1..).find(|n| ejects(&mut health, id(0), UNLIKE_ANY, at(20_001 + n)));
         assert_eq!(
             due,
             Some(11),
@@ -579,46 +625,61 @@ mod tests {
     fn a_failed_probe_ejects_again_unless_others_fail_or_its_client_is_known_to() {
         let failed = |witness| RequestFailure::Answer(witness);
         let mut health = fine(4);
-        assert!(health.record_failed_probe(id(0), failed(Witness::Prompt(3)), at(20_001)));
+        assert!(probe_ejects(
+            &mut health,
+            id(0),
+            failed(Witness::Prompt(3)),
+            at(20_001)
+        ));
         assert!(
-            health.record_failed_probe(id(0), failed(Witness::Prompt(3)), at(20_002)),
+            probe_ejects(&mut health, id(0), failed(Witness::Prompt(3)), at(20_002)),
             "the same prompt again"
         );
-        assert!(health.record_failed_probe(id(0), failed(Witness::Client(9)), at(20_003)));
+        assert!(probe_ejects(
+            &mut health,
+            id(0),
+            failed(Witness::Client(9)),
+            at(20_003)
+        ));
         assert!(
-            !health.record_failed_probe(id(0), failed(Witness::Client(9)), at(20_004)),
+            !probe_ejects(&mut health, id(0), failed(Witness::Client(9)), at(20_004)),
             "the same client again"
         );
         fail(&mut health, id(1), 20_000, 4);
         assert!(
-            !health.record_failed_probe(id(0), failed(Witness::Prompt(4)), at(20_005)),
+            !probe_ejects(&mut health, id(0), failed(Witness::Prompt(4)), at(20_005)),
             "four of seven fail elsewhere"
         );
-        assert!(health.record_failed_probe(id(0), RequestFailure::Refused, at(20_005)));
+        assert!(probe_ejects(
+            &mut health,
+            id(0),
+            RequestFailure::Refused,
+            at(20_005)
+        ));
     }
 
     #[test]
     fn a_lost_connection_ejects_at_once_unless_the_endpoint_is_known_to_be_alive() {
         let mut health = fine(4);
         assert!(
-            health.record_failure(id(0), RequestFailure::Lost(3), at(21_001)),
+            ejects(&mut health, id(0), RequestFailure::Lost(3), at(21_001)),
             "it has said nothing for more than a second"
         );
         assert!(
-            !health.record_failure(id(1), RequestFailure::Lost(3), at(20_500)),
+            !ejects(&mut health, id(1), RequestFailure::Lost(3), at(20_500)),
             "it answered half a second ago"
         );
         assert!(
-            !health.record_failure(id(1), RequestFailure::Lost(3), at(20_501)),
+            !ejects(&mut health, id(1), RequestFailure::Lost(3), at(20_501)),
             "the same prompt again"
         );
         health.record_answer(id(1), at(20_502));
         assert!(
-            !health.record_failure(id(1), RequestFailure::Lost(4), at(20_503)),
+            !ejects(&mut health, id(1), RequestFailure::Lost(4), at(20_503)),
             "it answered in between"
         );
         assert!(
-            health.record_failure(id(1), RequestFailure::Lost(5), at(20_504)),
+            ejects(&mut health, id(1), RequestFailure::Lost(5), at(20_504)),
             "two prompts in a row"
         );
     }
@@ -633,7 +694,8 @@ mod tests {
         fail(&mut health, id(2), 20_001, 3);
         health.excess_failures(&endpoints, at(20_010), &mut out);
         assert_eq!(out, [0.0, 0.0, 3.0 / 14.0, 0.0]);
-        health.record_failure(
+        ejects(
+            &mut health,
             id(3),
             RequestFailure::Answer(Witness::Client(9)),
             at(20_010),
@@ -655,7 +717,7 @@ mod tests {
             generation: Generation(2),
             ..id(0)
         };
-        assert!(!health.record_failure(next, UNLIKE_ANY, at(20_010)));
+        assert!(!ejects(&mut health, next, UNLIKE_ANY, at(20_010)));
         assert_eq!(health.answered_at(next), None);
     }
 }

@@ -18,8 +18,8 @@ pub struct Placement {
     /// The hashes of the prompt's blocks, first block first. Or one mark, which is no hash: the
     /// model of a request that the endpoint was sent (`pool/adapters.rs`), or a prompt that cost
     /// the endpoint its connection (`pool/crash_correlation.rs`), or an answer that the endpoint
-    /// may keep (`pool/stored_answers.rs`). The upper half of a mark is a constant that says which
-    /// of them it is.
+    /// may keep (`pool/stored_answers.rs`), or an answer that failed (`pool/shared_streak.rs`). The
+    /// upper half of a mark is a constant that says which of them it is.
     pub blocks: Box<[u64]>,
     /// How many of the blocks, from the first, the endpoint had cached before, as estimated.
     pub known: u32,

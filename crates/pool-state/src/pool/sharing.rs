@@ -9,7 +9,7 @@ use scheduler::in_flight::EndpointLoad;
 
 use super::{
     Ejection, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, Placement, adapters,
-    crash_correlation, stored_answers,
+    crash_correlation, shared_streak, stored_answers,
 };
 use scheduler::Timestamp;
 
@@ -148,6 +148,10 @@ impl ManagedPool {
                     .failures
                     .crashing
                     .record(*mark, endpoint, now);
+            }
+            [mark] if shared_streak::is_mark(*mark) => {
+                let health = &mut self.endpoints.failures.health;
+                shared_streak::receive(health, kind, endpoint, *mark, now);
             }
             [mark] if stored_answers::is_mark(*mark) => {
                 self.cache.stored_answers.record(*mark, endpoint);

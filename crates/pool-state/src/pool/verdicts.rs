@@ -4,7 +4,8 @@ use proto::placements::PlacementKind;
 use scheduler::EndpointRef;
 
 use super::crash_correlation::{self, PromptSuspicion};
-use super::health::{self, RequestFailure, Witness};
+use super::health::{self, FailureWeight, RequestFailure, Witness};
+use super::shared_streak;
 use super::{LedgerHold, ManagedPool};
 use crate::verdict::Verdict;
 use scheduler::Timestamp;
@@ -132,10 +133,10 @@ impl ManagedPool {
                     .record(sent.client(), endpoint, now);
                 self.endpoints.failures.crashing.forget(sent.prompt);
                 self.record_success(endpoint, sent.at, held, now);
-                self.endpoints
-                    .failures
-                    .health
-                    .record_success(endpoint, sent.prompt, now);
+                let health = &mut self.endpoints.failures.health;
+                if health.record_success(endpoint, sent.prompt, now) {
+                    shared_streak::publish_success(&mut self.cache.placements, endpoint);
+                }
             }
             _ => {
                 if let Some(witness) = self.witness(endpoint, verdict, sent, now) {
@@ -191,7 +192,9 @@ impl ManagedPool {
             .ejections
             .record_answer(endpoint, true, sent, now)
         {
-            self.endpoints.failures.health.reset(endpoint);
+            if self.endpoints.failures.health.reset(endpoint) {
+                shared_streak::publish_success(&mut self.cache.placements, endpoint);
+            }
             self.ledger.changes += 1;
         }
         held.probe = held.probe.filter(|(probe, _)| *probe != endpoint);
@@ -212,15 +215,28 @@ impl ManagedPool {
         let health = &mut self.endpoints.failures.health;
         let ejections = &mut self.endpoints.failures.ejections;
         let by_answers = matches!(failure, RequestFailure::Answer(_));
-        if held.probe.is_some_and(|(probe, _)| probe == endpoint) {
+        let is_probe = held.probe.is_some_and(|(probe, _)| probe == endpoint);
+        let weight = if is_probe {
+            health.record_failed_probe(endpoint, failure, now)
+        } else {
+            health.record_failure(endpoint, failure, now)
+        };
+        if let RequestFailure::Answer(witness) = failure
+            && weight != FailureWeight::Nothing
+        {
+            shared_streak::publish_failure(&mut self.cache.placements, endpoint, witness);
+            self.ledger.changes += 1;
+        }
+        if weight != FailureWeight::Ejects {
             // A probe whose failure is no reason stays: its end makes room for the next.
-            if health.record_failed_probe(endpoint, failure, now) {
-                held.probe = None;
-                ejections.probe_failed(endpoint, by_answers, self.planner.rng.open01(), now);
-                self.ledger.changes += 1;
-            }
-        } else if health.record_failure(endpoint, failure, now) {
-            let chance = self.planner.rng.open01();
+            return;
+        }
+        let chance = self.planner.rng.open01();
+        if is_probe {
+            held.probe = None;
+            ejections.probe_failed(endpoint, by_answers, chance, now);
+            self.ledger.changes += 1;
+        } else {
             self.ledger.changes += u64::from(ejections.eject(endpoint, by_answers, chance, now));
         }
     }

@@ -1,0 +1,155 @@
+//! The workers of a process share the streak of failures at an endpoint: a broken one is ejected
+//! after as many failures behind four workers as behind one.
+
+use exchange::{Exchange, ManagedPool, Timestamp};
+use pool_state::PlacementKind;
+use pool_state::peers::EncodedPlacements;
+
+use crate::workers::{ADDRESS, at, ms, pool_by, send, served, with_status};
+
+/// The endpoint that fails.
+const BROKEN: u16 = 0;
+
+/// This many workers. Each has seen another endpoint answer.
+fn workers(number: u64) -> Vec<ManagedPool> {
+    let start = |seed| {
+        let mut pool = pool_by("active-request-scorer", 4, seed);
+        pool.set_placement_publishing(true);
+        let exchange = send_to(&mut pool, "fine", 1, ms(1));
+        served(&mut pool, exchange, ADDRESS[1], ms(1));
+        pool.take_placements();
+        pool
+    };
+    (0..number).map(start).collect()
+}
+
+/// Sends the prompt until it goes to the endpoint of this slot. The clients of the others leave.
+fn send_to(pool: &mut ManagedPool, prompt: &str, slot: u16, now: Timestamp) -> Exchange {
+    for _ in 0..1_000 {
+        let (mut exchange, to) = send(pool, prompt, now);
+        if to == ADDRESS[usize::from(slot)] {
+            return exchange;
+        }
+        exchange.end(pool, now);
+    }
+    panic!("no request goes to endpoint {slot}")
+}
+
+/// The answer of the broken endpoint to this prompt, through this worker; all others hear of it.
+fn answer(workers: &mut [ManagedPool], worker: usize, prompt: &str, status: u16, now: Timestamp) {
+    let pool = &mut workers[worker];
+    let exchange = send_to(pool, prompt, BROKEN, now);
+    if status == 200 {
+        served(pool, exchange, ADDRESS[usize::from(BROKEN)], now);
+    } else {
+        with_status(pool, exchange, ADDRESS[usize::from(BROKEN)], status, now);
+    }
+    for placement in pool.take_placements() {
+        for (_, other) in workers
+            .iter_mut()
+            .enumerate()
+            .filter(|(other, _)| *other != worker)
+        {
+            other.record_peer_placement(placement.kind, placement.endpoint, &placement.blocks, now);
+        }
+    }
+}
+
+fn is_ejected_by_any(workers: &[ManagedPool]) -> bool {
+    workers.iter().any(|pool| !pool.ejections().is_empty())
+}
+
+#[test]
+fn a_broken_endpoint_is_ejected_after_five_failures_behind_any_number_of_workers() {
+    for number in [1, 2, 4, 16] {
+        let mut workers = workers(number);
+        let failures = (1..=100).find(|n| {
+            let worker = *n as usize % workers.len();
+            answer(
+                &mut workers,
+                worker,
+                &format!("prompt {n}"),
+                500,
+                ms(10 + n),
+            );
+            is_ejected_by_any(&workers)
+        });
+        assert_eq!(failures, Some(5), "{number} workers");
+    }
+}
+
+#[test]
+fn one_prompt_that_fails_through_every_worker_counts_once() {
+    let mut workers = workers(8);
+    for n in 0..400 {
+        let worker = n as usize % workers.len();
+        answer(&mut workers, worker, "the same prompt", 500, ms(10 + n));
+    }
+    assert!(!is_ejected_by_any(&workers));
+}
+
+#[test]
+fn a_success_through_one_worker_ends_the_streak_of_all() {
+    let mut workers = workers(4);
+    for n in 0..40 {
+        let worker = n as usize % workers.len();
+        let prompt = format!("prompt {n}");
+        let status = if n % 5 == 4 { 200 } else { 500 };
+        answer(&mut workers, worker, &prompt, status, ms(10 + 600 * n));
+    }
+    assert!(
+        !is_ejected_by_any(&workers),
+        "four of five fail, and never five in a row"
+    );
+}
+
+#[test]
+fn a_wave_of_bad_prompts_through_four_workers_ejects_no_endpoint() {
+    let mut workers = workers(4);
+    for n in 0..400_u64 {
+        let worker = n as usize % workers.len();
+        let pool = &mut workers[worker];
+        let slot = (n / 4 % 4) as u16;
+        let exchange = send_to(pool, &format!("prompt {n}"), slot, ms(10 + n));
+        with_status(pool, exchange, ADDRESS[usize::from(slot)], 500, ms(10 + n));
+        let placements = pool.take_placements();
+        for placement in placements {
+            for (other, pool) in workers.iter_mut().enumerate() {
+                if other != worker {
+                    pool.record_peer_placement(
+                        placement.kind,
+                        placement.endpoint,
+                        &placement.blocks,
+                        ms(10 + n),
+                    );
+                }
+            }
+        }
+        assert!(!is_ejected_by_any(&workers), "{n}");
+    }
+}
+
+#[test]
+fn another_proxy_neither_hears_of_a_streak_nor_makes_one() {
+    let mut workers = workers(2);
+    let exchange = send_to(&mut workers[0], "prompt", BROKEN, ms(10));
+    with_status(&mut workers[0], exchange, ADDRESS[0], 500, ms(10));
+    let is_mark = |block: &u64| block.to_be_bytes().starts_with(b"Fail");
+    let published = workers[0].take_placements();
+    let mark = published
+        .iter()
+        .find(|placement| placement.blocks.iter().any(is_mark))
+        .expect("the failure is published");
+    assert_eq!(mark.known, 1, "nothing of it is sent on");
+
+    let mut hostile = EncodedPlacements::default();
+    hostile.append(PlacementKind::Confirmed, at(BROKEN), &mark.blocks);
+    hostile.append(PlacementKind::Withdrawn, at(BROKEN), &mark.blocks);
+    hostile.append(PlacementKind::Confirmed, at(BROKEN), &[7]);
+    let received: Vec<_> = hostile.each().collect();
+    assert_eq!(
+        received,
+        [(PlacementKind::Confirmed, at(BROKEN), vec![7])],
+        "another proxy's marks are dropped"
+    );
+}

@@ -1,0 +1,54 @@
+//! The streak of failures at an endpoint, shared by the workers of a process. If each worker had
+//! its own, a broken endpoint would fail that many times as many requests.
+//!
+//! The other workers receive a failure, and the success that ends a streak, as placements of one
+//! block, marked in the upper half as adapters are ([`super::adapters`]). Its lower half says what
+//! failed: one request that fails through several workers counts once. A mark never leaves the
+//! process, because other proxies may be hostile.
+
+use proto::placements::PlacementKind;
+use scheduler::{EndpointRef, Timestamp};
+
+use super::health::{EndpointHealthTable, Witness};
+use super::placements::PlacementQueue;
+
+/// The upper half of a mark: "Fail" in ASCII. Hashes of blocks have another.
+const MARK: u64 = 0x4661_696c_0000_0000;
+const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
+
+/// How many blocks of a mark other proxies know: all, so it is not sent to them.
+const KNOWN: u32 = 1;
+
+/// Whether a block of a placement is the mark of a failure or a success, not the hash of a block.
+pub(crate) fn is_mark(block: u64) -> bool {
+    block & MARK_MASK == MARK
+}
+
+/// Tells the other workers that a request failed at the endpoint.
+pub(super) fn publish_failure(
+    placements: &mut PlacementQueue,
+    endpoint: EndpointRef,
+    witness: Witness,
+) {
+    let mark = MARK | witness.hash();
+    placements.push(PlacementKind::Confirmed, endpoint, &[mark], KNOWN);
+}
+
+/// Tells the other workers that a success ended the endpoint's streak.
+pub(super) fn publish_success(placements: &mut PlacementQueue, endpoint: EndpointRef) {
+    placements.push(PlacementKind::Withdrawn, endpoint, &[MARK], KNOWN);
+}
+
+/// Applies the mark of another worker.
+pub(super) fn receive(
+    health: &mut EndpointHealthTable,
+    kind: PlacementKind,
+    endpoint: EndpointRef,
+    mark: u64,
+    now: Timestamp,
+) {
+    match kind {
+        PlacementKind::Withdrawn => health.end_streak(endpoint),
+        _ => health.record_peer_failure(endpoint, mark & !MARK_MASK, now),
+    }
+}
