@@ -3,11 +3,14 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use control_plane::daemon::StandbyDaemon;
 use control_plane::serve::health::{LEADING, LIVENESS, READINESS};
-use proto::state::PoolUpdate;
+use proto::state::{LearnedModels, PoolUpdate, daemon_message::Message, proxy_message};
+use scheduler::Version;
+use scheduler::latency::LatencyModel;
+use scheduler::latency::step::StepModel;
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -225,6 +228,68 @@ async fn daemons_that_share_a_snapshot_file_keep_slots_generations_and_secret() 
     }
     a.stop().await;
     b.stop().await;
+}
+
+/// The models of the leader that are not provisional.
+async fn settled_models(filter: &mut FilterStream) -> LearnedModels {
+    loop {
+        if let Message::LearnedModels(models) = filter.next().await.unwrap()
+            && !models.provisional
+        {
+            return models;
+        }
+    }
+}
+
+/// The limit until proxies have the models again: a second, and more on a busy machine.
+const TAKEN_OVER_MAX: Duration = Duration::from_secs(5);
+
+/// The standby has followed the pool all along and learned nothing. The proxies bring it what the
+/// leader before had learned, and a proxy without models gets them within a second.
+#[tokio::test]
+#[allow(clippy::print_stdout, reason = "it is shown by `--nocapture`")]
+async fn a_live_standby_that_takes_over_goes_on_from_the_models_of_a_proxy() {
+    let args = ["--endpoint", "127.0.0.1:1", "--latency-prediction"];
+    let [first, second] = [
+        StandbyDaemon::start(serve(&args)).await.unwrap(),
+        StandbyDaemon::start(serve(&args)).await.unwrap(),
+    ];
+    let learned = |version: Version| {
+        let models = proto::LearnedModels {
+            pool: "default".to_owned(),
+            version,
+            step: StepModel::from_parts([20.0, 0.1, 0.0], [20.0, 0.1, 1e-3], 100.0),
+            latency: Some(LatencyModel::constant(40.0, 20.0)),
+            provisional: false,
+        };
+        proto::encode_learned(&models).unwrap()
+    };
+    let mut held = learned(Version::default());
+    for daemon in [&first, &second] {
+        let leading = daemon.lead().await.unwrap();
+        let connect = |node| FilterStream::connect(leading.state_address, node, 1, &["default"]);
+        let began = Instant::now();
+        let (mut proxy, _) = connect("a").await;
+        proxy
+            .say(proxy_message::Message::LearnedModels(held.clone()))
+            .await;
+        let (mut fresh, _) = connect("b").await;
+        let [known, new] = [
+            settled_models(&mut proxy).await,
+            settled_models(&mut fresh).await,
+        ];
+        for models in [&known, &new] {
+            assert_eq!((&models.step, &models.latency), (&held.step, &held.latency));
+            assert_ne!(models.version, held.version, "it is of this term");
+        }
+        held = new;
+        let elapsed = began.elapsed();
+        println!("drill: both proxies have the models {elapsed:.2?} after the first connected");
+        assert!(elapsed < TAKEN_OVER_MAX, "{elapsed:?}");
+        leading.lose().await;
+    }
+    first.stop().await;
+    second.stop().await;
 }
 
 #[tokio::test]
