@@ -62,6 +62,9 @@ class Step(NamedTuple):
     command: str
     judge: Judge
     seconds_max: int = STEP_SECONDS_MAX
+    # Begins with the first step and runs beside the others, on what they leave of the cores, until its turn. It may need nothing
+    # that another step makes, and prints less than the 64 KB that a pipe holds.
+    beside: bool = False
 
 
 def one(status: int, _output: str) -> Counts:
@@ -164,7 +167,8 @@ def again(command: str, output: str) -> list[str]:
     features = " ".join(re.findall(r"--features \S+", command))
     passed, still_failing = set(), set()
     for target in re.findall(r"(?m)^    `(-p [\w-]+ --(?:lib|(?:test|bin) [\w-]+))`$", output):
-        _, alone = capture(f"{environment}cargo test --locked {target} {features} -- --exact --test-threads=1 {' '.join(failed)}", AGAIN_SECONDS_MAX)
+        command = f"{environment}cargo test --locked {target} {features} -- --exact --test-threads=1 {' '.join(failed)}"
+        _, alone = finish(begin(command), AGAIN_SECONDS_MAX)
         passed |= set(verdicts(alone, "ok"))
         still_failing |= set(verdicts(alone, "FAILED"))
     # Two targets may have a test of the same name.
@@ -188,11 +192,11 @@ def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[s
     return texts
 
 
-def run(step: Step) -> tuple[Counts, list[str]]:
-    """The step's counts, and the remarks to print at the end."""
+def run(step: Step, begun: subprocess.Popen | None = None) -> tuple[Counts, list[str]]:
+    """The step's counts, and the remarks to print at the end. `begun` is the process of a step that has begun beside others."""
     print(f"-- {step.name}", flush=True)
     began = time.monotonic()
-    status, output = capture(step.command, step.seconds_max)
+    status, output = finish(begun or begin(step.command), step.seconds_max)
     counts = step.judge(status, output)
     alone = again(step.command, output) if step.judge is cargo_test and counts.failed else []
     known = [name for name in alone if name in unsteady.names()]
@@ -216,13 +220,17 @@ def run(step: Step) -> tuple[Counts, list[str]]:
     return counts, remarks(step, output, counts, alone) + skipped
 
 
-def capture(command: str, seconds_max: int) -> tuple[int, str]:
-    """Status and whole output. A step that takes too long is killed with all its child processes."""
+def begin(command: str) -> subprocess.Popen:
     environment = os.environ | {"CARGO_TERM_COLOR": "never", "CARGO_TERM_PROGRESS_WHEN": "never"}
-    with subprocess.Popen(
+    return subprocess.Popen(
         command, shell=True, cwd=ROOT, env=environment, text=True, errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    ) as process:
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen, seconds_max: int) -> tuple[int, str]:
+    """Status and whole output. A step that takes too long is killed with all its child processes."""
+    with process:
         try:
             output, _ = process.communicate(timeout=seconds_max)
         except subprocess.TimeoutExpired:
@@ -323,13 +331,18 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     "wasm": lambda: [Step("wasm: build and size", "make --no-print-directory wasm", one)],
     # All tests of all crates in one run, so that the dependencies are compiled once, with one set of features.
     "tests": lambda: [
-        # The first run takes minutes; later runs take no time. What needs more of Kubernetes, Helm or crane is in the group `charts`.
-        Step("tests: a real etcd, Kubernetes' API server, published schemas", "python3 .ci/cluster_tools.py etcd kube-apiserver schemas", buildable),
         # It needs Node with npm; without them, or without the registry, it is skipped.
         Step("tests: the console's script is built from its source", "python3 -m unittest discover control-plane/console", unit_tests),
         Step("tests: release", "python3 .ci/test_release.py Versions Releases Workflows", unit_tests),
         Step("tests: the chart's page", "python3 -m unittest discover deploy/charts/tests -k Page", unit_tests),
         Step("tests: build", "cargo build --locked --workspace --bins --tests", one),
+        # The first run takes minutes; later runs take no time. What needs more of Kubernetes, Helm or crane is in the group `charts`.
+        Step(
+            "tests: a real etcd, Kubernetes' API server, published schemas",
+            "python3 .ci/cluster_tools.py etcd kube-apiserver schemas",
+            buildable,
+            beside=True,
+        ),
         Step("tests: run", f"cargo test --locked --workspace --no-fail-fast {NOT_SLOW}", cargo_test),
     ],
     # What needs Helm, crane or Kubernetes' controllers.
@@ -389,10 +402,18 @@ def main(names: list[str]) -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     total, said = Counts(), []
-    for step in (step for name in names for step in GROUPS[name]()):
-        counts, remarked = run(step)
-        total += counts
-        said += remarked
+    steps = [step for name in names for step in GROUPS[name]()]
+    beside = {step.name: begin(f"nice -n 19 {step.command}") for step in steps if step.beside}
+    try:
+        for step in steps:
+            counts, remarked = run(step, beside.get(step.name))
+            total += counts
+            said += remarked
+    finally:
+        for process in beside.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.communicate()
     for remark in said:
         print(remark)
     print(f"{time.monotonic() - began:.0f} s in all")

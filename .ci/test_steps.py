@@ -2,7 +2,9 @@
 
 import pathlib
 import re
+import sys
 import tempfile
+import time
 import unittest
 from datetime import date, timedelta
 from unittest import mock
@@ -104,6 +106,34 @@ class Again(unittest.TestCase):
         with mock.patch.object(unsteady, "names", lambda: {"drills::daemon_killed"}):
             counts, _ = self.run_step("ok", output, alone_in_lib="FAILED")
         self.assertEqual(counts, steps.Counts(passed=1, failed=1))
+
+
+class Beside(unittest.TestCase):
+    def run_steps(self, *commands: tuple[str, bool]) -> int:
+        made = [steps.Step(f"test of steps {number}", command, steps.one, 20, beside) for number, (command, beside) in enumerate(commands)]
+        with mock.patch.dict(steps.GROUPS, {"these": lambda: made}), mock.patch("builtins.print"):
+            return steps.main(["these"])
+
+    def test_a_step_beside_others_begins_with_the_first_and_counts_at_its_turn(self):
+        with tempfile.TemporaryDirectory() as folder:
+            until_begun = f"until [ -e {folder}/begun ]; do sleep 0.01; done"
+            self.assertEqual(self.run_steps((until_begun, False), (f"touch {folder}/begun", True)), 0)
+        self.assertEqual(self.run_steps(("true", False), ("false", True)), 1)
+
+    def test_an_end_before_its_turn_ends_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            step = steps.Step("test of steps", f"sh -c 'echo $$ >{folder}/id; sleep 60'", steps.one, 20, True)
+            other = steps.Step("test of steps", f"until [ -s {folder}/id ]; do sleep 0.01; done; exit 1", steps.one, 20)
+            ended = mock.Mock(side_effect=lambda status, output: sys.exit(143))
+            made = [other._replace(name="first", judge=ended), step]
+            with mock.patch.dict(steps.GROUPS, {"these": lambda: made}), mock.patch("builtins.print"), self.assertRaises(SystemExit):
+                steps.main(["these"])
+            process = int((pathlib.Path(folder) / "id").read_text())
+            for _ in range(500):
+                if not pathlib.Path(f"/proc/{process}").exists():
+                    return
+                time.sleep(0.01)
+            self.fail("it still runs")
 
 
 class Unsteady(unittest.TestCase):
