@@ -27,6 +27,8 @@ DENY = ".tools/bin/cargo-deny --locked"
 STEP_SECONDS_MAX = 2_400
 # Leaves out the tests in modules `slow`, which take 20 s and more each; `make e2e-long` runs them.
 NOT_SLOW = "-- --skip slow::"
+# Chooses the number of threads for each test program.
+THREADS = f"""--config "target.'cfg(all())'.runner = '{ROOT}/.ci/test_threads.sh'" """.strip()
 # The feature of the target `long`, which only `make e2e-long` runs.
 LONG = "--features e2e/long"
 # What the group `charts` needs; `make e2e-cluster` builds the same and more.
@@ -343,7 +345,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
             buildable,
             beside=True,
         ),
-        Step("tests: run", f"cargo test --locked --workspace --no-fail-fast {NOT_SLOW}", cargo_test),
+        Step("tests: run", f"cargo test --locked --workspace --no-fail-fast {THREADS} {NOT_SLOW}", cargo_test),
     ],
     # What needs Helm, crane or Kubernetes' controllers.
     "charts": lambda: [
