@@ -23,6 +23,11 @@ OHA_VERSION           := 1.16.0
 MDBOOK_VERSION        := 0.5.4
 BINARYEN_VERSION      := $(shell sed -n 's/.*"binaryen": "\(.*\)".*/\1/p' .ci/wasm-opt/package.json)
 
+# A machine of CI builds everything once. There, what only makes the next build faster would cost a quarter of the compiler's time.
+ifdef CI
+export CARGO_INCREMENTAL := 0
+endif
+
 # Seconds for each fuzz target in `make fuzz`.
 FUZZ_SECONDS ?= 30
 # Seconds for each fuzz target and for the soak in `make e2e-long`. Only a soak of an hour or more can prove that memory does
