@@ -177,7 +177,7 @@ impl<H: RequestHost> RequestDriver<H> {
             (pool.flow_control().is_some(), HashSettings::from_pool(pool))
         });
         self.reading = BodyReading::new(hashing);
-        if queues || host.settings().separates_caches() {
+        if queues || !exchange.names_client() {
             exchange.set_flow(host.flow_id().as_deref());
         }
         match step {
@@ -303,6 +303,12 @@ impl<H: RequestHost> RequestDriver<H> {
         self.exchange.phase = ExchangePhase::Answered { uncounted: None };
         host.reply(reply);
         FilterStatus::Hold
+    }
+
+    /// The client of the request as a hash ([`Exchange::client`]).
+    #[must_use]
+    pub fn client(&self) -> u64 {
+        self.exchange.client()
     }
 
     /// Whether [`Self::resume`] must still be called, at the time that the driver gave.

@@ -278,9 +278,18 @@ impl Exchange {
             .and_then(|id| std::str::from_utf8(id).ok())
             .filter(|id| !id.is_empty())
             .map(Into::into);
-        if let Some(id) = self.facts.flow.as_deref() {
-            self.facts.client.set_flow(id);
-        }
+        self.facts.client.set_name(self.facts.flow.as_deref());
+    }
+
+    /// The client as a hash: who is authenticated, else the downstream address.
+    #[must_use]
+    pub fn client(&self) -> u64 {
+        self.facts.client.hash
+    }
+
+    /// Whether a header names the client.
+    pub(crate) fn names_client(&self) -> bool {
+        self.facts.client.is_named()
     }
 
     /// Records that the host cannot show the whole body before the decision. The decision then uses

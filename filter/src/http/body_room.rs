@@ -1,6 +1,6 @@
 //! The room of a request body that is not yet whole, among those of the VM.
 
-use exchange::{FilterStatus, RequestDriver, RequestHost};
+use exchange::{FilterStatus, RequestDriver};
 
 use super::filter_host::FilterHost;
 use crate::host::Host;
@@ -9,14 +9,13 @@ use crate::vm::bodies::BodyRoom;
 // === impl FilterHost ===
 
 impl<H: Host> FilterHost<H> {
-    /// The body in progress has `size` bytes now.
-    pub(super) fn body_grows(&mut self, size: usize) -> BodyRoom {
+    /// The body in progress of this client has `size` bytes now.
+    pub(super) fn body_grows(&mut self, client: u64, size: usize) -> BodyRoom {
         let now = self.proxy.now();
         let body = self.body.take().unwrap_or_else(|| {
-            let client = self.client();
             self.with_vm(|vm| {
                 let bodies = &mut vm.watched().bodies;
-                bodies.begin(&client, self.stream.clone(), now)
+                bodies.begin(client, self.stream.clone(), now)
             })
         });
         let bytes_max = self
@@ -47,17 +46,5 @@ impl<H: Host> FilterHost<H> {
         let is_slow = self.body.as_ref().is_some_and(|body| body.is_slow(now));
         self.body_ends();
         driver.refuse_body(self, is_slow)
-    }
-
-    /// The client: the identity that the configuration names, or else the address without its
-    /// port.
-    fn client(&self) -> Vec<u8> {
-        if let Some(id) = self.flow_id() {
-            return id.into_owned();
-        }
-        let mut address = self.text(&["source", "address"]);
-        let port = address.iter().rposition(|byte| *byte == b':');
-        address.truncate(port.unwrap_or(address.len()));
-        address
     }
 }

@@ -84,7 +84,7 @@ impl<H: Host> HttpStream<H> {
         let counts = !end_of_stream
             && driver.awaits_body()
             && (COUNTED_BYTES_MIN..=host.config.settings.body_limit_bytes).contains(&size);
-        if counts && host.body_grows(size) == BodyRoom::None {
+        if counts && host.body_grows(driver.client(), size) == BodyRoom::None {
             return host.refuse_body(driver);
         }
         let progress = if end_of_stream {

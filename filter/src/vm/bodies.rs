@@ -32,8 +32,8 @@ pub struct BodyInProgress {
 
 /// The bodies of one client that are not refused.
 struct ClientBodies {
-    /// The client's identity or address. All without one are one client.
-    name: Box<[u8]>,
+    /// The client's hash ([`exchange::RequestDriver::client`]).
+    client: u64,
     bodies: Cell<usize>,
     bytes: Cell<usize>,
 }
@@ -93,14 +93,14 @@ impl BodiesInProgress {
     /// Begins a body of this client.
     pub fn begin(
         &mut self,
-        client: &[u8],
+        client: u64,
         stream: Weak<dyn ParkedRequest>,
         now: Timestamp,
     ) -> Rc<BodyInProgress> {
-        let known = self.clients.iter().find(|known| *known.name == *client);
+        let known = self.clients.iter().find(|known| known.client == client);
         let client = known.map(Rc::clone).unwrap_or_else(|| {
             let client = Rc::new(ClientBodies {
-                name: client.into(),
+                client,
                 bodies: Cell::new(0),
                 bytes: Cell::new(0),
             });
@@ -223,11 +223,11 @@ mod tests {
     /// Begins a body of `mib` MiB. None if there is no room for it.
     fn send(
         all: &mut BodiesInProgress,
-        client: &str,
+        client: u64,
         mib: usize,
         now: Timestamp,
     ) -> Option<Rc<BodyInProgress>> {
-        let body = all.begin(client.as_bytes(), nobody(), now);
+        let body = all.begin(client, nobody(), now);
         let room = all.grow(&body, mib * MIB, MAX, now);
         if room == BodyRoom::None {
             all.remove(&body);
@@ -244,10 +244,10 @@ mod tests {
     fn one_client_alone_may_use_the_whole_sum() {
         let mut all = BodiesInProgress::default();
         let bodies: Vec<_> = (0..5)
-            .map(|_| send(&mut all, "a", 20, Timestamp(0)).unwrap())
+            .map(|_| send(&mut all, 1, 20, Timestamp(0)).unwrap())
             .collect();
         assert!(
-            send(&mut all, "a", 1, Timestamp(0)).is_none(),
+            send(&mut all, 1, 1, Timestamp(0)).is_none(),
             "a sixth does not fit, and none of the five is slow"
         );
         for body in &bodies {
@@ -260,13 +260,13 @@ mod tests {
     fn the_slowest_and_largest_of_the_heaviest_client_goes() {
         let start = Timestamp(0);
         let mut all = BodiesInProgress::default();
-        let small_and_old = send(&mut all, "b", 1, start).unwrap();
-        let large_and_old = send(&mut all, "a", 20, start).unwrap();
+        let small_and_old = send(&mut all, 2, 1, start).unwrap();
+        let large_and_old = send(&mut all, 1, 20, start).unwrap();
         let later = start.plus_ms(600);
-        let larger_and_young = send(&mut all, "a", 22, later).unwrap();
-        let middle = send(&mut all, "a", 10, start).unwrap();
+        let larger_and_young = send(&mut all, 1, 22, later).unwrap();
+        let middle = send(&mut all, 1, 10, start).unwrap();
         let now = start.plus_ms(900);
-        let by_others = send(&mut all, "b", 48, now).unwrap();
+        let by_others = send(&mut all, 2, 48, now).unwrap();
         assert_eq!(
             [
                 &small_and_old,
@@ -287,15 +287,13 @@ mod tests {
         let now = Timestamp(0);
         let mut all = BodiesInProgress::default();
         let honest: Vec<_> = (0..10)
-            .map(|_| send(&mut all, "honest", 1, now).unwrap())
+            .map(|_| send(&mut all, 3, 1, now).unwrap())
             .collect();
-        let bombs: Vec<_> = (0..90)
-            .filter_map(|_| send(&mut all, "bomber", 22, now))
-            .collect();
+        let bombs: Vec<_> = (0..90).filter_map(|_| send(&mut all, 4, 22, now)).collect();
         assert_eq!(bombs.len(), 4);
         assert!(held(&all) <= MAX);
         let more: Vec<_> = (0..20)
-            .map(|_| send(&mut all, "honest", 2, now).unwrap())
+            .map(|_| send(&mut all, 3, 2, now).unwrap())
             .collect();
         assert!(
             honest
@@ -313,10 +311,10 @@ mod tests {
     fn a_body_that_stops_makes_room_for_its_own_clients_next() {
         let mut all = BodiesInProgress::default();
         let stopped: Vec<_> = (0..5)
-            .map(|_| send(&mut all, "a", 20, Timestamp(0)).unwrap())
+            .map(|_| send(&mut all, 1, 20, Timestamp(0)).unwrap())
             .collect();
         let now = Timestamp(0).plus_ms(SLOW_MS);
-        assert!(send(&mut all, "a", 5, now).is_some());
+        assert!(send(&mut all, 1, 5, now).is_some());
         assert_eq!(
             stopped.iter().filter(|body| body.is_refused.get()).count(),
             1
@@ -327,7 +325,7 @@ mod tests {
     fn a_refused_body_counts_once_and_grows_no_more() {
         let now = Timestamp(0);
         let mut all = BodiesInProgress::default();
-        let body = all.begin(b"a", nobody(), now);
+        let body = all.begin(1, nobody(), now);
         assert_eq!(all.grow(&body, MAX + 1, MAX, now), BodyRoom::None);
         assert_eq!(all.grow(&body, MAX + 2, MAX, now), BodyRoom::None);
         all.remove(&body);

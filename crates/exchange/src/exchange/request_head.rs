@@ -90,15 +90,6 @@ impl<'h> RequestHead<'h> {
         head
     }
 
-    /// The client as a hash: the authenticated one, else its address.
-    pub(super) fn client(&self) -> u64 {
-        let address = || self.forwarded_for.rsplit(|&byte| byte == b',').next();
-        self.client
-            .or_else(address)
-            .and_then(|name| std::str::from_utf8(name.trim_ascii()).ok())
-            .map_or(0, scheduler::name_hash)
-    }
-
     pub(super) fn path_is(&self, path: &[u8]) -> bool {
         self.path.split(|&b| b == b'?').next() == Some(path)
     }
@@ -158,34 +149,6 @@ mod tests {
             .objective
             .get(),
             None
-        );
-    }
-
-    #[test]
-    fn a_client_is_who_the_proxy_says_and_else_the_address_that_it_saw() {
-        let mut settings = ExchangeSettings::default();
-        let client = |settings: &ExchangeSettings, pairs: &[(&'static str, &'static str)]| {
-            let pairs = pairs
-                .iter()
-                .map(|(name, value)| (name.as_bytes(), value.as_bytes()));
-            RequestHead::read(pairs, settings).client()
-        };
-        let seen = [("x-forwarded-for", "1.1.1.1, 10.0.0.7"), ("x-user", "ann")];
-        let invented = [("x-forwarded-for", "2.2.2.2,10.0.0.7"), ("x-user", "bob")];
-        assert_eq!(client(&settings, &seen), client(&settings, &invented));
-        assert_ne!(
-            client(&settings, &seen),
-            client(&settings, &[("x-forwarded-for", "10.0.0.8")])
-        );
-        assert_ne!(client(&settings, &seen), client(&settings, &[]));
-        settings.client_header = "x-user".to_owned();
-        assert_ne!(client(&settings, &seen), client(&settings, &invented));
-        assert_eq!(
-            client(&settings, &seen),
-            client(
-                &settings,
-                &[("x-forwarded-for", "10.0.0.9"), ("x-user", "ann")]
-            )
         );
     }
 

@@ -68,21 +68,32 @@ fn a_reply_that_ends_is_not_looked_at_any_more() {
 
 /// A proxy with room for 50,000 bytes of bodies in progress.
 fn narrow() -> HttpWorld {
-    let world = HttpWorld::new(
-        r#"{"pools": [{"name": "default"}], "body_limit_bytes": 40000, "bodies_in_progress_bytes": 50000}"#,
-    );
+    narrow_with("")
+}
+
+/// One with more fields of the configuration.
+fn narrow_with(fields: &str) -> HttpWorld {
+    let world = HttpWorld::new(&format!(
+        r#"{{"pools": [{{"name": "default"}}], "body_limit_bytes": 40000, "bodies_in_progress_bytes": 50000{fields}}}"#
+    ));
     world.state("default");
     world
 }
 
 /// Sends 30,000 bytes of a longer body.
 fn begin(world: &HttpWorld, address: &str) -> HttpStreamContext<FakeHost> {
-    world
-        .host
-        .properties
-        .borrow_mut()
-        .insert("source.address".into(), address.into());
-    let (mut stream, _) = world.post("/v1/chat/completions");
+    begin_as(world, address, "")
+}
+
+/// The same as a tenant.
+fn begin_as(world: &HttpWorld, address: &str, tenant: &str) -> HttpStreamContext<FakeHost> {
+    let headers = [
+        (":method", "POST"),
+        (":path", "/v1/chat/completions"),
+        ("x-forwarded-for", address),
+        ("x-tenant", tenant),
+    ];
+    let (mut stream, _) = world.headers(&headers, false);
     world.host.take_log();
     assert_eq!(stream.on_http_request_body(30_000, false), Action::Pause);
     stream
@@ -100,22 +111,22 @@ fn replies(world: &HttpWorld) -> Vec<String> {
 #[test]
 fn a_client_that_sends_too_much_at_once_has_its_newest_body_refused() {
     let world = narrow();
-    let mut first = begin(&world, "10.1.1.1:1");
+    let mut first = begin(&world, "10.1.1.1");
     assert_eq!(replies(&world), [""; 0]);
-    let mut second = begin(&world, "10.1.1.1:2");
+    let mut second = begin(&world, "10.1.1.1");
     assert_eq!(replies(&world), ["413"]);
     second.on_done();
     first.on_done();
-    let _third = begin(&world, "10.1.1.1:3");
+    let _third = begin(&world, "10.1.1.1");
     assert_eq!(replies(&world), [""; 0], "the room of both is free");
 }
 
 #[test]
 fn a_slow_body_makes_room_for_the_next_one() {
     let world = narrow();
-    let mut slow = begin(&world, "10.1.1.1:1");
+    let mut slow = begin(&world, "10.1.1.1");
     second(&world);
-    let mut next = begin(&world, "10.1.1.1:2");
+    let mut next = begin(&world, "10.1.1.1");
     assert_eq!(replies(&world), [""; 0]);
     second(&world);
     assert_eq!(replies(&world), ["408"]);
@@ -126,8 +137,8 @@ fn a_slow_body_makes_room_for_the_next_one() {
 #[test]
 fn a_client_makes_room_for_another_one() {
     let world = narrow();
-    let mut first = begin(&world, "10.1.1.1:1");
-    let mut other = begin(&world, "10.2.2.2:1");
+    let mut first = begin(&world, "10.1.1.1");
+    let mut other = begin(&world, "10.2.2.2");
     assert_eq!(replies(&world), [""; 0]);
     check_streams(&world.vm, world.host.now());
     assert_eq!(replies(&world), ["413"]);
@@ -136,12 +147,34 @@ fn a_client_makes_room_for_another_one() {
 }
 
 #[test]
+fn a_tenant_has_one_share_at_all_its_addresses_and_an_address_one_for_each_tenant() {
+    let by_header = r#", "client_header": "x-tenant""#;
+    let by_metadata = r#", "fairness_namespace": "jwt", "fairness_key": "sub""#;
+    for fields in [by_header, by_metadata] {
+        let begin = |world: &HttpWorld, address: &str, tenant: &str| {
+            let mut properties = world.host.properties.borrow_mut();
+            properties.insert("metadata.filter_metadata.jwt.sub".into(), tenant.into());
+            drop(properties);
+            begin_as(world, address, tenant)
+        };
+        let world = narrow_with(fields);
+        let _first = begin(&world, "10.1.1.1", "red");
+        let _elsewhere = begin(&world, "10.2.2.2", "red");
+        assert_eq!(replies(&world), ["413"], "{fields}");
+        let _other = begin(&world, "10.1.1.1", "blue");
+        assert_eq!(replies(&world), [""; 0], "{fields}");
+        check_streams(&world.vm, world.host.now());
+        assert_eq!(replies(&world), ["413"], "{fields}");
+    }
+}
+
+#[test]
 fn a_whole_body_takes_no_room() {
     let world = narrow();
     for _ in 0..3 {
-        let mut stream = begin(&world, "10.1.1.1:1");
+        let mut stream = begin(&world, "10.1.1.1");
         let _ = stream.on_http_request_body(30_000, true);
     }
-    let _next = begin(&world, "10.1.1.1:1");
+    let _next = begin(&world, "10.1.1.1");
     assert_eq!(replies(&world), [""; 0]);
 }
