@@ -19,6 +19,7 @@ mod pass;
 mod revocation;
 mod room;
 mod shared;
+mod shares;
 
 pub use arrival::{DEFAULT_FLOW, FlowArrival};
 pub(crate) use arrival::{Waiting, short_id};

@@ -145,6 +145,7 @@ impl<'w> ProxyRequest<'_, 'w> {
     fn arrival(self, now: f64) -> FlowArrival<'static> {
         FlowArrival {
             flow: self.class.flow,
+            client: 0,
             request_id: "",
             bytes: 0,
             arrived: virtual_time(now),

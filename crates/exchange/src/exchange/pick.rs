@@ -100,6 +100,7 @@ impl Exchange {
         let is_sampled = self.why.record_if(is_recorded, settings, pool, now);
         let arrival = FlowArrival {
             flow: self.facts.flow_id(settings),
+            client: self.facts.client.hash,
             request_id: headers
                 .iter()
                 .find(|(name, _)| *name == REQUEST_ID)

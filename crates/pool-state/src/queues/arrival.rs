@@ -1,6 +1,6 @@
 //! A request that arrives, and how it is queued.
 
-use scheduler::flow::{FlowControl, FlowCost, QueuedFacts};
+use scheduler::flow::{BandRules, FlowControl, FlowCost, QueuedFacts};
 use scheduler::{EndpointRef, Timestamp, name_hash};
 
 use super::band::QueuedEntry;
@@ -19,6 +19,8 @@ pub const DEFAULT_FLOW: &str = "default-flow";
 pub struct FlowArrival<'a> {
     /// The fairness id; empty for [`DEFAULT_FLOW`].
     pub flow: &'a str,
+    /// The client as a hash, whose share it uses if it has no fairness id.
+    pub client: u64,
     /// The id by which operators find it while it waits.
     pub request_id: &'a str,
     /// The bytes of its body, and the memory that the proxy keeps for it.
@@ -51,6 +53,15 @@ pub(crate) fn short_id(id: &str) -> &str {
 // === impl FlowArrival ===
 
 impl FlowArrival<'_> {
+    /// The owner of the share that it uses.
+    fn owner(&self) -> u64 {
+        if self.flow.is_empty() {
+            self.client
+        } else {
+            self.flow_id()
+        }
+    }
+
     /// The hash of the fairness id.
     pub(crate) fn flow_id(&self) -> u64 {
         name_hash(if self.flow.is_empty() {
@@ -83,11 +94,13 @@ impl FlowQueues {
         let band = self.band_mut(priority);
         band.seen = now;
         let own = band.priority;
-        let here = band.queued_here();
-        let elsewhere = self.shared.queued(own);
-        let fits_band = here.requests + elsewhere.requests < rules.max_requests
-            && here.bytes + elsewhere.bytes + arrival.bytes <= rules.max_bytes;
-        if !fits_band || !self.make_room(control, arrival.bytes, own, now) {
+        let (max_requests, max_bytes) = control.limits();
+        let rules = BandRules {
+            max_requests: rules.max_requests.min(max_requests),
+            max_bytes: rules.max_bytes.min(max_bytes),
+            ..rules
+        };
+        if !self.find_room(control, &rules, arrival, own, now) {
             let counters = &mut self.band_mut(own).counters;
             counters.count(FlowOutcome::RejectedCapacity, 0);
             return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
@@ -108,6 +121,7 @@ impl FlowQueues {
             expires,
             gives_up: arrived.plus_ms(ttl_ms(control.no_endpoint_ttl_ms())),
             bytes: arrival.bytes,
+            owner: arrival.owner(),
             cost: waiting.cost,
             full_at: waiting.full_at,
             nowhere: false,
@@ -133,6 +147,32 @@ impl FlowQueues {
             },
             !is_due && band.queued <= LOOK_AHEAD,
         ))
+    }
+
+    /// Refuses requests of lower bands, and of owners that have more of this band, until the
+    /// request fits. False if it cannot.
+    fn find_room(
+        &mut self,
+        control: &FlowControl,
+        rules: &BandRules<'_>,
+        arrival: &FlowArrival<'_>,
+        priority: i32,
+        now: Timestamp,
+    ) -> bool {
+        loop {
+            let here = self.band_mut(priority).queued_here();
+            let elsewhere = self.shared.queued(priority);
+            let fits_band = here.requests + elsewhere.requests < rules.max_requests
+                && here.bytes + elsewhere.bytes + arrival.bytes <= rules.max_bytes;
+            if fits_band && self.make_room(control, arrival.bytes, priority, now) {
+                return true;
+            }
+            let band = self.band_mut(priority);
+            let Some(entry) = band.take_above(arrival.owner(), arrival.bytes, rules) else {
+                return false;
+            };
+            self.leaves(priority, &entry, FlowOutcome::RejectedCapacity, now);
+        }
     }
 
     /// Refuses requests of lower bands until one of this size fits into the queues of all VMs.

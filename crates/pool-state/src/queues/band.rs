@@ -2,10 +2,13 @@
 
 use std::collections::VecDeque;
 
-use scheduler::flow::{BandAccount, FairnessPolicy, FlowAccount, FlowCost, QueuedInBand};
+use scheduler::flow::{
+    BandAccount, BandRules, FairnessPolicy, FlowAccount, FlowCost, QueuedInBand,
+};
 use scheduler::{EndpointRef, Timestamp};
 
 use super::counters::{BandCounters, QueuedReason};
+use super::shares::OwnerShares;
 
 /// The most flows of a band with an account of their own. Fairness ids may come from many tenants;
 /// further flows share the accounts.
@@ -23,6 +26,7 @@ pub struct FlowRef {
 pub(super) struct BandQueue {
     pub(super) priority: i32,
     flows: Vec<FlowQueue>,
+    shares: OwnerShares,
     pub(super) queued: usize,
     pub(super) bytes: u64,
     pub(super) account: BandAccount,
@@ -53,7 +57,7 @@ pub(super) struct FlowQueue {
     pub(super) queued: VecDeque<QueuedEntry>,
 }
 
-/// One request.
+/// One request. Most fields are what the policies and limits read of it.
 #[derive(Clone, Debug)]
 pub(super) struct QueuedEntry {
     pub(super) key: u64,
@@ -63,6 +67,8 @@ pub(super) struct QueuedEntry {
     /// When the request is given up if no endpoint is ready.
     pub(super) gives_up: Timestamp,
     pub(super) bytes: u64,
+    /// The owner of the share that it uses.
+    pub(super) owner: u64,
     pub(super) cost: FlowCost,
     /// The endpoint that was picked for it last, and had no room.
     pub(super) full_at: Option<EndpointRef>,
@@ -82,6 +88,7 @@ impl BandQueue {
         Self {
             priority,
             flows: Vec::new(),
+            shares: OwnerShares::default(),
             queued: 0,
             bytes: 0,
             account: BandAccount::default(),
@@ -202,6 +209,7 @@ impl BandQueue {
         };
         self.queued += 1;
         self.bytes = self.bytes.saturating_add(entry.bytes);
+        self.shares.add(entry.owner, entry.bytes);
         let at = flow
             .queued
             .partition_point(|other| (other.key, other.number) < (entry.key, entry.number));
@@ -219,16 +227,34 @@ impl BandQueue {
         let entry = self.flows.get_mut(flow)?.queued.remove(at)?;
         self.queued = self.queued.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(entry.bytes);
+        self.shares.remove(entry.owner, entry.bytes);
         self.show();
         Some(entry)
     }
 
     /// Takes the request out that arrived last.
     pub(super) fn take_newest(&mut self) -> Option<QueuedEntry> {
+        self.take_newest_of(None)
+    }
+
+    /// Takes the newest request of the owner that has most of the band, if that is more than
+    /// `owner` has with one more request of `bytes` bytes.
+    pub(super) fn take_above(
+        &mut self,
+        owner: u64,
+        bytes: u64,
+        rules: &BandRules<'_>,
+    ) -> Option<QueuedEntry> {
+        let other = self.shares.above(owner, bytes, rules)?;
+        self.take_newest_of(Some(other))
+    }
+
+    fn take_newest_of(&mut self, owner: Option<u64>) -> Option<QueuedEntry> {
         let all = self.flows.iter().enumerate().flat_map(|(flow, queue)| {
             queue
                 .queued
                 .iter()
+                .filter(move |entry| owner.is_none_or(|owner| owner == entry.owner))
                 .map(move |entry| (entry.number, (flow, entry.key)))
         });
         let (number, (flow, key)) = all.max()?;

@@ -155,13 +155,31 @@ impl Drill {
     pub(super) fn arrives(&mut self, priority: i32, flow: &str, tokens: u32) {
         let arrival = FlowArrival {
             flow,
+            client: 0,
             request_id: "",
             bytes: u64::from(tokens),
             arrived: self.now,
             ttl_ms: None,
         };
+        self.arrives_as(&arrival, priority, tokens);
+    }
+
+    /// A request of this client, without a fairness id, arrives.
+    fn arrives_from(&mut self, client: u64, tokens: u32) {
+        let arrival = FlowArrival {
+            flow: "",
+            client,
+            request_id: "",
+            bytes: u64::from(tokens),
+            arrived: self.now,
+            ttl_ms: None,
+        };
+        self.arrives_as(&arrival, 0, tokens);
+    }
+
+    fn arrives_as(&mut self, arrival: &FlowArrival<'_>, priority: i32, tokens: u32) {
         let request = Self::request(priority, tokens);
-        let client = match admit(&mut self.pool, &request, &arrival, self.now) {
+        let client = match admit(&mut self.pool, &request, arrival, self.now) {
             Ok(Admitted::Sent(picked)) => self.send(self.clients.len(), picked.hold),
             Ok(Admitted::Queued(ticket)) => QueueClient::Queued(ticket),
             Err(_) => {
@@ -249,6 +267,11 @@ impl Drill {
             .iter()
             .filter(|(.., client)| matches!(client, QueueClient::Queued(_)))
             .count()
+    }
+
+    /// Whether this client's request is queued.
+    fn waits(&self, client: usize) -> bool {
+        matches!(self.clients[client].2, QueueClient::Queued(_))
     }
 
     fn outcomes(&self) -> [u64; 8] {
@@ -436,6 +459,7 @@ fn without_flow_control_picks_and_rows_are_those_of_a_pool_that_never_holds() {
         let request = Drill::request(i32::try_from(number % 3).unwrap() - 1, number * 37 % 4_000);
         let arrival = FlowArrival {
             flow: "a",
+            client: 0,
             request_id: "",
             bytes: 100,
             arrived: now,
@@ -488,6 +512,7 @@ fn retry_after_follows_the_rate_of_releases() {
     }
     let arrival = FlowArrival {
         flow: "",
+        client: 0,
         request_id: "id-7",
         bytes: 1,
         arrived: drill.now,
@@ -502,6 +527,46 @@ fn retry_after_follows_the_rate_of_releases() {
         (8..=40).contains(&refusal.retry_after_s),
         "40 wait, 4 are sent each second: {refusal:?}"
     );
+}
+
+/// A drill with one seat and this limit of the queues.
+fn limited(limit: (&str, f64)) -> Drill {
+    Drill::new(1, &pipeline(1.0, vec![number(limit.0, limit.1)]))
+}
+
+#[test]
+fn one_flow_alone_fills_the_queue_and_then_makes_room_for_others() {
+    let mut drill = limited(("maxRequests", 8.0));
+    (0..12).for_each(|_| drill.arrives(0, "many", 1));
+    assert_eq!((drill.queued(), drill.refused), (8, 3), "one runs");
+    (0..6).for_each(|_| drill.arrives(0, "few", 1));
+    let of_few = (12..18).filter(|client| drill.waits(*client)).count();
+    assert_eq!((drill.queued(), of_few), (8, 4), "half for each");
+    assert!(drill.waits(1) && !drill.waits(8), "the newest ones went");
+    assert_eq!(
+        drill.outcomes()[FlowOutcome::RejectedCapacity as usize],
+        3 + 4 + 2
+    );
+}
+
+#[test]
+fn few_large_requests_make_room_for_many_small_ones() {
+    let mut drill = limited(("maxBytes", 8_000.0));
+    (0..9).for_each(|_| drill.arrives(0, "large", 1_000));
+    (0..30).for_each(|_| drill.arrives(0, "small", 100));
+    let of_small = (9..39).filter(|client| drill.waits(*client)).count();
+    assert_eq!(of_small, 30, "3 KB of 8");
+    assert_eq!(drill.queued(), 35);
+}
+
+#[test]
+fn requests_without_a_fairness_id_are_shared_by_client() {
+    let mut drill = limited(("maxRequests", 4.0));
+    (0..6).for_each(|_| drill.arrives_from(7, 1));
+    drill.arrives_from(8, 1);
+    assert!(drill.waits(6), "another client");
+    drill.arrives_from(7, 1);
+    assert!(!drill.waits(7), "the one that fills the queue");
 }
 
 #[derive(Clone, Debug)]

@@ -215,6 +215,7 @@ impl Process {
         }
         let arrival = FlowArrival {
             flow: job.flow,
+            client: 0,
             request_id: "",
             bytes: 1,
             arrived: now,
