@@ -99,6 +99,12 @@ impl ExtProcStream {
         self.head_bytes + self.driver.memory() + self.host.memory()
     }
 
+    /// The client of the request, as a hash; 0 before the request headers.
+    #[must_use]
+    pub fn client(&self) -> u64 {
+        self.driver.client()
+    }
+
     /// Whether the stream waits for the end of the request's body.
     #[must_use]
     pub fn awaits_body(&self) -> bool {

@@ -2,12 +2,14 @@
 //!
 //! Every stream has a [`MemoryAccount`] of the bytes it holds: an unfinished message, a body that
 //! waits for its last byte, answers that the proxy has not taken. The sum over all streams stays
-//! within [`HELD_BYTES_MAX`], and a stream may hold at most a quarter of what the others leave. So
-//! a few large bodies do not block all other requests: the more is held, the less a single stream
-//! may add, and a small request still gets memory.
+//! within [`HELD_BYTES_MAX`]. A stream may hold at most a quarter of what the others leave. So a
+//! few large bodies do not block all other requests: the more is held, the less a single stream
+//! may add, and a small request still gets memory. A client has three quarters of what other
+//! clients leave, and a stream may hold at most half of what is left of that. So however much one
+//! client holds, another may send the longest body.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The most bytes that all streams hold together: 16 bodies of the longest kind (24 MiB). The
 /// shipped Kubernetes manifest gives the daemon 1 GiB. Pools, scraping, EDS and the state streams
@@ -18,20 +20,33 @@ pub const HELD_BYTES_MAX: usize = 384 << 20;
 /// stream, a body of 24 MiB fits into its share.
 const SHARE: usize = 4;
 
+/// The streams of a client hold less than so many quarters of the bytes that other clients leave.
+/// The last quarter is a body of 24 MiB, times [`SHARE`].
+const CLIENT_QUARTERS: usize = 3;
+
+/// A stream holds at most one part in this many of what is left to its client.
+const SHARE_OF_CLIENT: usize = 2;
+
 /// The number of bytes that all streams hold.
 #[derive(Debug, Default)]
-pub struct StreamMemory {
-    used: AtomicUsize,
+pub struct StreamMemory(Mutex<UsedMemory>);
+
+#[derive(Debug, Default)]
+struct UsedMemory {
+    bytes: usize,
+    /// The bytes of each client that holds some.
+    clients: HashMap<u64, usize>,
 }
 
 /// The number of bytes that one stream holds. Dropping the account releases them.
 #[derive(Debug)]
 pub struct MemoryAccount {
     memory: Arc<StreamMemory>,
+    client: u64,
     bytes: usize,
 }
 
-/// The error of a stream that would hold more than its share.
+/// The error of a stream that would hold more than its share, or than that of its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryExceeded;
 
@@ -41,7 +56,7 @@ impl StreamMemory {
     /// The number of bytes that are held now.
     #[must_use]
     pub fn used(&self) -> usize {
-        self.used.load(Ordering::Relaxed)
+        self.lock().bytes
     }
 
     /// Opens an account that holds nothing.
@@ -49,8 +64,37 @@ impl StreamMemory {
     pub fn account(self: &Arc<Self>) -> MemoryAccount {
         MemoryAccount {
             memory: Arc::clone(self),
+            client: 0,
             bytes: 0,
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, UsedMemory> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl UsedMemory ===
+
+impl UsedMemory {
+    /// A stream of this client held `had` bytes, and holds `has` now.
+    fn change(&mut self, client: u64, had: usize, has: usize) {
+        self.bytes = self.bytes - had + has;
+        let held = self.clients.entry(client).or_default();
+        *held = *held - had + has;
+        if *held == 0 {
+            self.clients.remove(&client);
+        }
+    }
+
+    /// Whether a stream of this client that held `had` bytes may hold `has`.
+    fn fits(&self, client: u64, had: usize, has: usize) -> bool {
+        let of_client = self.clients.get(&client).copied().unwrap_or(0);
+        let left_by_streams = HELD_BYTES_MAX.saturating_sub(self.bytes - had);
+        let left_by_clients = HELD_BYTES_MAX.saturating_sub(self.bytes - of_client);
+        let of_clients = left_by_clients / 4 * CLIENT_QUARTERS;
+        let left_to_client = of_clients.saturating_sub(of_client - had);
+        has <= left_by_streams / SHARE && has <= left_to_client / SHARE_OF_CLIENT
     }
 }
 
@@ -66,34 +110,33 @@ impl MemoryAccount {
             self.record(bytes);
             return Ok(());
         }
-        let had = self.bytes;
-        let more = bytes - self.bytes;
-        let grown = |held: usize| {
-            let left_by_others = HELD_BYTES_MAX.saturating_sub(held - had);
-            (bytes <= left_by_others / SHARE).then_some(held + more)
-        };
-        self.memory
-            .used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown)
-            .map_err(|_| MemoryExceeded)?;
+        let mut used = self.memory.lock();
+        if !used.fits(self.client, self.bytes, bytes) {
+            return Err(MemoryExceeded);
+        }
+        used.change(self.client, self.bytes, bytes);
+        drop(used);
         self.bytes = bytes;
         Ok(())
     }
 
     /// Sets the number of bytes that the stream holds, even beyond its share.
     pub fn record(&mut self, bytes: usize) {
-        match bytes.checked_sub(self.bytes) {
-            Some(0) => {}
-            Some(more) => {
-                self.memory.used.fetch_add(more, Ordering::Relaxed);
-            }
-            None => {
-                self.memory
-                    .used
-                    .fetch_sub(self.bytes - bytes, Ordering::Relaxed);
-            }
+        if bytes != self.bytes {
+            self.memory.lock().change(self.client, self.bytes, bytes);
+            self.bytes = bytes;
         }
-        self.bytes = bytes;
+    }
+
+    /// The stream is of this client. Before, it is of an unknown one, 0.
+    pub fn set_client(&mut self, client: u64) {
+        if client != self.client {
+            let mut used = self.memory.lock();
+            used.change(self.client, self.bytes, 0);
+            used.change(client, 0, self.bytes);
+            drop(used);
+            self.client = client;
+        }
     }
 }
 
@@ -135,12 +178,35 @@ mod tests {
             .iter_mut()
             .filter_map(|account| account.hold(BODY).ok())
             .count();
-        assert_eq!(held, 13, "of 60 bodies of 24 MiB");
+        assert_eq!(held, 11, "of 60 bodies of 24 MiB");
         assert_eq!(
             memory.account().hold(1 << 20),
             Ok(()),
             "a prompt of a quarter of a million tokens"
         );
+    }
+
+    #[test]
+    fn however_much_one_client_holds_another_may_send_the_longest_body() {
+        let memory = Arc::new(StreamMemory::default());
+        let account = |client| {
+            let mut account = memory.account();
+            account.set_client(client);
+            account
+        };
+        let mut hostile = Vec::new();
+        for bytes in (0..20).map(|halved| BODY >> halved) {
+            let one = || {
+                let mut account = account(1);
+                account.hold(bytes).ok().map(|()| account)
+            };
+            hostile.extend(std::iter::from_fn(one));
+        }
+        assert!(memory.used() > HELD_BYTES_MAX / 2, "{}", memory.used());
+        let mut other = account(2);
+        assert_eq!(other.hold(BODY), Ok(()));
+        drop(hostile);
+        assert_eq!(memory.used(), BODY);
     }
 
     #[test]
@@ -161,6 +227,7 @@ mod tests {
             let memory = Arc::new(StreamMemory::default());
             let mut accounts: Vec<MemoryAccount> = (0..8).map(|_| memory.account()).collect();
             for (index, bytes) in steps {
+                accounts[index].set_client(bytes as u64 % 3);
                 let _ = accounts[index].hold(bytes);
                 prop_assert!(memory.used() <= HELD_BYTES_MAX);
                 prop_assert_eq!(memory.used(), accounts.iter().map(|account| account.bytes).sum::<usize>());

@@ -275,6 +275,7 @@ impl SessionState {
         self.begun = true;
         if let Some(stream) = &mut self.stream {
             let _ = stream.receive(message);
+            self.account.set_client(stream.client());
         }
         if self.hold(0).is_err() {
             self.refuse(StreamRefusal::Memory);

@@ -378,6 +378,7 @@ async fn what_is_not_taken_is_given_up_and_so_is_what_never_begins() {
 async fn without_memory_a_request_is_refused_at_once_and_holds_nothing() {
     let server = server(&[SERVER]);
     let mut others = server.streams().memory().account();
+    others.set_client(1);
     others.record(HELD_BYTES_MAX - (64 << 10));
     let small = session(&server);
     let large = session(&server);
@@ -521,6 +522,7 @@ proptest! {
         let server = server(&[SERVER]);
         let memory = Arc::clone(server.streams().memory());
         let mut others = memory.account();
+        others.set_client(1);
         let messages = messages();
         let mut ahead = 0;
         let mut sessions: Vec<Option<Arc<StreamSession>>> = (0..4).map(|_| Some(session(&server))).collect();
