@@ -15,6 +15,7 @@ use crate::cli::build::VERSION;
 use crate::error::FatalError;
 use crate::serve::listen::raise_descriptors;
 
+pub mod certificates;
 mod leading;
 pub mod lease;
 pub mod signals;
@@ -24,6 +25,7 @@ pub mod tasks;
 pub use leading::{LeadingDaemon, serve_state};
 pub use standby::StandbyDaemon;
 
+use certificates::CertificateRenewal;
 use lease::LeaderLease;
 use signals::SignalWatch;
 
@@ -36,13 +38,14 @@ pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
     tracing::info!(version = VERSION, "starting");
     raise_descriptors();
     let wanted = args.lease.clone();
+    let renewal = args.renewal.clone().connect().await?;
     let drain = (
         args.ext_proc.ext_proc_drain,
         args.ext_proc.ext_proc_reply_wait,
     );
     let mut standby = StandbyDaemon::start(args).await?;
     let mut lease = wanted.want(standby.life()).await?;
-    let ended = campaign(&mut standby, &mut lease, &mut signals).await;
+    let ended = campaign(&mut standby, &mut lease, renewal.as_ref(), &mut signals).await;
     if let Some(lease) = lease {
         lease.give_back().await;
     }
@@ -62,6 +65,7 @@ pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
 async fn campaign(
     standby: &mut StandbyDaemon,
     lease: &mut Option<LeaderLease>,
+    renewal: Option<&CertificateRenewal>,
     signals: &mut SignalWatch,
 ) -> Result<&'static str, FatalError> {
     loop {
@@ -71,6 +75,9 @@ async fn campaign(
             task = standby.task_ended() => return Err(FatalError::TaskEnded(task)),
         }
         let mut leading = standby.lead().await?;
+        if let Some(renewal) = renewal {
+            leading.renew_certificates(renewal.clone());
+        }
         let ended = tokio::select! {
             signal = signals.received() => Some(Ok(stopping(standby, signal).await)),
             task = standby.task_ended() => Some(Err(FatalError::TaskEnded(task))),

@@ -31,6 +31,7 @@ use crate::cli::explain::ExplainArgs;
 use crate::cli::logging::LogArgs;
 use crate::cli::register::{InstancesArgs, RegisterArgs};
 use crate::config::STRATEGY_VARIABLE;
+use crate::daemon::certificates::RenewalArgs;
 use crate::daemon::lease::LeaseArgs;
 use crate::pool::objects::ObjectsSource;
 
@@ -169,6 +170,10 @@ pub struct ServeArgs {
     /// TLS of the state listener.
     #[command(flatten)]
     pub state_tls: StateTls,
+
+    /// Renewal of certificates in Kubernetes.
+    #[command(flatten)]
+    pub renewal: RenewalArgs,
 
     /// TLS of the admin listener.
     #[command(flatten)]

@@ -11,6 +11,7 @@ use tokio::task::AbortHandle;
 use tonic::service::Routes;
 
 use super::StandbyDaemon;
+use super::certificates::CertificateRenewal;
 use super::tasks::TaskGroup;
 use crate::error::FatalError;
 use crate::serve::eds::{self, EdsServer};
@@ -89,6 +90,12 @@ impl LeadingDaemon {
             snapshot,
             group,
         })
+    }
+
+    /// Looks after certificates until the term ends.
+    pub(super) fn renew_certificates(&mut self, renewal: CertificateRenewal) {
+        let stop = self.group.shutdown.clone();
+        self.group.spawn("certificates", renewal.run(stop));
     }
 
     /// Waits until a task ends and returns its name. No task should end before [`Self::end`].

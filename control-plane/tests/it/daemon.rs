@@ -3,6 +3,7 @@
 
 mod admin;
 mod calls;
+mod certificates;
 mod cli;
 #[path = "../../../crates/discovery/tests/it/cluster.rs"]
 mod cluster;

@@ -44,6 +44,7 @@ mod listing;
 mod objects;
 mod pods;
 mod pool;
+mod secrets;
 mod slices;
 
 use labels::PodLabels;
@@ -51,6 +52,7 @@ pub use lease::KubernetesLease;
 use listing::{ObjectWatch, ObjectWatchEvent, next_of};
 pub use objects::{CustomKind, follow_objects};
 pub use pool::{InferencePools, PoolGroup};
+pub use secrets::{KubernetesSecrets, SecretName, StoredSecret};
 pub use slices::{PortRule, SliceIndex};
 
 /// The label with the namespace in the serving system, on a pod and in the selector of its Service.

@@ -61,6 +61,18 @@
 {{- concat $names .Values.tls.clientNames | toYaml -}}
 {{- end -}}
 
+{{- /* The Secrets that the leading daemon renews, as a list of NAMESPACE/NAME in YAML. */ -}}
+{{- define "switchpoint.renewedSecrets" -}}
+{{- $root := . -}}{{- $all := list -}}
+{{- if and .Values.tls.renew (not .Values.tls.certManager.enabled) (not .Values.tls.existingSecret.daemon) -}}
+{{- $all = append $all (printf "%s/%s" .Release.Namespace (include "switchpoint.daemonSecret" .)) -}}
+{{- range append (include "switchpoint.proxyNamespaces" . | fromYamlArray) .Release.Namespace | uniq | sortAlpha -}}
+{{- $all = append $all (printf "%s/%s" . (include "switchpoint.proxySecret" $root)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end -}}
+
 {{- /* The data of a leaf's Secret: a list of the root, the Secret's namespace, its name, the DNS names and the CA. Keeps the
 certificate of the Secret in the cluster if it has the wanted generation and names, and a third of its time is not over. */ -}}
 {{- define "switchpoint.leaf" -}}
