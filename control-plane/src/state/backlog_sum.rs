@@ -1,7 +1,11 @@
 //! The requests that the flow control of many proxies queues, by priority, without those of any one
 //! of them.
+//!
+//! A proxy takes room by its share of a priority's queued requests, so an origin that makes up a
+//! million would leave nothing to others. What one origin reports counts at most
+//! [`TIMES_OTHERS`] times what all others report.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proto::backlog;
 use scheduler::flow::QueuedInBand;
@@ -12,6 +16,13 @@ use crate::state::peer::Origin;
 /// proxy has.
 const PRIORITIES_MAX: usize = 64;
 
+/// An origin's requests of a priority count up to so many times those of all others, so a quarter
+/// of the room stays with the others.
+const TIMES_OTHERS: u64 = 3;
+
+/// So many requests of an origin count always: others must know that it has some of the priority.
+const COUNTED_MIN: u64 = 8;
+
 /// The report of one proxy, with each priority once.
 #[derive(Debug, Default)]
 pub struct QueuedRequests(BTreeMap<i32, u64>);
@@ -20,15 +31,21 @@ pub struct QueuedRequests(BTreeMap<i32, u64>);
 #[derive(Debug, Default)]
 pub struct BacklogSum {
     bands: BTreeMap<i32, QueuedBand>,
-    /// The proxies of each origin that report a priority.
-    origins: BTreeMap<Origin, BTreeMap<i32, u32>>,
+    /// The reports of the proxies of each origin, summed by priority.
+    origins: BTreeMap<Origin, BTreeMap<i32, OriginBand>>,
+}
+
+#[derive(Debug, Default)]
+struct QueuedBand {
+    requests: u64,
+    /// The origins that report the priority, by their requests.
+    ranks: BTreeSet<(u64, Origin)>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct QueuedBand {
+struct OriginBand {
+    proxies: u32,
     requests: u64,
-    /// The number of origins that report the priority.
-    origins: u32,
 }
 
 // === impl QueuedRequests ===
@@ -65,18 +82,20 @@ impl BacklogSum {
         }
         let of_origin = self.origins.entry(origin.clone()).or_default();
         for (priority, requests) in &queued.0 {
-            let Some(band) = self.bands.get_mut(priority) else {
+            let Some(known) = of_origin.get_mut(priority) else {
                 continue;
             };
-            band.requests -= requests;
-            if let Some(proxies) = of_origin.get_mut(priority) {
-                *proxies -= 1;
-                if *proxies == 0 {
-                    of_origin.remove(priority);
-                    band.origins -= 1;
-                }
+            let fewer = OriginBand {
+                proxies: known.proxies - 1,
+                requests: known.requests - requests,
+            };
+            let band = self.bands.entry(*priority).or_default();
+            band.change(origin, *known, fewer);
+            *known = fewer;
+            if fewer.proxies == 0 {
+                of_origin.remove(priority);
             }
-            if band.origins == 0 {
+            if band.ranks.is_empty() {
                 self.bands.remove(priority);
             }
         }
@@ -85,11 +104,14 @@ impl BacklogSum {
             if of_origin.len() >= PRIORITIES_MAX && !of_origin.contains_key(priority) {
                 return false;
             }
-            let proxies = of_origin.entry(*priority).or_default();
+            let known = of_origin.entry(*priority).or_default();
+            let more = OriginBand {
+                proxies: known.proxies + 1,
+                requests: known.requests + *requests,
+            };
             let band = self.bands.entry(*priority).or_default();
-            band.origins += u32::from(*proxies == 0);
-            band.requests += *requests;
-            *proxies += 1;
+            band.change(origin, *known, more);
+            *known = more;
             true
         });
         if of_origin.is_empty() {
@@ -97,20 +119,20 @@ impl BacklogSum {
         }
     }
 
-    /// The sum without what one proxy reported, as a message has it. If there are too many
-    /// priorities, those count that most origins report.
-    pub fn without(&self, own: Option<&QueuedRequests>) -> Vec<u8> {
-        let of_own = |priority| own.and_then(|own| own.0.get(priority)).copied();
-        let mut bands: Vec<(u32, QueuedInBand)> = self
+    /// The sum without what one proxy of `origin` reported, as a message has it. If there are too
+    /// many priorities, those count that most origins report.
+    pub fn without(&self, origin: &Origin, own: &QueuedRequests) -> Vec<u8> {
+        let mut bands: Vec<(usize, QueuedInBand)> = self
             .bands
             .iter()
             .map(|(priority, band)| {
+                let own = own.0.get(priority).copied().unwrap_or(0);
                 let queued = QueuedInBand {
                     priority: *priority,
-                    requests: band.requests - of_own(priority).unwrap_or(0),
+                    requests: band.counted(origin) - own,
                     bytes: 0,
                 };
-                (band.origins, queued)
+                (band.ranks.len(), queued)
             })
             .filter(|(_, queued)| queued.requests > 0)
             .collect();
@@ -118,6 +140,29 @@ impl BacklogSum {
         bands.truncate(PRIORITIES_MAX);
         let bands: Vec<QueuedInBand> = bands.into_iter().map(|(_, queued)| queued).collect();
         backlog::write(&bands)
+    }
+}
+
+// === impl QueuedBand ===
+
+impl QueuedBand {
+    /// Replaces what `origin` reports.
+    fn change(&mut self, origin: &Origin, before: OriginBand, now: OriginBand) {
+        self.ranks.remove(&(before.requests, origin.clone()));
+        if now.proxies > 0 {
+            self.ranks.insert((now.requests, origin.clone()));
+        }
+        self.requests = self.requests - before.requests + now.requests;
+    }
+
+    /// The requests that count for a proxy of `origin`, its own included. Only the largest of the
+    /// origins can exceed its share. The receiver's origin has none: its proxies may be many behind
+    /// one address.
+    fn counted(&self, origin: &Origin) -> u64 {
+        let largest = self.ranks.last().filter(|(_, of)| of != origin);
+        let claimed = largest.map_or(0, |(requests, _)| *requests);
+        let others = self.requests - claimed;
+        others + claimed.min((TIMES_OTHERS * others).max(COUNTED_MIN))
     }
 }
 
@@ -154,7 +199,7 @@ mod tests {
             let mut sum = BacklogSum::default();
             let mut proxies = [(); 3].map(|()| QueuedRequests::default());
             for (of, bands) in reports {
-                sum.replace(&self::of(of.min(1) as u8), &mut proxies[of], queued(&bands));
+                sum.replace(&self::of(1), &mut proxies[of], queued(&bands));
                 for own in 0..3 {
                     let mut expected = BTreeMap::new();
                     for (_, other) in proxies.iter().enumerate().filter(|(at, _)| *at != own) {
@@ -162,7 +207,7 @@ mod tests {
                             *expected.entry(*priority).or_insert(0) += requests;
                         }
                     }
-                    let found: BTreeMap<i32, u64> = backlog::read(&sum.without(Some(&proxies[own])))
+                    let found: BTreeMap<i32, u64> = backlog::read(&sum.without(&self::of(1), &proxies[own]))
                         .iter()
                         .map(|band| (band.priority, band.requests))
                         .collect();
@@ -170,6 +215,48 @@ mod tests {
                 }
             }
         }
+    }
+
+    proptest! {
+        #[test]
+        fn an_origin_counts_at_most_three_times_the_others_and_small_backlogs_in_full(
+            reports in prop::collection::vec((0..4_u8, 0..2_i32, prop_oneof![0..9_u64, Just(100_000)]), 1..20)
+        ) {
+            let mut sum = BacklogSum::default();
+            let mut proxies: BTreeMap<u8, QueuedRequests> = BTreeMap::new();
+            for (of, priority, requests) in reports {
+                let queue = proxies.entry(of).or_default();
+                sum.replace(&self::of(of), queue, queued(&[(priority, requests)]));
+            }
+            let own = proxies.remove(&0).unwrap_or_default();
+            let sent = backlog::read(&sum.without(&of(0), &own));
+            for priority in 0..2 {
+                let of_queue = |queue: &QueuedRequests| queue.0.get(&priority).copied().unwrap_or(0);
+                let claims: Vec<u64> = proxies.values().map(of_queue).collect();
+                let all = of_queue(&own) + claims.iter().sum::<u64>();
+                let counted = |claim: u64| claim.min((3 * (all - claim)).max(COUNTED_MIN));
+                let expected: u64 = claims.iter().map(|claim| counted(*claim)).sum();
+                let band = sent.iter().find(|band| band.priority == priority);
+                prop_assert_eq!(band.map_or(0, |band| band.requests), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_made_up_backlog_leaves_a_quarter_to_others() {
+        let mut sum = BacklogSum::default();
+        let mut liar = QueuedRequests::default();
+        let mut honest = QueuedRequests::default();
+        sum.replace(&of(1), &mut liar, queued(&[(0, 1_000_000), (1, 1_000_000)]));
+        sum.replace(&of(2), &mut honest, queued(&[(0, 10)]));
+        let sent = backlog::read(&sum.without(&of(2), &honest));
+        let sent: Vec<(i32, u64)> = sent
+            .iter()
+            .map(|band| (band.priority, band.requests))
+            .collect();
+        assert_eq!(sent, [(0, 30), (1, COUNTED_MIN)]);
+        let to_liar = backlog::read(&sum.without(&of(1), &liar));
+        assert_eq!(to_liar[0].requests, 10, "a claim is never raised");
     }
 
     #[test]
@@ -185,7 +272,7 @@ mod tests {
         for (last, proxy) in (2..).zip(&mut honest) {
             sum.replace(&of(last), proxy, queued(&[(1_000_000, 2)]));
         }
-        let sent = backlog::read(&sum.without(Some(&honest[0])));
+        let sent = backlog::read(&sum.without(&of(2), &honest[0]));
         assert_eq!(sent.len(), PRIORITIES_MAX);
         assert!(
             sent.iter()

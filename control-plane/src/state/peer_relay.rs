@@ -241,7 +241,9 @@ impl PeerRelay {
             .map_or(0, |process| process.stamp);
         let active = pool.active_others(process_id);
         let own = pool.processes.get(&process_id);
-        let backlog = pool.backlog.without(own.map(|own| &own.backlog));
+        let none = (Origin::default(), QueuedRequests::default());
+        let (origin, queued) = own.map_or((&none.0, &none.1), |own| (&own.origin, &own.backlog));
+        let backlog = pool.backlog.without(origin, queued);
         let row = pool.report_without(process_id, written);
         Some(state::PeerLoad {
             pool: view.name.to_string(),
