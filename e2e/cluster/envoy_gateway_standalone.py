@@ -94,7 +94,7 @@ def prepare() -> None:
     shutil.copy(images.WASM, MODULE)
     credentials.authority("state-ca", "switchpoint")
     credentials.certificate("daemon", "state-ca", "DNS:switchpointd.switchpoint.svc.cluster.local", "serverAuth")
-    credentials.certificate("proxy", "state-ca", "DNS:proxy", "clientAuth")
+    credentials.certificate("proxy", "state-ca", "DNS:inference-gateway", "clientAuth")
     for name, file in {"tls.crt": "proxy.pem", "tls.key": "proxy.key", "ca.crt": "state-ca.pem"}.items():
         shutil.copy(ETC / file, CERTIFICATES / name)
     (STATE / "controller.json").write_text(json.dumps(CONTROLLER_CONFIG))

@@ -118,7 +118,7 @@ def install_daemon() -> None:
     """The shipped daemon with its certificates, the model servers in `default`, and the Service that the VirtualService names."""
     replace_engines()
     manifests.prepare()
-    credentials.certificate("proxy", "state-ca", "DNS:proxy", "clientAuth")
+    credentials.certificate("proxy", "state-ca", "DNS:inference-gateway", "clientAuth")
     kube.apply(manifests.tls_secret("switchpoint-proxy-tls", "proxy", "state-ca"), NAMESPACE)
     service = {"selector": {"app": "llama"}, "ports": [{"name": "http", "port": 8000}]}
     kube.apply(json.dumps({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "model-servers"}, "spec": service}))

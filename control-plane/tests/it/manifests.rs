@@ -84,6 +84,37 @@ fn a_daemon_that_stands_by_is_kept_alive_and_gets_gateways() {
 }
 
 #[test]
+fn only_the_proxies_of_the_documented_certificates_may_have_state() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/how-to/certificates.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let [_, block, ..] = &page.split("```").collect::<Vec<_>>()[..] else {
+        panic!("no manifest in it")
+    };
+    let documented: Vec<Value> =
+        serde_saphyr::from_multiple(block.strip_prefix("yaml").unwrap()).unwrap();
+    let proxies = documented
+        .iter()
+        .find(|object| object["spec"]["secretName"] == "switchpoint-proxy-tls")
+        .unwrap();
+    let named = container(&objects("daemon.yaml"))["args"].clone();
+    let names = proxies["spec"]["dnsNames"].as_array().unwrap();
+    let wanted = names.iter().map(|name| {
+        json!(format!(
+            "--state-tls-client-names={}",
+            name.as_str().unwrap()
+        ))
+    });
+    let found = named.as_array().unwrap().iter().filter(|argument| {
+        let argument = argument.as_str().unwrap();
+        argument.starts_with("--state-tls-client-names")
+    });
+    assert_eq!(
+        found.cloned().collect::<Vec<_>>(),
+        wanted.collect::<Vec<_>>()
+    );
+}
+
+#[test]
 fn the_network_policy_is_of_the_ports_that_are_open() {
     let serve = arguments(&objects("daemon.yaml"));
     let mut open = vec![
