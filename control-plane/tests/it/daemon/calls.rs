@@ -176,6 +176,19 @@ async fn a_hello_gets_the_same_messages_as_on_a_stream() {
 }
 
 #[tokio::test]
+async fn only_the_newest_call_of_a_session_waits_for_messages() {
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let caller = CallClient::hello(rig.address, 1, 1).await;
+    caller.pool_update().await;
+    let calls = futures::future::join_all((0..50).map(|_| caller.hear())).await;
+    let ended = calls
+        .iter()
+        .filter(|heard| heard.as_ref().unwrap().is_empty());
+    let ended = ended.count();
+    assert!(ended >= 40, "{ended} of 50 calls made way for a newer one");
+}
+
+#[tokio::test]
 async fn proxies_share_by_whatever_way_they_are_connected() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let caller = CallClient::hello(rig.address, 1, 1).await;
