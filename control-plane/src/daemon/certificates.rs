@@ -1,12 +1,14 @@
 //! Renews certificates that the Helm chart made, while this daemon leads.
 //!
 //! ```text
-//!  Secret of a leaf ── two thirds of its time are over ──▶ new certificate, signed by the chart's CA
+//!  Secret of a leaf ── a third of its time is left ──▶ new certificate, signed by the chart's CA
 //!       ▲                                                              │
 //!       └──────────────────── written, unless it has changed ──────────┘
 //! ```
 //! The kubelet writes the Secret into the pods that mount it; this daemon's listeners and the
 //! proxies read the files again when they change.
+
+use std::str::FromStr;
 
 use clap::Args;
 use discovery::kubernetes::{self, KubernetesSecrets, SecretName};
@@ -18,7 +20,7 @@ use crate::state::life::unix_ms;
 
 mod renewal;
 
-use renewal::{TlsPair, renew};
+use renewal::{TlsPair, WantedCertificate, renew};
 
 /// How often the Secrets are read: a certificate of a day is renewed in time, too.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3_600);
@@ -30,18 +32,19 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 const MADE_ON_DAY: &str = "switchpoint/made-on-day";
 
 /// Renewal of certificates in Kubernetes.
-#[derive(Clone, Debug, Default, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct RenewalArgs {
-    /// While this daemon leads, renew the certificates in these Secrets (`tls.crt`, `tls.key`,
-    /// `ca.crt`) when two thirds of their time are over. The Helm chart sets it.
+    /// While this daemon leads, renew the certificate in this Secret (`tls.crt`, `tls.key`,
+    /// `ca.crt`) when less than a third of its time is left. The new one has these DNS names. The
+    /// Helm chart sets it.
     #[arg(
         long,
         env = "SWITCHPOINT_RENEW_CERTIFICATES",
-        value_name = "NAMESPACE/NAME",
+        value_name = "NAMESPACE/NAME=DNS[+DNS]",
         value_delimiter = ',',
         requires = "renew_certificates_ca"
     )]
-    pub renew_certificates: Vec<SecretName>,
+    pub renew_certificates: Vec<RenewedSecret>,
 
     /// The Secret with the CA that signs them (`tls.crt`, `tls.key`), as the Helm chart makes it.
     #[arg(
@@ -51,14 +54,32 @@ pub struct RenewalArgs {
         requires = "renew_certificates"
     )]
     pub renew_certificates_ca: Option<SecretName>,
+
+    /// The validity of the new certificates, in days.
+    #[arg(
+        long,
+        env = "SWITCHPOINT_RENEW_CERTIFICATES_DAYS",
+        value_name = "DAYS",
+        default_value_t = 90,
+        value_parser = clap::value_parser!(u64).range(1..=36_500)
+    )]
+    pub renew_certificates_days: u64,
+}
+
+/// A Secret whose certificate is renewed, and the DNS names of that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RenewedSecret {
+    secret: SecretName,
+    names: Vec<String>,
 }
 
 /// The Secrets of the certificates that the leader renews.
 #[derive(Clone, Debug)]
 pub struct CertificateRenewal {
     secrets: KubernetesSecrets,
-    leaves: Vec<SecretName>,
+    leaves: Vec<RenewedSecret>,
     ca: SecretName,
+    days: u64,
 }
 
 // === impl RenewalArgs ===
@@ -77,7 +98,26 @@ impl RenewalArgs {
             secrets: KubernetesSecrets::new(client),
             leaves: self.renew_certificates,
             ca,
+            days: self.renew_certificates_days,
         }))
+    }
+}
+
+// === impl RenewedSecret ===
+
+impl FromStr for RenewedSecret {
+    type Err = String;
+
+    fn from_str(given: &str) -> Result<Self, String> {
+        let (secret, names) = given.split_once('=').ok_or("give NAMESPACE/NAME=DNS")?;
+        let names: Vec<String> = names.split('+').map(str::to_owned).collect();
+        if names.iter().any(String::is_empty) {
+            return Err("a DNS name is empty".to_owned());
+        }
+        Ok(Self {
+            secret: secret.parse()?,
+            names,
+        })
     }
 }
 
@@ -90,10 +130,10 @@ impl CertificateRenewal {
             let mut next = CHECK_INTERVAL;
             for leaf in &self.leaves {
                 match self.check(leaf).await {
-                    Ok(true) => tracing::info!(secret = %leaf, "renewed a certificate"),
+                    Ok(true) => tracing::info!(secret = %leaf.secret, "renewed a certificate"),
                     Ok(false) => {}
                     Err(why) => {
-                        tracing::error!(secret = %leaf, why, "cannot look after a certificate now");
+                        tracing::error!(secret = %leaf.secret, why, "cannot look after a certificate now");
                         next = RETRY_INTERVAL;
                     }
                 }
@@ -107,22 +147,30 @@ impl CertificateRenewal {
 
     /// Renews the certificate in that Secret if it is due. Reads the CA in any case, so that
     /// missing rights show before they are needed.
-    async fn check(&self, leaf: &SecretName) -> Result<bool, String> {
+    async fn check(&self, leaf: &RenewedSecret) -> Result<bool, String> {
         let of_ca = |why: String| format!("{}: {why}", self.ca);
         let authority = self.secrets.read(&self.ca).await.map_err(of_ca)?;
         let ca = TlsPair {
             cert: authority.text("tls.crt").map_err(of_ca)?.to_owned(),
             key: authority.text("tls.key").map_err(of_ca)?.to_owned(),
         };
-        let found = self.secrets.read(leaf).await?;
+        let found = self.secrets.read(&leaf.secret).await?;
         let now = unix_ms() / 1_000;
-        let Some(made) = renew(found.text("tls.crt")?, found.text("ca.crt")?, &ca, now)? else {
+        let wanted = WantedCertificate {
+            names: &leaf.names,
+            days: self.days,
+        };
+        let present = found.text("tls.crt")?;
+        let Some(made) = renew(present, found.text("ca.crt")?, &wanted, &ca, now)? else {
             return Ok(false);
         };
         let written = found.with(
             [("tls.crt", made.cert), ("tls.key", made.key)],
             (MADE_ON_DAY, (now / 86_400).to_string()),
         );
-        self.secrets.write(leaf, written).await.map(|()| true)
+        self.secrets
+            .write(&leaf.secret, written)
+            .await
+            .map(|()| true)
     }
 }

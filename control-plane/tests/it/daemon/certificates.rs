@@ -104,7 +104,7 @@ async fn the_leader_renews_a_certificate_that_is_due_and_helm_may_still_replace_
         "--renew-certificates-ca",
         "renewal/ca",
         "--renew-certificates",
-        "renewal/fresh,renewal/old",
+        "renewal/fresh=a.sp,renewal/old=proxy.sp.prod+b.sp",
     ];
     let environment = [("KUBECONFIG", kubeconfig.to_str().unwrap())];
     let daemon =

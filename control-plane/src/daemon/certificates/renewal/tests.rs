@@ -1,36 +1,23 @@
-use std::time::Duration;
-
 use rcgen::{BasicConstraints, IsCa};
 use rustls::RootCertStore;
 use rustls::pki_types::{ServerName, UnixTime};
 
 use super::*;
 
-const DAY: u64 = 86_400;
 /// Some day in 2026.
 const MADE: u64 = 20_500 * DAY;
-const NAMES: [&str; 2] = ["daemon.sp.svc.cluster.local", "daemon.sp.svc"];
 
 /// As Helm makes them: RSA.
 const CA_KEY: &str = include_str!("../test_ca.key");
 
-fn at(seconds: u64) -> CertificateParams {
-    let mut params = CertificateParams::new(NAMES.map(str::to_owned)).unwrap();
-    params.not_before = date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
-    params.not_after = params.not_before + Duration::from_secs(90 * DAY);
-    params.extended_key_usages = vec![
-        ExtendedKeyUsagePurpose::ServerAuth,
-        ExtendedKeyUsagePurpose::ClientAuth,
-    ];
-    params
+fn names() -> [String; 2] {
+    ["daemon.sp.svc.cluster.local", "daemon.sp.svc"].map(str::to_owned)
 }
 
-/// A CA that begins at that time and ends after that time.
+/// A CA that begins at that time and is valid for so long.
 fn ca(from: u64, lifetime: u64) -> TlsPair {
-    let mut params = at(from);
-    params.subject_alt_names.clear();
+    let mut params = params(&[], from, from + lifetime).unwrap();
     params.extended_key_usages.clear();
-    params.not_after = params.not_before + Duration::from_secs(lifetime);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params
         .distinguished_name
@@ -43,11 +30,19 @@ fn ca(from: u64, lifetime: u64) -> TlsPair {
 }
 
 /// A certificate of [`MADE`], valid for 90 days.
-fn present(ca: &TlsPair) -> String {
-    let issuer = AuthorityKey::read(&ca.key).unwrap();
-    let issuer = Issuer::from_ca_cert_der(&first(&ca.cert).unwrap(), issuer).unwrap();
+fn present() -> String {
     let key = KeyPair::generate().unwrap();
-    at(MADE).signed_by(&key, &issuer).unwrap().pem()
+    let params = params(&["any.name".to_owned()], MADE, MADE + 90 * DAY).unwrap();
+    params.self_signed(&key).unwrap().pem()
+}
+
+/// What replaces [`present`] by certificates of 90 days.
+fn renewed(trusted: &str, ca: &TlsPair, now: u64) -> Result<Option<TlsPair>, String> {
+    let wanted = WantedCertificate {
+        names: &names(),
+        days: 90,
+    };
+    renew(&present(), trusted, &wanted, ca, now)
 }
 
 /// Whether a client that trusts `ca` accepts the certificate for `name` at that time.
@@ -74,36 +69,40 @@ fn trusts(ca: &str, pair: &TlsPair, name: &str, now: u64) -> bool {
 #[test]
 fn a_certificate_is_renewed_when_two_thirds_of_its_time_are_over() {
     let ca = ca(MADE - DAY, 3_650 * DAY);
-    let present = present(&ca);
-    let renewed = |day| renew(&present, &ca.cert, &ca, MADE + day * DAY).unwrap();
-    assert_eq!(renewed(0), None);
-    assert_eq!(renewed(59), None);
-    assert!(renewed(60).is_some());
-    assert!(renewed(200).is_some(), "also when it has expired");
+    let on_day = |day| renewed(&ca.cert, &ca, MADE + day * DAY).unwrap();
+    assert_eq!(on_day(0), None);
+    assert_eq!(on_day(59), None);
+    assert!(on_day(60).is_some());
+    assert!(on_day(200).is_some(), "also when it has expired");
 }
 
 #[test]
-fn the_new_one_has_the_names_the_uses_and_the_validity_of_the_old_one_and_a_new_key() {
+fn the_new_one_has_the_wanted_names_and_validity_and_a_new_key() {
     let ca = ca(MADE - DAY, 3_650 * DAY);
     let now = MADE + 61 * DAY;
-    let made = renew(&present(&ca), &ca.cert, &ca, now).unwrap().unwrap();
-    let facts = CertificateFacts::read(&first(&made.cert).unwrap()).unwrap();
-    assert_eq!(facts.names, NAMES);
+    let made = renewed(&ca.cert, &ca, now).unwrap().unwrap();
+    let until = now - SKEW + 90 * DAY;
     assert_eq!(
-        (facts.from, facts.until),
-        (now - SKEW, now - SKEW + 90 * DAY)
+        validity(&first(&made.cert).unwrap()),
+        Ok((now - SKEW, until))
     );
-    assert_eq!(facts.uses, at(0).extended_key_usages);
-    assert!(NAMES.iter().all(|name| trusts(&ca.cert, &made, name, now)));
-    assert!(!trusts(&ca.cert, &made, "other.sp.svc", now));
-    assert!(!trusts(&ca.cert, &made, NAMES[0], now + 90 * DAY));
+    assert!(
+        names()
+            .iter()
+            .all(|name| trusts(&ca.cert, &made, name, now))
+    );
+    assert!(!trusts(&ca.cert, &made, &names()[0], until + 1));
+    assert!(
+        !trusts(&ca.cert, &made, "any.name", now),
+        "whoever may write a Secret chooses no name"
+    );
     let key = PrivateKeyDer::from_pem_slice(made.key.as_bytes()).unwrap();
     let chain = vec![first(&made.cert).unwrap()];
     rustls::ServerConfig::builder()
         .with_no_client_auth()
         .with_single_cert(chain, key)
         .expect("the key is that of the certificate");
-    let again = renew(&made.cert, &ca.cert, &ca, now + 61 * DAY).unwrap();
+    let again = renewed(&ca.cert, &ca, now).unwrap();
     assert_ne!(again.unwrap().key, made.key);
 }
 
@@ -112,30 +111,33 @@ fn a_ca_signs_nothing_that_pods_may_not_trust_yet_or_that_outlives_it() {
     let old = ca(MADE - DAY, 3_650 * DAY);
     let now = MADE + 70 * DAY;
     let young = ca(now - CA_AGE_MIN + 1, 3_650 * DAY);
-    let present = present(&old);
     let both = format!("{}{}", young.cert, old.cert);
-    assert_eq!(renew(&present, &both, &young, now), Ok(None));
-    assert!(renew(&present, &both, &young, now + 1).unwrap().is_some());
-    let untrusted = renew(&present, &old.cert, &young, now + 1);
+    assert_eq!(renewed(&both, &young, now), Ok(None));
+    assert!(renewed(&both, &young, now + 1).unwrap().is_some());
+    let untrusted = renewed(&old.cert, &young, now + 1);
     assert!(untrusted.unwrap_err().contains("ca.crt"));
 
     let short = ca(MADE - DAY, 80 * DAY);
-    let made = renew(&present, &short.cert, &short, now).unwrap().unwrap();
-    let facts = CertificateFacts::read(&first(&made.cert).unwrap()).unwrap();
-    assert_eq!(facts.until, MADE + 79 * DAY);
-    let over = renew(&present, &short.cert, &short, MADE + 79 * DAY);
+    let made = renewed(&short.cert, &short, now).unwrap().unwrap();
+    let (_, until) = validity(&first(&made.cert).unwrap()).unwrap();
+    assert_eq!(until, MADE + 79 * DAY);
+    let over = renewed(&short.cert, &short, MADE + 79 * DAY);
     assert!(over.unwrap_err().contains("expired"));
 }
 
 #[test]
 fn what_is_no_certificate_or_no_key_is_refused_with_a_reason() {
     let good = ca(MADE - DAY, 3_650 * DAY);
-    let present = present(&good);
     let no_key = TlsPair {
         key: KeyPair::generate().unwrap().serialize_pem(),
         ..good.clone()
     };
-    for (present, ca) in [("", &good), ("junk", &good), (present.as_str(), &no_key)] {
-        assert!(renew(present, &good.cert, ca, MADE).is_err());
+    let wanted = WantedCertificate {
+        names: &names(),
+        days: 90,
+    };
+    let valid = present();
+    for (present, ca) in [("", &good), ("junk", &good), (valid.as_str(), &no_key)] {
+        assert!(renew(present, &good.cert, &wanted, ca, MADE).is_err());
     }
 }
