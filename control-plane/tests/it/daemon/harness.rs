@@ -59,7 +59,7 @@ pub(crate) struct DaemonHarness {
 
 /// The filter's side of the state stream.
 pub(crate) struct FilterStream {
-    outbound: mpsc::Sender<state::ProxyMessage>,
+    pub(crate) outbound: mpsc::Sender<state::ProxyMessage>,
     pub(crate) inbound: Streaming<state::DaemonMessage>,
 }
 

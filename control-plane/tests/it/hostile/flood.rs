@@ -372,22 +372,91 @@ async fn streams_that_replace_each_other_leave_no_process_behind() {
 }
 
 mod slow {
+    use tokio::sync::watch;
+
     use super::*;
     use crate::daemon::harness::get;
 
     /// The streams of the hostile host: nearly all that it may have.
-    const STREAMS: u64 = 250;
+    const STREAMS: u32 = 250;
+
+    /// The connections that they share.
+    const CONNECTIONS: u32 = 10;
 
     /// The length of the attack.
     const ATTACK: Duration = Duration::from_secs(20);
 
+    /// How long the daemon is observed before the attack.
+    const QUIET: Duration = Duration::from_secs(5);
+
     /// The longest time between two messages to a good proxy, and the longest answer of `/livez`.
-    /// On two quiet cores it is to be 0.5 s and 0.1 s; the attacker runs on them, too.
-    const HEARD_MAX: Duration = Duration::from_secs(2);
-    const LIVEZ_MAX: Duration = Duration::from_secs(1);
+    /// With an optimized daemon on two quiet cores it is to be 0.5 s and 0.1 s. This one is not
+    /// optimized, and the attacker and other tests run on the same cores.
+    const WAIT_MAX: Duration = Duration::from_secs(4);
 
     /// The most memory of the daemon.
     const MEMORY_MAX: u64 = 256 << 20;
+
+    /// What others notice of the daemon.
+    struct Observed {
+        /// The longest time between two messages to a good proxy.
+        silence: Duration,
+        /// The slowest answer of `/livez`.
+        livez: Duration,
+        memory: u64,
+        cores: f64,
+    }
+
+    impl std::fmt::Display for Observed {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            let Self {
+                silence,
+                livez,
+                memory,
+                cores,
+            } = self;
+            write!(
+                f,
+                "a good proxy waits {silence:.2?}, /livez {livez:.2?}, {} MiB, {cores:.2} cores",
+                memory >> 20
+            )
+        }
+    }
+
+    impl FloodedDaemon {
+        async fn observe(&self, good: &mut FilterStream, time: Duration) -> Observed {
+            let admin = self.admin;
+            let probes = tokio::spawn(async move {
+                let mut slowest = Duration::ZERO;
+                let begun = Instant::now();
+                while begun.elapsed() < time {
+                    let asked = Instant::now();
+                    assert_eq!(get(admin, "/livez").await.0, 200);
+                    slowest = slowest.max(asked.elapsed());
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                slowest
+            });
+            let cpu = self.cpu();
+            let mut silence = Duration::ZERO;
+            let mut memory = 0;
+            let begun = Instant::now();
+            let mut heard = Instant::now();
+            while begun.elapsed() < time {
+                good.next().await.unwrap();
+                silence = silence.max(heard.elapsed());
+                heard = Instant::now();
+                memory = memory.max(self.memory());
+            }
+            let cores = (self.cpu() - cpu).as_secs_f64() / begun.elapsed().as_secs_f64();
+            Observed {
+                silence,
+                livez: probes.await.unwrap(),
+                memory,
+                cores,
+            }
+        }
+    }
 
     /// Rows with as many failures, SLOs and loads as a message may have, mostly of endpoints that
     /// never were, then counters of those, in turn.
@@ -424,9 +493,52 @@ mod slow {
         let report = state::Report {
             counters: vec![counters.encode_to_vec()],
         };
-        let mut messages = vec![share(largest_row(&at), junk); 20];
+        let mut messages = vec![share(largest_row(&at), junk); 4];
         messages.push(proxy_message::Message::Report(report));
         messages
+    }
+
+    /// Opens [`STREAMS`] streams, which read what they get, and once `go` is true send without end.
+    /// They have a thread of their own, so that they do not delay the good proxy in this process.
+    fn begin_attack(
+        address: SocketAddr,
+        real: Vec<EndpointRef>,
+        go: &watch::Receiver<bool>,
+    ) -> tokio::runtime::Runtime {
+        let threads = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        for connection in 0..CONNECTIONS {
+            let real = real.clone();
+            let go = go.clone();
+            threads.spawn(async move {
+                let there = channel(address, ELSEWHERE).await;
+                let its = (0..STREAMS).filter(|stream| stream % CONNECTIONS == connection);
+                for process_id in its.map(|stream| 100 + u64::from(stream)) {
+                    let FilterStream {
+                        outbound,
+                        mut inbound,
+                    } = filter(&there, process_id).await;
+                    tokio::spawn(async move { while let Ok(Some(_)) = inbound.message().await {} });
+                    let messages = attack(&real, process_id);
+                    let mut go = go.clone();
+                    tokio::spawn(async move {
+                        let _ = go.wait_for(|go| *go).await;
+                        for message in messages.into_iter().cycle() {
+                            let message = state::ProxyMessage {
+                                message: Some(message),
+                            };
+                            if outbound.send(message).await.is_err() {
+                                return;
+                            }
+                        }
+                    });
+                }
+            });
+        }
+        threads
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -450,49 +562,33 @@ mod slow {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
-        let mut hostile = Vec::new();
-        let there = channel(daemon.state, ELSEWHERE).await;
-        for process_id in 0..STREAMS {
-            let filter = filter(&there, 100 + process_id).await;
-            let messages = attack(&real, 100 + process_id);
-            hostile.push(tokio::spawn(say_without_end(filter, messages)));
-        }
-        let admin = daemon.admin;
-        let probes = tokio::spawn(async move {
-            let mut slowest = Duration::ZERO;
-            let begun = Instant::now();
-            while begun.elapsed() < ATTACK {
-                let asked = Instant::now();
-                assert_eq!(get(admin, "/livez").await.0, 200);
-                slowest = slowest.max(asked.elapsed());
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-            slowest
-        });
-        let mut longest = Duration::ZERO;
-        let mut largest = 0;
-        let begun = Instant::now();
-        let mut heard = Instant::now();
-        while begun.elapsed() < ATTACK {
-            good.next().await.unwrap();
-            longest = longest.max(heard.elapsed());
-            heard = Instant::now();
-            largest = largest.max(daemon.memory());
-        }
-        let livez = probes.await.unwrap();
-        let (status, page) = get(admin, "/metrics").await;
-        let cores = daemon.cpu().as_secs_f64() / begun.elapsed().as_secs_f64();
+        let quiet = daemon.observe(&mut good, QUIET).await;
+        let (go, attack_begins) = watch::channel(false);
+        let hostile = begin_attack(daemon.state, real, &attack_begins);
+        tokio::time::timeout(3 * PATIENCE, async {
+            while peers(&mut good).await.proxies <= STREAMS {}
+        })
+        .await
+        .expect("the hostile streams do not open");
+        go.send_replace(true);
+        let under_attack = daemon.observe(&mut good, ATTACK).await;
+        let still = peers(&mut good).await.proxies;
+        assert!(
+            still > STREAMS,
+            "hostile streams have ended: {still} proxies"
+        );
+        let (status, page) = get(daemon.admin, "/metrics").await;
+        println!("before: {quiet}");
         println!(
-            "{STREAMS} streams: a good proxy waits {longest:?}, /livez {livez:?}, {} MiB, {cores:.2} cores, /metrics {} KiB",
-            largest >> 20,
+            "{STREAMS} streams: {under_attack}, /metrics {} KiB",
             page.len() >> 10
         );
         assert_eq!(status, 200);
-        assert!(longest < HEARD_MAX, "a good proxy waits {longest:?}");
-        assert!(livez < LIVEZ_MAX, "/livez {livez:?}");
-        assert!(largest < MEMORY_MAX, "{largest} bytes");
+        assert!(under_attack.silence < WAIT_MAX, "{under_attack}");
+        assert!(under_attack.livez < WAIT_MAX, "{under_attack}");
+        assert!(under_attack.memory < MEMORY_MAX, "{under_attack}");
         assert!(page.len() < 8 << 20, "{} bytes of metrics", page.len());
-        hostile.iter().for_each(tokio::task::JoinHandle::abort);
+        hostile.shutdown_background();
         honest.abort();
     }
 }

@@ -37,7 +37,8 @@ pub(super) async fn filter(channel: &Channel, process_id: u64) -> FilterStream {
     filter
         .hello(proto::SCHEMA, NODE, process_id, &["default"])
         .await;
-    assert!(matches!(filter.next().await, Ok(Message::Welcome(_))));
+    let first = filter.next().await;
+    assert!(matches!(first, Ok(Message::Welcome(_))), "{first:?}");
     filter
 }
 
