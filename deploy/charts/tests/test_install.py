@@ -167,6 +167,15 @@ class Install(ChartTest):
         self.install(namespace)
         self.assertEqual(self.secrets(namespace), first)
 
+    def allowed(self, verb: str, namespace: str, name: str) -> bool:
+        """Whether the daemon of `switchpoint` may do that with this Secret."""
+        resource = {"verb": verb, "resource": "secrets", "namespace": namespace, "name": name}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+            "spec": {"user": "system:serviceaccount:switchpoint:sp-daemon", "resourceAttributes": resource},
+        }
+        return self.cluster.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)["status"]["allowed"]
+
     def test_the_rights_of_the_daemon_suffice(self) -> None:
         """The daemon runs with the arguments and the ServiceAccount of the chart, leads by its Lease and watches all pools."""
         if why := processes.missing():
@@ -194,6 +203,13 @@ class Install(ChartTest):
             processes.wait("the daemon leads and has read its sources", lambda: all(map(read().get, ("leads", "llama", "mistral"))))
         except AssertionError as error:
             raise AssertionError(f"{error}\n{read()}\n{machine.log('daemon')}") from error
+        for namespace, name in (("switchpoint", "sp-daemon-tls"), ("switchpoint", "sp-proxy-tls"), ("edge", "sp-proxy-tls")):
+            self.assertTrue(all(self.allowed(verb, namespace, name) for verb in ("get", "patch")), (namespace, name))
+        self.assertTrue(self.allowed("get", "switchpoint", "sp-ca"))
+        self.assertFalse(self.allowed("patch", "switchpoint", "sp-ca") or self.allowed("get", "edge", "other"))
+        # It has read the certificates, and the CA, and none is due.
+        self.assertNotIn("cannot look after a certificate", machine.log("daemon"))
+        self.assertNotIn("renewed a certificate", machine.log("daemon"))
         lease = self.cluster.request("GET", "/apis/coordination.k8s.io/v1/namespaces/switchpoint/leases/sp-daemon")
         self.assertIn("pod-1", lease["spec"]["holderIdentity"])
         self.assertNotIn("forbidden", machine.log("daemon"))

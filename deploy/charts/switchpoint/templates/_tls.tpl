@@ -61,13 +61,13 @@
 {{- concat $names .Values.tls.clientNames | toYaml -}}
 {{- end -}}
 
-{{- /* The Secrets that the leading daemon renews, as a list of NAMESPACE/NAME in YAML. */ -}}
+{{- /* The Secrets that the leading daemon renews, as a list of NAMESPACE/NAME=DNS[+DNS] in YAML. */ -}}
 {{- define "switchpoint.renewedSecrets" -}}
 {{- $root := . -}}{{- $all := list -}}
 {{- if and .Values.tls.renew (not .Values.tls.certManager.enabled) (not .Values.tls.existingSecret.daemon) -}}
-{{- $all = append $all (printf "%s/%s" .Release.Namespace (include "switchpoint.daemonSecret" .)) -}}
+{{- $all = append $all (printf "%s/%s=%s" .Release.Namespace (include "switchpoint.daemonSecret" .) (include "switchpoint.daemonNames" . | fromYamlArray | join "+")) -}}
 {{- range append (include "switchpoint.proxyNamespaces" . | fromYamlArray) .Release.Namespace | uniq | sortAlpha -}}
-{{- $all = append $all (printf "%s/%s" . (include "switchpoint.proxySecret" $root)) -}}
+{{- $all = append $all (printf "%s/%s=%s" . (include "switchpoint.proxySecret" $root) (include "switchpoint.proxyName" (list $root .))) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $all -}}
