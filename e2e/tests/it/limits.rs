@@ -14,6 +14,7 @@ use testbed::envoy::EnvoyProcess;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 use tokio::io::AsyncWriteExt;
+use tokio::time::timeout;
 
 use crate::echo;
 use crate::engine::RawEngine;
@@ -373,6 +374,57 @@ async fn bodies_that_are_not_whole_take_no_room_from_others() -> Result<()> {
     for mut raw in large {
         raw.write(rest).await?;
         assert_eq!(raw.read_reply().await?.status, 200);
+    }
+    Ok(())
+}
+
+/// Sends one byte of a body after another until the proxy answers.
+async fn trickle(mut raw: RawConnection) -> Result<u16> {
+    loop {
+        raw.write(" ").await?;
+        if let Ok(reply) = timeout(Duration::from_millis(20), raw.read_reply()).await {
+            return Ok(reply?.status);
+        }
+    }
+}
+
+#[tokio::test]
+async fn uploads_that_trickle_go_before_new_ones_and_others_are_served() -> Result<()> {
+    const MIB: usize = 1 << 20;
+    const ROOM: usize = 8;
+    let stack = Stack::builder()
+        .servers(1)
+        .concurrency(1)
+        .picker(json!({"bodies_in_progress_bytes": ROOM * MIB, "body_limit_bytes": 4 * MIB}))
+        .start()
+        .await?;
+    let hostile = async || {
+        let length = format!("content-length: {}", 2 * MIB);
+        begin(&stack, [127, 0, 0, 2], &length, &vec![b' '; MIB - 4_096]).await
+    };
+    let mut trickled = Vec::new();
+    for _ in 0..ROOM {
+        trickled.push(tokio::spawn(trickle(hostile().await?)));
+    }
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    // One client's new bodies replace its slow ones; another's are served.
+    let mut stopped = Vec::new();
+    for _ in 0..ROOM {
+        stopped.push(hostile().await?);
+    }
+    for status in trickled {
+        assert_eq!(timeout(LIMIT, status).await???, 408);
+    }
+    let text = echo::chat("is there room?").to_string();
+    let honest = format!("{text}{}", " ".repeat(MIB - text.len()));
+    let length = format!("content-length: {}", honest.len());
+    let (first, rest) = honest.as_bytes().split_at(MIB / 2);
+    for _ in 0..4 {
+        let mut raw = begin(&stack, [127, 0, 0, 1], &length, first).await?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        raw.write(rest).await?;
+        let reply = raw.read_reply().await?;
+        assert_eq!(reply.status, 200, "{}", reply.text());
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ use crate::echo;
 
 mod dictionary;
 mod outsider;
+mod refused;
 mod secrecy;
 use outsider::{SimulatedPeer, report_until_seen, tells_apart};
 

@@ -8,7 +8,7 @@ use e2e::queued_requests;
 use serde_json::{Value, json};
 use testbed::client::{self, RawConnection};
 use testbed::ports::ReservedPort;
-use testbed::stack::Stack;
+use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, wait_for};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -98,12 +98,17 @@ async fn think(mut stream: TcpStream) -> Option<()> {
     stream.write_all(b"data: [DONE]\n\n").await.ok()
 }
 
-async fn start(engine: &SizedEngine, folder: &std::path::Path) -> Result<Stack> {
+async fn start(front: PickerMode, engine: &SizedEngine, folder: &std::path::Path) -> Result<Stack> {
     let builder = Stack::builder()
+        .front(front)
         .servers(0)
         .stranger(engine.address())
-        .concurrency(1)
-        .picker(json!({"unread_reset_ms": RESET_MS}));
+        .concurrency(1);
+    // Envoy takes no reply of an ext_proc server once a reply has begun, so that resets nothing.
+    let builder = match front {
+        PickerMode::Filter => builder.picker(json!({"unread_reset_ms": RESET_MS})),
+        PickerMode::ExtProc => builder,
+    };
     queued_requests::holding(builder, folder, SEATS)?
         .start()
         .await
@@ -202,11 +207,23 @@ async fn honest(stack: &Stack, bytes: usize) -> Result<usize> {
     Ok(reply.body.len())
 }
 
+/// Reads a reply of 24 MiB for as long as a thought. False if its status is not 200.
+fn read_slowly(mut raw: RawConnection) -> JoinHandle<Result<bool>> {
+    tokio::spawn(async move {
+        let head = raw.read_until(b"\r\n\r\n").await?;
+        for _ in 0..96 {
+            raw.read_exactly(256 << 10).await?;
+            tokio::time::sleep(THOUGHT / 96).await;
+        }
+        Ok(head.starts_with(b"HTTP/1.1 200"))
+    })
+}
+
 #[tokio::test]
 async fn a_client_that_reads_nothing_takes_no_place_and_one_that_reads_is_not_cut() -> Result<()> {
     let engine = SizedEngine::start().await?;
     let folder = tempfile::tempdir()?;
-    let stack = start(&engine, folder.path()).await?;
+    let stack = start(PickerMode::Filter, &engine, folder.path()).await?;
 
     // The end of these replies reaches the proxy, which keeps them.
     let mut raw = windowless(&stack).await?;
@@ -228,15 +245,7 @@ async fn a_client_that_reads_nothing_takes_no_place_and_one_that_reads_is_not_cu
     assert_eq!(unread_total(&stack).await?, 3);
 
     // They take no seat any more. A slow reader and one that waits for a thought have two.
-    let mut slow = ask_http1(&stack, 24 << 20).await?;
-    let slow: JoinHandle<Result<bool>> = tokio::spawn(async move {
-        let head = slow.read_until(b"\r\n\r\n").await?;
-        for _ in 0..96 {
-            slow.read_exactly(256 << 10).await?;
-            tokio::time::sleep(THOUGHT / 96).await;
-        }
-        Ok(head.starts_with(b"HTTP/1.1 200"))
-    });
+    let slow = read_slowly(ask_http1(&stack, 24 << 20).await?);
     let thought = honest(&stack, 0);
     until_reset(&mut raw, vec![7, 9]).await?;
     assert!(thought.await? > 40_000);
@@ -244,5 +253,24 @@ async fn a_client_that_reads_nothing_takes_no_place_and_one_that_reads_is_not_cu
     until(&stack, "unread", 0).await?;
     until(&stack, "in_flight", 0).await?;
     assert_eq!(unread_total(&stack).await?, 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn twenty_unread_replies_take_no_place_of_others_through_ext_proc() -> Result<()> {
+    let engine = SizedEngine::start().await?;
+    let folder = tempfile::tempdir()?;
+    let stack = start(PickerMode::ExtProc, &engine, folder.path()).await?;
+    let mut raw = windowless(&stack).await?;
+    for number in 0..20 {
+        let bytes = if number % 7 == 6 { 12 << 20 } else { 1_000 };
+        ask(&mut raw, 2 * number + 1, bytes).await?;
+    }
+    let slow = read_slowly(ask_http1(&stack, 24 << 20).await?);
+    for _ in 0..20 {
+        assert_eq!(honest(&stack, 1_000).await?, 1_000);
+    }
+    assert!(slow.await??, "a client that reads slowly is not cut");
+    until(&stack, "in_flight", 0).await?;
     Ok(())
 }
