@@ -95,9 +95,17 @@ enum BlameFault {
 #[derive(Clone, Copy, Debug)]
 struct BadClient {
     status: u16,
-    /// Whether it has credentials of its own.
-    key: bool,
+    key: BadKey,
     prompts: BadPrompts,
+}
+
+/// The credentials of a bad client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BadKey {
+    None,
+    Own,
+    /// Others with each request: engines that check none accept all.
+    Invented,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -332,8 +340,12 @@ impl BlameWorld {
         } else {
             ""
         };
-        let key = if bad.key { "Bearer bad" } else { "" };
-        self.send(None, &self.api.body(&prompt, more), key);
+        let key = match bad.key {
+            BadKey::None => String::new(),
+            BadKey::Own => "Bearer bad".to_owned(),
+            BadKey::Invented => format!("Bearer bad {number}"),
+        };
+        self.send(None, &self.api.body(&prompt, more), &key);
     }
 
     fn send(&mut self, client: Option<usize>, body: &str, key: &str) -> usize {
@@ -539,7 +551,12 @@ fn an_engine_that_refuses_half_of_what_others_accept_gets_few_requests() {
 fn the_failures_of_one_client_eject_no_engine() {
     let mut bad = Vec::new();
     for (clients, reply_ms) in [(32, REPLY_MS), (8, REPLY_MS), (32, 5 * REPLY_MS)] {
-        for (key, keys) in [(true, false), (true, true), (false, false)] {
+        for (key, keys) in [
+            (BadKey::Own, false),
+            (BadKey::Own, true),
+            (BadKey::None, false),
+            (BadKey::Invented, true),
+        ] {
             let quiet = || {
                 let mut world = BlameWorld::new(1, 8);
                 world.keys = keys;
@@ -556,13 +573,13 @@ fn the_failures_of_one_client_eject_no_engine() {
                 });
                 let found = world.run(clients);
                 let line = format!(
-                    "{clients} clients, {reply_ms} ms, keys {keys}; {status} {prompts:?} key {key}: {:.2} ejected, {:.3} returned, without {returned:.3}",
+                    "{clients} clients, {reply_ms} ms, keys {keys}; {status} {prompts:?} key {key:?}: {:.2} ejected, {:.3} returned, without {returned:.3}",
                     found.ejected(),
                     found.returned()
                 );
                 println!("{line}");
                 // Without a key of its own it looks like the others, so its failures cost.
-                let moved = if key { 0.05 } else { 0.25 };
+                let moved = if key == BadKey::Own { 0.05 } else { 0.25 };
                 if found.ejected() > 0.0 || found.returned() < returned - moved {
                     bad.push(line);
                 }
@@ -597,7 +614,7 @@ fn a_response_that_no_engine_knows_is_its_clients_fault() {
         };
         world.bad = Some(BadClient {
             status,
-            key: false,
+            key: BadKey::None,
             prompts: BadPrompts::InventedId,
         });
         let found = world.run(16);
