@@ -1,4 +1,4 @@
-//! The `EndpointPickerConfig` file: read strictly, with an answer for each item.
+//! Reads the `EndpointPickerConfig` file strictly, and gives an answer for each item.
 //!
 //! Each item of a file is *implemented*, has *no effect* (with the reason), or is *refused* (with a
 //! substitute). Otherwise the file is invalid, and the error gives line, path and the nearest known
@@ -46,7 +46,7 @@ pub struct CompiledConfig {
     pub text: Option<Arc<str>>,
 }
 
-/// A configuration file that is followed.
+/// A configuration file, which is read again when it changes.
 #[derive(Debug)]
 pub struct ConfigFile {
     follow: FileWatcher,
@@ -67,7 +67,7 @@ impl CompiledConfig {
     /// The configuration of a daemon without a configuration file.
     ///
     /// # Errors
-    /// Only if the built-in table of engines is invalid.
+    /// Fails only if the built-in table of engines is invalid.
     pub fn default_config(latency: &LatencyOptions) -> Result<Self, String> {
         let engines = EngineTable::try_new(&[], "", "").map_err(|e| e.to_string())?;
         let scraping = MetricsDiscovery {
@@ -350,7 +350,7 @@ mod tests {
             )
         };
         let path = "f:4: plugins[0].parameters.deciders.prefill: ";
-        // A handler that refers to itself: the closest to a cycle that a file can contain.
+        // A handler that refers to itself is the closest thing to a cycle that a file can contain.
         let itself = complaints(&handler("{deciders: {prefill: disagg-profile-handler}}"));
         assert!(
             itself.starts_with(&format!(
@@ -594,7 +594,7 @@ mod tests {
         }
     }
 
-    /// What llm-d-router of August 2026 reads, and what its predecessors had.
+    /// The settings that llm-d-router of August 2026 reads, and those of its predecessors.
     #[test]
     fn settings_of_other_versions_are_read_or_refused_by_name() {
         let plugin = |plugin_type: &str, parameters: &str| {
@@ -840,7 +840,7 @@ mod tests {
                     .all(|other| other.name != name),
                 "{name} twice"
             );
-            // Some count only with the gate.
+            // Some settings have an effect only with the feature gate.
             let (report, config) = read(&file(&format!(
                 "featureGates: [flowControl]\nplugins:\n- type: {name}\n"
             )));

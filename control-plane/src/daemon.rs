@@ -1,14 +1,14 @@
-//! The life of the daemon: it stands by, leads while it holds the lease, and stops on a signal.
+//! The life of the daemon. It stands by, leads while it holds the lease, and stops on a signal.
 //!
 //! ```text
 //!  StandbyDaemon::start ──▶ stands by ── lease won ──▶ StandbyDaemon::lead ──▶ leads
 //!                              ▲                                                │
 //!                              └──────── lease lost: LeadingDaemon::end ────────┘
 //! ```
-//! A standby does all that needs no single writer: it follows endpoints, scrapes them, learns from
-//! its own requests, and answers ext_proc. Only the leader sends state to proxies, because proxies
-//! of one pool must agree on slots, generations and hash secret. Without a lease a daemon leads
-//! from the start.
+//! A standby does everything that needs no single writer: it follows and scrapes endpoints, learns
+//! from its own requests, and answers ext_proc. Only the leader sends state to proxies, because
+//! proxies of one pool must agree on slots, generations and hash secret. Without a lease, a daemon
+//! leads from its start.
 
 use crate::cli::args::ServeArgs;
 use crate::cli::build::VERSION;
@@ -32,7 +32,7 @@ use signals::SignalWatch;
 /// Runs the daemon until a signal stops it.
 ///
 /// # Errors
-/// [`FatalError`] says why it could not start, or had to stop.
+/// [`FatalError`] says why the daemon could not start or had to stop.
 pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
     let mut signals = SignalWatch::listen().map_err(FatalError::Signals)?;
     tracing::info!(version = VERSION, "starting");
@@ -49,7 +49,7 @@ pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
     if let Some(lease) = lease {
         lease.give_back().await;
     }
-    // Only an orderly end of the process has time for gateways that still call it.
+    // Only an orderly end of the process leaves time for gateways that still call this daemon.
     if let (Ok("SIGTERM"), (Some(drain), replies), Some(_)) =
         (&ended, drain, standby.ext_proc_address)
     {
@@ -61,7 +61,7 @@ pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
     ended.map(drop)
 }
 
-/// Leads whenever the daemon holds the lease, until a signal, whose name it returns.
+/// Leads whenever the daemon holds the lease. Ends with a signal, and returns its name.
 async fn campaign(
     standby: &mut StandbyDaemon,
     lease: &mut Option<LeaderLease>,

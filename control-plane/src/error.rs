@@ -3,18 +3,18 @@
 use std::io;
 use std::net::SocketAddr;
 
-/// Why the daemon could not start, or had to stop.
+/// The reason why the daemon could not start, or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum FatalError {
-    /// The command line, or a file it names, is invalid and has to change.
+    /// The command line is invalid, or a file that it names. The operator must change it.
     #[error("{0}")]
     Usage(String),
     /// A listener could not be opened.
     #[error("cannot listen on {address} (--listen-{what}): {source}")]
     Listen {
-        /// Name of the listener.
+        /// The name of the listener.
         what: &'static str,
-        /// Address of the listener.
+        /// The address of the listener.
         address: SocketAddr,
         /// The cause.
         source: io::Error,

@@ -8,10 +8,10 @@
 //!              │  ext_proc │
 //!           filters      Envoys
 //! ```
-//! The EDS order matters: a pool update names an endpoint to a filter only after the filter's Envoy
-//! has acknowledged that endpoint by EDS.
+//! EDS comes first: a pool update names an endpoint to a filter only after the filter's Envoy has
+//! acknowledged that endpoint by EDS.
 //!
-//! [`daemon`] connects the parts; only [`cli::args`] has defaults.
+//! [`daemon`] connects the parts. Only [`cli::args`] has default values.
 #![forbid(unsafe_code)]
 
 pub mod cli;

@@ -9,8 +9,8 @@ use control_plane::cli::{check, explain, logging, migrate_alias, register};
 use control_plane::daemon;
 use control_plane::daemon::signals::SignalWatch;
 
-/// Exit code if the daemon could not start or had to stop. (clap exits with 2 on an invalid command
-/// line.)
+/// The exit code if the daemon could not start or had to stop. (clap exits with 2 on an invalid
+/// command line.)
 const EXIT_FAILED: u8 = 1;
 
 #[tokio::main]
@@ -53,7 +53,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// A closed stdout is no failure: the exit code still gives the result.
+/// A closed stdout is no failure, because the exit code still gives the result.
 fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }

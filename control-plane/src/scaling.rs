@@ -1,11 +1,11 @@
-//! The scaling signal, of each group of endpoints: those of one pool, role and list of models.
+//! The scaling signal of each group of endpoints. A group has one pool, role and list of models.
 //!
 //! ```text
 //!  counters of all proxies and of ext_proc ── every 5 s ──▶ traffic of each group ─┐
 //!  counters, metrics and step model now ───────────────────────────────────────────┴─▶ learning::scaling ──▶ /metrics, /debug/scaling, KEDA
 //! ```
-//! Only the traffic is kept. Groups are made from the current view of a pool when they are read, so
-//! a group that is gone leaves no series behind.
+//! Only the traffic is stored. Groups are computed from the current view of a pool when they are
+//! read, so a group that no longer exists leaves no series behind.
 
 mod goal;
 pub use goal::ScalingRequest;
@@ -32,11 +32,12 @@ use crate::state::life::DaemonLife;
 use crate::state::pool_views::PoolTable;
 use crate::state::reports::RequestReports;
 
-/// How often traffic is recorded: often enough to notice a burst within an autoscaler's interval of
-/// 15 s. Proxies report once a second.
+/// The interval at which traffic is recorded. It is short enough to notice a burst within an
+/// autoscaler's interval of 15 s. Proxies report once a second.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// For how long an endpoint that is not ready counts as starting. One that takes longer is broken.
+/// An endpoint that is not ready counts as starting for this long. An endpoint that takes longer is
+/// broken.
 const STARTING_MAX: Duration = Duration::from_mins(15);
 
 /// The longest label with the models of a group, in bytes.
@@ -45,7 +46,7 @@ const MODELS_LABEL_BYTES_MAX: usize = 256;
 /// The signals of all pools.
 #[derive(Debug)]
 pub struct ScalingSignals {
-    /// The goal of the operator.
+    /// The tables from which the signals are computed.
     pub goal: ScalingGoal,
     inputs: ScalingInputs,
     began: Instant,
@@ -69,7 +70,7 @@ pub type GroupKey = (ScalingRole, Arc<[Box<str>]>);
 #[derive(Debug, Default)]
 struct RecordedTraffic {
     groups: BTreeMap<GroupKey, GroupTraffic>,
-    /// When requests were last refused, so that a pool without endpoints has a demand.
+    /// The time when requests were last refused. With it, a pool without endpoints has a demand.
     refused_at: Option<Instant>,
 }
 
@@ -79,7 +80,7 @@ struct GroupTraffic {
     window: TrafficWindow,
 }
 
-/// The endpoints of a group, and what is known about their work.
+/// The endpoints of a group, and the data on their work.
 #[derive(Clone, Debug)]
 pub struct EndpointGroup {
     /// The role and the models.
@@ -87,9 +88,9 @@ pub struct EndpointGroup {
     /// The requests that arrive.
     pub mix: RequestMix,
     pub endpoints: Vec<OutstandingWork>,
-    /// Replicas that start: seconds since each was seen.
+    /// The replicas that are starting: seconds since each was first seen.
     pub starting: Arc<[f64]>,
-    /// Requests that proxies hold for it, by its share of those that arrive.
+    /// The requests that proxies hold for the group, by its share of the arriving requests.
     pub held: f64,
     measured: bool,
     step: Arc<StepModel>,
@@ -110,7 +111,7 @@ fn key(member: &PoolMember) -> Option<GroupKey> {
     ))
 }
 
-/// The work outstanding at an endpoint.
+/// The work in flight at an endpoint.
 fn work(
     member: &PoolMember,
     metrics: &EndpointMetrics,
@@ -140,7 +141,7 @@ fn work(
         speed: step.speed(member.id),
         requests: float(requests),
         prompts: float(prompts),
-        // Tokens of requests that decode count here too, if a configuration estimates outputs.
+        // If a configuration estimates outputs, tokens of decoding requests count here too.
         uncached_tokens: if prompts > 0 {
             float(prefill_tokens)
         } else {
@@ -180,19 +181,20 @@ impl ScalingSignals {
         }
     }
 
-    /// Whether the daemon leads: only a leader knows the requests of proxies.
+    /// Whether the daemon leads. Only a leader knows the requests of proxies.
     #[must_use]
     pub fn leads(&self) -> bool {
         self.inputs.life.leads()
     }
 
-    /// The groups of each pool now.
+    /// Returns the current groups of each pool.
     pub fn by_pool(&self, now: Instant) -> impl Iterator<Item = (&Arc<str>, Vec<EndpointGroup>)> {
         let pools = self.inputs.pools.names.iter();
         pools.map(move |pool| (pool, self.groups(pool, now)))
     }
 
-    /// The groups of a pool now. Empty if the pool has no complete set of endpoints.
+    /// Returns the current groups of a pool. The list is empty if the pool has no complete set of
+    /// endpoints.
     #[must_use]
     pub fn groups(&self, pool: &str, now: Instant) -> Vec<EndpointGroup> {
         let Some(view) = self.inputs.pools.view(pool) else {
@@ -206,7 +208,7 @@ impl ScalingSignals {
                 members.entry(key).or_default().push((member, metrics));
             }
         }
-        // Discovery does not know role and models of an endpoint that is not ready.
+        // Discovery does not know the role and models of an endpoint that is not ready.
         let starting: Arc<[f64]> = if members.len() == 1 {
             starting(&self.inputs.discovery, pool)
         } else {
@@ -286,7 +288,8 @@ impl ScalingSignals {
     }
 }
 
-/// Replicas that discovery knows and that are not ready yet: seconds in which each was so.
+/// Returns the replicas that discovery knows but that are not ready yet, as the seconds that each
+/// has been starting.
 fn starting(discovery: &DiscoverySetup, pool: &str) -> Vec<f64> {
     let components = discovery.components.get(pool).into_iter().flatten();
     let age = |since: SystemTime| {
@@ -306,8 +309,9 @@ fn starting(discovery: &DiscoverySetup, pool: &str) -> Vec<f64> {
     starts.filter_map(|seen| age(seen.since)).collect()
 }
 
-/// Shares the requests that proxies hold among the groups, by what arrives at each: at those that
-/// prefill, and at those that decode, because each of them serves every request.
+/// Distributes the requests that proxies hold among the groups, in proportion to the arrivals of
+/// each. Groups that prefill and groups that decode are shared out separately, because each of them
+/// serves every request.
 fn share(groups: &mut [EndpointGroup], held: f64) {
     for prefills in [true, false] {
         let mut of_stage: Vec<&mut EndpointGroup> = groups
@@ -327,7 +331,7 @@ fn share(groups: &mut [EndpointGroup], held: f64) {
     }
 }
 
-/// The mix with the prompts that are outstanding, where engines report no usage.
+/// Completes the mix with the prompts in flight, where engines report no usage.
 fn with_prompts(mix: RequestMix, endpoints: &[OutstandingWork]) -> RequestMix {
     if mix.prompt_tokens > 0.0 {
         return mix;
@@ -346,8 +350,8 @@ fn with_prompts(mix: RequestMix, endpoints: &[OutstandingWork]) -> RequestMix {
 // === impl RecordedTraffic ===
 
 impl RecordedTraffic {
-    /// Adds what arrived since the last time to the groups of `view`. Groups that are gone are
-    /// forgotten.
+    /// Adds the requests that arrived since the last call to the groups of `view`. Groups that no
+    /// longer exist are removed.
     fn add(&mut self, view: &PoolView, arrivals: &PoolArrivals, at_s: f64) {
         let mut picked: BTreeMap<GroupKey, u64> = BTreeMap::new();
         for member in view.members.iter() {
@@ -374,8 +378,9 @@ impl RecordedTraffic {
     }
 }
 
-/// The requests that arrived at a group. Picks name the endpoint that decodes, so those of prefill
-/// endpoints are the picks of endpoints with the same models, or else of all.
+/// The requests that arrived at a group. A pick names the endpoint that decodes. So prefill
+/// endpoints count the picks of endpoints with the same models, or of all endpoints if there are
+/// none.
 fn arrived(picked: &BTreeMap<GroupKey, u64>, key: &GroupKey) -> u64 {
     let (role, models) = key;
     if *role != ScalingRole::Prefill {
@@ -397,8 +402,8 @@ fn arrived(picked: &BTreeMap<GroupKey, u64>, key: &GroupKey) -> u64 {
     }
 }
 
-/// The requests that ended and were for one of these models; all if the list is empty, or names
-/// none of those that ended.
+/// Returns the ended requests for these models. Returns all if the list is empty, or if no ended
+/// request was for a listed model.
 fn ended(arrivals: &PoolArrivals, models: &[Box<str>]) -> EndedRequests {
     let sum = |rows: &mut dyn Iterator<Item = &EndedRequests>| {
         rows.fold(EndedRequests::default(), |sum, row| sum.with(*row))

@@ -4,10 +4,10 @@
 //!  watch<targets> ──▶ run: what is due ──▶ tasks: fetch ─▶ exposition ─▶ extract ──▶ run ──▶ mpsc<ScrapeEvent>
 //!  picks ───────────▶ (BusyHint)                                (pure)     (pure)    pace, restarts
 //! ```
-//! One loop owns the state of all endpoints. Tasks only fetch and parse, each within a deadline;
-//! there is at most one for each endpoint, and at most [`SCRAPES_IN_FLIGHT_MAX`] in all. The
-//! scraper keeps no metrics: the pool decides by `observed_at` whether metrics are too old. A
-//! failed scrape is an event of its own; the old metrics stay valid until they are stale.
+//! One loop owns the state of all endpoints. Tasks only fetch and parse, each within a deadline.
+//! There is at most one task for each endpoint, and at most [`SCRAPES_IN_FLIGHT_MAX`] in total. The
+//! scraper stores no metrics. The pool decides by `observed_at` whether metrics are too old. A
+//! failed scrape is an event of its own. The old metrics stay valid until they are stale.
 
 pub mod engine;
 mod engine_models;
@@ -44,17 +44,17 @@ use extract::RestartWatch;
 use fetch::{FetchHabit, PageFetcher, ScrapedPage};
 use pace::{ScrapeOutcome, ScrapePace};
 
-/// The most scrapes at once. If all 1,024 endpoints of a full pool hang, each occupies a scrape for
-/// the deadline (1 s) and then pauses for 5 s: a sixth of them at any time, so working endpoints
-/// are still scraped in time.
+/// The maximum number of scrapes at once. If all 1,024 endpoints of a full pool hang, each of them
+/// occupies a scrape for the deadline (1 s) and then pauses for 5 s. That is a sixth of them at any
+/// time, so working endpoints are still scraped in time.
 pub const SCRAPES_IN_FLIGHT_MAX: usize = 256;
 
-/// Hints that wait to be read. Further hints are dropped: one hint in two seconds is enough for an
-/// endpoint.
+/// The queue length for hints. Further hints are dropped, because one hint in two seconds is enough
+/// for an endpoint.
 const HINTS_MAX: usize = 1024;
 
-/// The time one scrape may take. A page that takes longer would be stale on arrival; llm-d uses the
-/// same limit.
+/// The time one scrape may take. A page that takes longer would be stale when it arrives. llm-d
+/// uses the same limit.
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// The settings of a scraper.
@@ -67,7 +67,7 @@ pub struct ScrapeConfig {
     pub tls: EndpointTls,
 }
 
-/// The report of an endpoint.
+/// The metrics that an endpoint reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScrapedMetrics {
     /// The metrics. At least one of queue, running requests and KV-cache utilization is known.
@@ -76,8 +76,8 @@ pub struct ScrapedMetrics {
     pub process_start: Option<f64>,
     /// The adapters that the engine is known to have, sorted, loaded or not.
     pub adapters: Arc<[Box<str>]>,
-    /// When the answer began to arrive. The page was written just before, so it does not contain
-    /// later picks.
+    /// The time when the answer began to arrive. The page was written just before, so it does not
+    /// include later picks.
     pub observed_at: Instant,
 }
 
@@ -91,8 +91,8 @@ pub enum ScrapeEvent {
     Restarted(EndpointRef),
 }
 
-/// Reports picks to a scraper, so that it scrapes the picked endpoint more often. Cheap; drops
-/// hints when the queue is full.
+/// Reports picks to a scraper, so that it scrapes the picked endpoint more often. A hint is cheap.
+/// Hints are dropped when the queue is full.
 #[derive(Clone, Debug)]
 pub struct BusyHint(mpsc::Sender<EndpointRef>);
 
@@ -108,9 +108,9 @@ pub struct Scraper {
 /// An endpoint and its scrape state.
 struct ScrapeEntry {
     target: ScrapeTarget,
-    /// Distinguishes this entry from an earlier one with the same id.
+    /// Distinguishes this entry from an earlier entry with the same id.
     ticket: u64,
-    /// When the next scrape begins; `None` during a scrape.
+    /// The time when the next scrape begins; `None` during a scrape.
     due: Option<Instant>,
     pace: ScrapePace,
     habit: FetchHabit,
@@ -155,7 +155,7 @@ impl Scraper {
     /// Creates a scraper, the handle for hints, and its counters.
     ///
     /// # Errors
-    /// [`InvalidTls`] when the TLS files cannot be used.
+    /// Returns [`InvalidTls`] when the TLS files cannot be used.
     pub fn try_new(
         config: &ScrapeConfig,
     ) -> Result<(Self, BusyHint, Arc<ScrapeStats>), InvalidTls> {
@@ -178,7 +178,7 @@ impl Scraper {
     }
 
     /// Scrapes until the sender of `targets` or the receiver of `events` is dropped. A receiver
-    /// that does not keep up slows the scraper down.
+    /// that is too slow slows the scraper down.
     pub async fn run(
         mut self,
         mut targets: watch::Receiver<Arc<[ScrapeTarget]>>,
@@ -255,7 +255,8 @@ impl Scraper {
         }
     }
 
-    /// Processes a finished scrape. Returns `None` if its endpoint has been removed meanwhile.
+    /// Processes a finished scrape. Returns `None` if its endpoint has been removed since the
+    /// scrape began.
     fn finish(&self, rows: &mut ScrapeSchedule, done: FinishedScrape) -> Option<ScrapeEvent> {
         let row = rows
             .by_id

@@ -66,7 +66,7 @@ struct EndpointReport {
 struct NeededMetric {
     meaning: MetricMeaning,
     label: &'static str,
-    /// Whether picks depend on it.
+    /// Whether a pick depends on the metric.
     needed: bool,
     /// The features that do not work without it.
     consequence: &'static str,
@@ -247,7 +247,8 @@ async fn check_endpoint(
                 .ok_or_else(|| format!("unknown engine {name:?}; known are {}", known()))?,
         ],
     };
-    // Fetches the page of each candidate engine; the engine with the most metrics found wins.
+    // Fetches the metrics page of each candidate engine, and chooses the engine with the most
+    // metrics found.
     let mut best: Option<EndpointReport> = None;
     let mut last_error = String::new();
     for spec in candidates {

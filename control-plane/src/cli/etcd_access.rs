@@ -60,10 +60,10 @@ pub struct EtcdAccess {
 }
 
 impl EtcdAccess {
-    /// Reads the files and builds the configuration for the etcd members `endpoints`.
+    /// Reads the files and builds the configuration of an etcd client for the members `endpoints`.
     ///
     /// # Errors
-    /// Names the file that cannot be read, or the option that is missing.
+    /// The error names the file that cannot be read, or the option that is missing.
     pub async fn config(self, endpoints: Vec<String>) -> Result<EtcdConfig, String> {
         let Self {
             prefix,

@@ -131,7 +131,7 @@ pub struct RegisterArgs {
 /// Lists instances, and with `watch` keeps printing changes.
 ///
 /// # Errors
-/// Says what failed.
+/// The error says which step failed.
 pub async fn instances(args: InstancesArgs, mut out: impl Write) -> Result<(), String> {
     let ComponentArgs {
         registry,
@@ -200,7 +200,7 @@ async fn discovery_of(
     registry: RegistryArgs,
     access: EtcdAccess,
 ) -> Result<Box<dyn ServiceDiscovery>, String> {
-    // What is listed gets no request from here.
+    // A listed instance gets no request from this program, so every address is allowed.
     let local = LocalAddresses::Allowed;
     Ok(match (registry.directory, registry.kubernetes) {
         (Some(folder), _) => Box::new(
@@ -226,7 +226,7 @@ async fn discovery_of(
 /// Registers a process and keeps its readiness and metadata up to date until the future is dropped.
 ///
 /// # Errors
-/// Says what failed.
+/// The error says which step failed.
 pub async fn register(args: RegisterArgs) -> Result<(), String> {
     let ComponentArgs {
         registry,
@@ -254,7 +254,7 @@ pub async fn register(args: RegisterArgs) -> Result<(), String> {
         }
     };
     let client = probing_client()?;
-    // Metadata first, so that no process is ready without its metadata.
+    // Sets the metadata first, so that no process is ready without metadata.
     let mut metadata = match (args.metadata_file, args.metadata_url) {
         (Some(file), _) => MetadataChoice::File(FileWatcher::new(file)),
         (None, Some(url)) => MetadataChoice::Url(url, client.clone()),
@@ -298,7 +298,7 @@ async fn keep_ready(handle: &InstanceHandle, probe: Option<String>, client: &req
     }
 }
 
-/// A client for local requests: no proxy, no redirect.
+/// An HTTP client for local requests, without a proxy and without redirects.
 fn probing_client() -> Result<reqwest::Client, String> {
     let described = || {
         reqwest::Client::builder()
@@ -310,7 +310,7 @@ fn probing_client() -> Result<reqwest::Client, String> {
 }
 
 impl MetadataChoice {
-    /// Sets the first metadata. A file must be valid; a process may still be starting, so this
+    /// Sets the first metadata. A file must be valid. A process may still be starting, so this
     /// waits until the process answers.
     async fn first(&mut self, handle: &InstanceHandle) -> Result<(), String> {
         match self {

@@ -1,5 +1,5 @@
-//! `switchpointd check` on the file of a gateway that calls the ext_proc server: whether the
-//! gateway waits for requests that flow control holds.
+//! `switchpointd check` on the file of a gateway that calls the ext_proc server. It finds out
+//! whether the gateway waits for requests that flow control holds.
 
 use super::schema::SchemaShape;
 use super::yaml::{self, YamlNode, YamlValue};
@@ -9,19 +9,20 @@ use super::{ConfigReport, ItemStatus};
 const FILTER: &str = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor";
 const POLICY: &str = "EnvoyExtensionPolicy";
 
-/// What Envoy waits for an answer where the file does not say it, in ms.
+/// Envoy's default time to wait for an answer, in ms.
 const MESSAGE_TIMEOUT_MS: f64 = 200.0;
 
-/// The longest wait of a request by default, and what the server asks for beyond it, in ms.
+/// The default limit for the time that a request is held, plus the margin that the server adds, in
+/// ms.
 const WAIT_MS: f64 = 65_000.0;
 
-/// Whether the text is such a file.
+/// Whether the text is the file of a gateway.
 #[must_use]
 pub fn is_gateway_file(text: &str) -> bool {
     text.contains(FILTER) || text.contains(POLICY)
 }
 
-/// The report of `check` on such a file.
+/// Returns the report of `check` on the file of a gateway.
 #[must_use]
 pub fn report(text: &str) -> ConfigReport {
     let mut report = ConfigReport::default();
@@ -34,7 +35,7 @@ pub fn report(text: &str) -> ConfigReport {
     report
 }
 
-/// Looks for filters and policies, at any depth.
+/// Looks for ext_proc filters and policies at any depth of the file.
 fn look(node: &YamlNode, report: &mut ConfigReport) {
     match &node.value {
         YamlValue::List(items) => items.iter().for_each(|item| look(item, report)),
@@ -57,7 +58,7 @@ fn look(node: &YamlNode, report: &mut ConfigReport) {
     }
 }
 
-/// In full duplex, Envoy has no limit for an answer.
+/// In full duplex mode, Envoy has no time limit for an answer.
 fn look_at_filter(filter: &YamlNode, report: &mut ConfigReport) {
     if text(filter, &["processing_mode", "request_body_mode"]) == Some("FULL_DUPLEX_STREAMED") {
         return;

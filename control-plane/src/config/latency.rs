@@ -4,7 +4,7 @@
 use scheduler::plugin::ParameterValue;
 use scheduler::{PipelineSpec, registry};
 
-/// The environment variable with the headroom strategy of plugins that set none, as in llm-d.
+/// The environment variable with the default headroom strategy of plugins, as in llm-d.
 pub const STRATEGY_VARIABLE: &str = "HEADROOM_SELECTION_STRATEGY";
 
 const STRATEGY: &str = "headroomSelectionStrategy";
@@ -14,17 +14,17 @@ const STRATEGY: &str = "headroomSelectionStrategy";
 pub struct LatencyOptions {
     /// Whether latency is predicted.
     pub prediction: bool,
-    /// The strategy of plugins that set none.
+    /// The headroom strategy of plugins that do not set one.
     strategy: Option<String>,
 }
 
 // === impl LatencyOptions ===
 
 impl LatencyOptions {
-    /// Creates options with the strategy of the environment, if there is one.
+    /// Creates options with the strategy from the environment variable, if it is set.
     ///
     /// # Errors
-    /// Says that the strategy is unknown.
+    /// Fails if the strategy is unknown.
     pub fn new(prediction: bool, strategy: Option<String>) -> Result<Self, String> {
         let strategy = strategy
             .map(|strategy| strategy.trim().to_lowercase())

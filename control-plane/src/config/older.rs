@@ -1,5 +1,5 @@
 //! Parameters under the names that they had in older versions of llm-d, which its picker still
-//! reads. They are moved to their newer places before anything else looks at the file.
+//! reads. They are moved to their new places before any other code reads the file.
 
 use super::yaml::{YamlKey, YamlNode, YamlValue};
 
@@ -58,14 +58,14 @@ const MOVED: &[(&str, &str, &[&str])] = &[
     ),
 ];
 
-/// A parameter that was moved, or that counts for nothing because the newer one is given too.
+/// A parameter that was moved, or that has no effect because the file also has the newer parameter.
 #[derive(Debug, PartialEq, Eq)]
 pub struct MovedParameter {
-    /// The path of the parameter as the file has it.
+    /// The path of the parameter in the file.
     pub path: String,
     /// Line, from 1.
     pub line: u64,
-    /// The path of the newer one in the parameters.
+    /// The path of the newer name among the parameters.
     pub now: String,
     pub counts: bool,
 }
@@ -85,7 +85,7 @@ pub fn is_older_name(plugin_type: &str, name: &str) -> bool {
         .any(|(of, older, _)| *of == plugin_type && *older == name)
 }
 
-/// Moves every parameter with an older name, and says which.
+/// Moves every parameter with an older name, and returns what was moved.
 pub fn move_parameters(root: &mut YamlNode) -> Vec<MovedParameter> {
     let mut moved = Vec::new();
     let Some(YamlValue::List(plugins)) = root.value_mut("plugins") else {
@@ -115,7 +115,7 @@ pub fn move_parameters(root: &mut YamlNode) -> Vec<MovedParameter> {
     moved
 }
 
-/// Puts a node at the end of the path, unless something is there, or in the way.
+/// Puts a node at the end of the path, unless a value exists there already or the path is blocked.
 fn put(into: &mut YamlValue, way: &[&str], older: &YamlKey, node: YamlNode) -> bool {
     let (YamlValue::Map(entries), Some((name, rest))) = (into, way.split_first()) else {
         return false;

@@ -15,7 +15,7 @@ An endpoint's total is the sum of its scores (0 to 1), each multiplied by its we
 and defaults are llm-d-router's unless the text says otherwise.
 ";
 
-/// The formula of the default scorer, once.
+/// The formula of the default scorer; the page shows it once.
 const COST: &str = "\
 ## The cost of `marginal-cost-scorer`
 
@@ -166,7 +166,7 @@ fn add_table(
     }
 }
 
-/// An answer as one phrase.
+/// Formats an answer as one phrase.
 fn answer(support: ItemSupport) -> String {
     match support {
         ItemSupport::Implemented(what) | ItemSupport::FlowControl(what) => what.to_owned(),

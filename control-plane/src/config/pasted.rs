@@ -1,6 +1,6 @@
-//! What text that is not YAML looks like: most often it was copied from a page or a terminal.
+//! Recognises text that is not YAML because it was copied from a web page or a terminal.
 
-/// Spaces and signs without width that look like a plain space, or like nothing.
+/// Characters without width, and characters that look like a plain space.
 const ODD_SPACES: [char; 8] = [
     '\u{a0}', '\u{2003}', '\u{2007}', '\u{2009}', '\u{200b}', '\u{202f}', '\u{2060}', '\u{3000}',
 ];
@@ -48,7 +48,8 @@ pub fn hint(text: &str) -> Option<String> {
     ))
 }
 
-/// Whether all lines are indented deeper than the first, although that is complete: `key: value`.
+/// Whether all lines are indented deeper than the first one, although the first one is complete
+/// (`key: value`).
 fn is_indented_after_its_first_line(text: &str) -> bool {
     let has_content = |line: &&str| {
         !line.trim().is_empty() && !line.trim_start().starts_with('#') && line.trim_end() != "---"

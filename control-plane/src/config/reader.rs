@@ -25,11 +25,11 @@ mod profiles;
 mod scraping;
 mod sections;
 
-/// The largest plugin name or text parameter, in bytes, so that a pipeline of the size that
+/// The largest plugin name or text parameter, in bytes. With this limit, the largest pipeline that
 /// [`scheduler`] allows fits a message beside a full pool update.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// Reads one file.
+/// Reads one configuration file.
 #[derive(Debug, Default)]
 struct ConfigReader {
     report: ConfigReport,
@@ -255,7 +255,7 @@ impl ConfigReader {
         if closest(name, names.iter().copied()).is_some() {
             return unknown("plugin name", name, names);
         }
-        // A near plugin type: the plugin is not declared, or the name is misspelt.
+        // Names the nearest plugin types too: the plugin may be undeclared, or its name misspelt.
         let types =
             plugin_types().filter(|plugin_type| fits(PluginRole::from_plugin_type(plugin_type)));
         match closest(name, types) {

@@ -9,7 +9,7 @@ use super::yaml::YamlValue;
 /// The answer for an item without a counterpart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ItemSupport {
-    /// Implemented here by something that is not a plugin.
+    /// Switchpoint has this item, but not as a plugin.
     Implemented(&'static str),
     /// Implemented with the feature gate `flowControl`, without effect otherwise.
     FlowControl(&'static str),
@@ -50,10 +50,10 @@ pub struct ReferencePlugin {
 }
 
 const NOT_YET: &str = "not implemented in this version";
-/// Why the plugins of revocation have no effect.
+/// The reason why the plugins of revocation have no effect.
 const EVICTION: &str =
     "enableEviction has this rule: negative priorities only, the lowest first, then the newest";
-/// Why types of older versions are refused, that llm-d-router has no more.
+/// The reason why plugin types that existed only in older versions of llm-d-router are refused.
 const RENAMED: &str = "a type of older versions of llm-d or the Inference Extension";
 const NO_EVENTS: &str = "engines' KV events are not read in this version";
 
@@ -164,14 +164,15 @@ pub struct LlmdParameter {
     pub plugin_type: &'static str,
     /// The path of the parameter.
     pub way: &'static [&'static str],
-    /// The values that say what is done anyway, in lower case without hyphens.
+    /// The values that ask for the behaviour that Switchpoint always has, in lower case without
+    /// hyphens.
     pub usual: &'static [&'static str],
     /// The answer for other values.
     pub support: ItemSupport,
 }
 
 const USUAL: ItemSupport = Implemented("what is done anyway");
-/// Why a parameter of `prefix-cache-scorer` is refused.
+/// The reason why a parameter of `prefix-cache-scorer` is refused.
 const IN_THE_PRODUCER: &str = "a parameter of approx-prefix-cache-producer since llm-d-router v0.9";
 const NO_TOKENIZER: ItemSupport = Refused(
     "no external tokenizer is called",
@@ -226,9 +227,10 @@ pub const PARAMETERS: &[LlmdParameter] = &[
 /// The first words of the doc of a parameter that is checked but has no effect.
 pub const NO_EFFECT: &str = "no effect: ";
 
-/// Parameters that name something else in the file: type (empty: any), path of the parameter, and
-/// what it names. All of them lead from a handler to its deciders and profiles, or from a scorer to
-/// its producer. No reference leads back, so a cycle always contains a reference of the wrong kind.
+/// The parameters that name another item of the file: plugin type (empty: any), path of the
+/// parameter, and kind of the named item. Each of them leads from a handler to its deciders and
+/// profiles, or from a scorer to its producer. No reference leads back, so a cycle always contains
+/// a reference of the wrong kind.
 pub const REFERENCES: &[(&str, &[&str], ParameterReference)] = &[
     ("disagg-profile-handler", &["deciders", "prefill"], DECIDER),
     ("disagg-profile-handler", &["deciders", "encode"], DECIDER),

@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use super::yaml::{YamlKey, YamlNode, YamlValue};
 
-/// The most names listed for an unknown name without a near match.
+/// The maximum number of names listed for an unknown name without a near match.
 const NAMES_LISTED_MAX: usize = 12;
 
-/// The output of `check`; the daemon also uses it to decide whether a file can be used.
+/// The output of `check`. The daemon also uses it to decide whether it can use a file.
 #[derive(Debug, Default, Serialize)]
 pub struct ConfigReport {
     /// The answer for each item, in the order of the file.
@@ -43,7 +43,7 @@ pub enum ItemStatus {
     NoEffect,
     /// The item would change decisions and is not available.
     Refused,
-    /// The item, or its absence, is likely to do harm.
+    /// The item, or the lack of it, is likely to cause problems.
     Warning,
 }
 
@@ -126,7 +126,8 @@ impl ConfigReport {
             .any(|item| item.status == ItemStatus::Refused)
     }
 
-    /// Everything that prevents the use of the file, one line each, starting with the file's name.
+    /// All problems that prevent the use of the file, one line each, starting with the name of the
+    /// file.
     #[must_use]
     pub fn complaints(&self, file: &str) -> String {
         let errors = self
@@ -253,7 +254,7 @@ impl ConfigItem {
 
 // === impl ConfigProblem ===
 
-/// The message after its path, if it has one.
+/// Formats the message after its path, if it has a path.
 impl fmt::Display for ConfigProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.path.is_empty() {

@@ -31,7 +31,7 @@ pub struct ResolvedProfile {
     pub plugins: Vec<ResolvedProfilePlugin>,
 }
 
-/// A plugin's part in a profile.
+/// The role of a plugin in a profile.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedProfilePlugin {
     pub name: String,
@@ -55,17 +55,17 @@ pub struct ResolvedPlugin {
     pub needs: Vec<String>,
 }
 
-/// A parameter with the value in force.
+/// A parameter with its current value.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedParameter {
     pub name: &'static str,
     /// The value from the file, else the default; null if there is neither.
     pub value: serde_json::Value,
-    /// Whether the file sets it.
+    /// Whether the file sets the parameter.
     pub given: bool,
 }
 
-/// The plugins that every pipeline has, with the type used if none is declared.
+/// The kinds of plugins that every pipeline has, with the type used if none is declared.
 const ALWAYS: [(PluginKind, &str); 3] = [
     (PluginKind::ProfileHandler, "single-profile-handler"),
     (PluginKind::Picker, "max-score-picker"),
@@ -75,7 +75,8 @@ const ALWAYS: [(PluginKind, &str); 3] = [
 /// The detector with flow control if none is declared.
 const FLOW_DETECTOR: &str = "backlog-detector";
 
-/// Producers that llm-d creates for consumers: type, and the state that they produce.
+/// The producers that llm-d creates for their consumers: plugin type, and the state that it
+/// produces.
 const PRODUCERS: [(&str, RequiredState); 4] = [
     ("predicted-latency-producer", RequiredState::Latency),
     ("approx-prefix-cache-producer", RequiredState::PrefixIndex),
@@ -117,7 +118,7 @@ impl ResolvedConfig {
         make(!spec.profiles.iter().all(has_picker), picker);
         make(spec.saturation_detector.is_empty(), detector);
         for (producer, state) in PRODUCERS {
-            // A producer may need another one later in the list.
+            // One producer may need another one that comes later in the list.
             let needed = plugins
                 .iter()
                 .any(|plugin| plugin.needs.contains(&state.to_string()));

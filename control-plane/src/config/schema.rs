@@ -41,16 +41,17 @@ pub struct SchemaField {
     /// The value.
     pub shape: SchemaShape,
     pub required: bool,
-    /// The answer for the field; `None` if the function that reads it, or its own fields, give one.
+    /// The answer for the field. `None` if the function that reads the field, or the fields inside
+    /// it, give an answer.
     pub fate: Option<ItemSupport>,
-    /// The only dialect that has the field, and the path of the counterpart in the other (`""`:
-    /// none).
+    /// The only dialect that has the field, and the path of its counterpart in the other dialect
+    /// (`""`: none).
     pub only: Option<(ConfigDialect, &'static str)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub enum SchemaShape {
-    /// Read by a function of its own, not by the table.
+    /// A function of its own reads the value, not the table.
     Own,
     /// true or false.
     Flag,
@@ -249,7 +250,7 @@ const DETECTOR: SchemaShape = Map(&[optional(
     "pluginRef",
     PluginRole::Scheduling(PluginKind::Detector),
 )]);
-/// With the thresholds that it had in the Inference Extension up to v1.4.
+/// The detector with the thresholds that it had in the Inference Extension up to v1.4.
 const OLDER_DETECTOR: SchemaShape = Map(&[
     optional("pluginRef", PluginRole::Scheduling(PluginKind::Detector)),
     field("queueDepthThreshold", Integer, THRESHOLD),

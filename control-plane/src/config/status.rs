@@ -1,5 +1,5 @@
-//! The status of a pool's configuration: what is in force and since when, and why newer content of
-//! the file is not in force.
+//! The status of a pool's configuration: the current one and its start, and the reason why newer
+//! content of the file is not used.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -9,33 +9,33 @@ use std::time::SystemTime;
 pub struct ConfigStatus {
     /// The file; `None` means the default pipeline.
     pub file: Option<Arc<str>>,
-    /// The text in force, where it is known.
+    /// The text of the current configuration, where it is known.
     pub text: Option<Arc<str>>,
-    /// Since when the current configuration is in force.
+    /// The time when the current configuration came into force.
     pub since: SystemTime,
-    /// When content of the file was last applied, whether or not it changed anything.
+    /// The time when content of the file was last applied, whether or not it changed anything.
     pub taken_at: SystemTime,
-    /// How often content was applied.
+    /// The number of times content was applied.
     pub taken: u64,
-    /// How often content could not be used.
+    /// The number of times content could not be used.
     pub refused: u64,
-    /// Why the newest content is not in force; `None` if it is.
+    /// The reason why the newest content is not used; `None` if it is used.
     pub error: Option<ConfigError>,
 }
 
-/// Why a file's content is not in force.
+/// The reason why the content of a file is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     /// All errors of the content, one line each.
     pub why: String,
-    /// When the content was refused.
+    /// The time when the content was refused.
     pub at: SystemTime,
 }
 
 // === impl ConfigStatus ===
 
 impl ConfigStatus {
-    /// A configuration in force from `now` on.
+    /// Creates the status of a configuration that is in force from `now` on.
     #[must_use]
     pub fn new(file: Option<Arc<str>>, now: SystemTime) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl ConfigStatus {
         }
     }
 
-    /// Records that content cannot be used; the configuration in force stays.
+    /// Records that the new content cannot be used. The current configuration stays.
     pub fn refuse(&mut self, why: String, now: SystemTime) {
         self.refused += 1;
         self.error = Some(ConfigError { why, at: now });

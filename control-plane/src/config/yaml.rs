@@ -44,7 +44,8 @@ pub struct YamlKey {
 /// of templates.
 ///
 /// # Errors
-/// The line where the text stops being YAML, and the reason; or the line of a second document.
+/// Returns the line where the text stops being valid YAML, and the reason. For a second document,
+/// the line where it starts.
 pub fn parse(text: &str) -> Result<YamlNode, (u64, String)> {
     let mut documents = parse_all(text)?.into_iter();
     match (documents.next(), documents.next()) {
@@ -63,7 +64,7 @@ pub fn parse(text: &str) -> Result<YamlNode, (u64, String)> {
 /// Reads any number of documents and drops empty ones.
 ///
 /// # Errors
-/// As [`parse`].
+/// The same as for [`parse`].
 pub fn parse_all(text: &str) -> Result<Vec<YamlNode>, (u64, String)> {
     let spanned: Vec<Spanned<YamlValue>> =
         serde_saphyr::from_multiple_with_options(text, options()).map_err(|e| problem(&e, text))?;
@@ -74,12 +75,12 @@ pub fn parse_all(text: &str) -> Result<Vec<YamlNode>, (u64, String)> {
         .collect())
 }
 
-/// The most nodes that aliases may repeat. Files that people write repeat some hundred; a hostile
-/// one of 445 bytes repeats a million, which takes 0.3 s.
+/// The maximum number of nodes that aliases may repeat. Real files repeat some hundred nodes. A
+/// hostile file of 445 bytes repeats a million, which takes 0.3 s.
 const REPEATED_NODES_MAX: usize = 10_000;
 
-/// Allows numbers that are not finite: the reader of each value refuses them, and refusing them
-/// here would hide all other errors.
+/// Allows numbers that are not finite. The reader of each value refuses them; a refusal here would
+/// hide all other errors.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
@@ -117,7 +118,7 @@ impl YamlNode {
         }
     }
 
-    /// The text, if the value is one.
+    /// Returns the text, if the value is a text.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         match &self.value {
@@ -154,8 +155,9 @@ impl YamlNode {
         way.iter().try_fold(self, |node, name| node.get(name))
     }
 
-    /// The line of the key or list item at the end of a path such as `conditions[1].metric`; if the
-    /// end does not exist, the line of the deepest existing step.
+    /// Returns the line of the key or list item at the end of a path such as
+    /// `conditions[1].metric`. If the path does not exist, returns the line of its deepest existing
+    /// step.
     #[must_use]
     pub fn line_of(&self, way: &str) -> Option<u64> {
         let mut node = self;
@@ -197,7 +199,7 @@ impl YamlValue {
         }
     }
 
-    /// Takes out the entry at the end of this path of keys.
+    /// Removes and returns the entry at the end of this path of keys.
     pub fn take(&mut self, way: &[&str]) -> Option<(YamlKey, YamlNode)> {
         let (Self::Map(entries), Some((name, rest))) = (self, way.split_first()) else {
             return None;

@@ -1,5 +1,5 @@
-//! What only the leader does: it sends state and EDS to proxies, answers KEDA, because proxies
-//! report only to it, and writes the files that the next leader reads.
+//! The tasks of the leader only. It sends state and EDS to proxies, answers KEDA (because proxies
+//! report only to the leader), and writes the files that the next leader reads.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::state::life::unix_ms;
 use crate::state::shared::DaemonState;
 use crate::state::snapshot_file::SavedState;
 
-/// The tasks of a daemon that leads, beside those of its [`StandbyDaemon`].
+/// The tasks of a leading daemon, in addition to those of its [`StandbyDaemon`].
 #[derive(Debug)]
 pub struct LeadingDaemon {
     /// The address of the state listener (state and EDS).
@@ -41,8 +41,8 @@ pub struct LeadingDaemon {
 // === impl LeadingDaemon ===
 
 impl LeadingDaemon {
-    /// Begins a term, and serves before it returns. The files are read now, because another daemon
-    /// may have written them since this one started.
+    /// Begins to lead, and serves before it returns. The files are read now, because another daemon
+    /// may have written them since this daemon started.
     pub(super) async fn begin(standby: &StandbyDaemon) -> Result<Self, FatalError> {
         let found = begin_term(standby).await;
         let shared = Arc::clone(&standby.shared);
@@ -103,15 +103,15 @@ impl LeadingDaemon {
         self.group.task_ended().await
     }
 
-    /// Ends the term in order: the streams of proxies end, and the files are written a last time.
+    /// Stops leading in order: ends the streams of proxies, and writes the files a last time.
     pub async fn end(self) {
         self.shared.life.set_leads(false);
         self.health.leads(false).await;
         self.group.stop().await;
     }
 
-    /// Ends the term without another write of the snapshot file: if this process stood still for
-    /// long, the next leader has written it already.
+    /// Stops leading without writing the snapshot file again. If this process stood still for long,
+    /// the next leader has already written the file.
     pub async fn lose(self) {
         if let Some(snapshot) = &self.snapshot {
             snapshot.abort();
@@ -120,7 +120,7 @@ impl LeadingDaemon {
     }
 }
 
-/// Begins a term with the files of the leader before this one. Returns its snapshot.
+/// Begins to lead with the files of the previous leader. Returns the snapshot of that leader.
 async fn begin_term(standby: &StandbyDaemon) -> Option<SavedState> {
     let life = &standby.shared.life;
     let found = standby.snapshot.as_ref().and_then(|file| file.load());
@@ -150,9 +150,9 @@ async fn begin_term(standby: &StandbyDaemon) -> Option<SavedState> {
     found
 }
 
-/// The term after `known`, the last one that this daemon knows, and `saved`, that of the snapshot
-/// file. In case the file is lost or old, it is not smaller than the clock: daemons without a
-/// shared file lead one after another.
+/// Returns the term after `known`, the last term that this daemon knows, and after `saved`, the
+/// term in the snapshot file. The term is also at least the clock, in case the file is lost or old:
+/// daemons without a shared file lead one after another.
 fn next_term(known: u64, saved: Option<u64>, unix_ms: u64) -> u64 {
     known.max(saved.unwrap_or(0)).saturating_add(1).max(unix_ms)
 }
@@ -190,8 +190,8 @@ mod tests {
     proptest! {
         #[test]
         fn each_term_is_larger_than_all_before_it(takeovers in prop::collection::vec((0_usize..3, any::<u32>()), 1..40), shared_file: bool) {
-            // What each daemon knows, and its file. With a shared file clocks may be wrong; without
-            // one they must agree.
+            // The terms that each daemon knows, and its file. With a shared file the clocks may be
+            // wrong. Without one they must agree.
             let mut known = [0_u64; 3];
             let mut file = None;
             let mut newest = 0_u64;

@@ -1,11 +1,11 @@
-//! Leader election among several daemons; the others stand by.
+//! Leader election among several daemons. Those that do not lead stand by.
 //!
-//! A standby follows and scrapes its endpoints and answers ext_proc, so that gateways notice no
-//! change of the leader. It serves no proxy: its state listener is closed. When it gets the lease,
-//! its term is newer than all earlier ones, so proxies accept its state. Its slots, generations and
-//! hash secret are its own; with a snapshot file on a shared volume it takes those of the leader
-//! before it. Until its state listener is open, proxies pick as without a daemon. A daemon that
-//! loses the lease closes the state listener, stands by, and campaigns again.
+//! A standby follows and scrapes its endpoints and answers ext_proc, so gateways do not notice a
+//! change of the leader. A standby serves no proxy: its state listener is closed. When a standby
+//! gets the lease, its term is newer than all earlier terms, so proxies accept its state. It uses
+//! its own slots, generations and hash secret. With a snapshot file on a shared volume, it uses
+//! those of the previous leader. Until its state listener is open, proxies pick as if there were no
+//! daemon. A daemon that loses the lease closes the state listener, stands by, and campaigns again.
 
 use std::sync::Arc;
 
@@ -76,10 +76,11 @@ pub struct LeaderLease {
 // === impl LeaseArgs ===
 
 impl LeaseArgs {
-    /// Begins to campaign for the configured lease, if there is one. `life` learns of its renewals.
+    /// Begins to campaign for the configured lease, if there is one. Each renewal is reported to
+    /// `life`.
     ///
     /// # Errors
-    /// [`FatalError::Usage`] if an option or the access to the store is invalid.
+    /// Returns [`FatalError::Usage`] if an option or the access to the store is invalid.
     pub async fn want(self, life: Arc<DaemonLife>) -> Result<Option<LeaderLease>, FatalError> {
         let Self {
             lease_kubernetes,
@@ -110,8 +111,8 @@ impl LeaseArgs {
                 Box::new(EtcdLease::new(config, &lease_name).map_err(FatalError::Usage)?)
             }
         };
-        // The random suffix keeps two processes of one name from both leading: the next container
-        // of a pod has the same name.
+        // The random suffix prevents two processes of one name from leading at the same time: the
+        // next container of a pod has the same name.
         let me = format!("{lease_identity}_{:016x}", rand::random::<u64>());
         let (leads, follow) = watch::channel(false);
         let (stop, stopped) = oneshot::channel::<()>();
@@ -137,7 +138,7 @@ impl LeaderLease {
     /// Stands by until this daemon holds the lease.
     ///
     /// # Errors
-    /// [`FatalError::CampaignEnded`] when the campaign ended without the lease.
+    /// Returns [`FatalError::CampaignEnded`] when the campaign ended without the lease.
     pub async fn won(&mut self) -> Result<(), FatalError> {
         self.leads
             .wait_for(|leads| *leads)
@@ -161,7 +162,7 @@ impl LeaderLease {
 /// Stands by until this daemon holds `lease`; without one it leads at once.
 ///
 /// # Errors
-/// [`FatalError::CampaignEnded`] when the campaign ended without the lease.
+/// Returns [`FatalError::CampaignEnded`] when the campaign ended without the lease.
 pub async fn won(lease: &mut Option<LeaderLease>) -> Result<(), FatalError> {
     match lease {
         Some(lease) => lease.won().await,

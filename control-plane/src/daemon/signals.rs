@@ -4,8 +4,8 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Receives the signals from its creation on. A signal that arrives while the daemon starts is kept
-/// and obeyed later; it does not kill the process.
+/// Receives signals as soon as it is created. A signal that arrives while the daemon starts is kept
+/// and handled later. It does not kill the process.
 #[derive(Debug)]
 pub struct SignalWatch {
     terminate: Signal,
@@ -18,7 +18,7 @@ impl SignalWatch {
     /// Begins to listen.
     ///
     /// # Errors
-    /// The error of the operating system if a handler cannot be installed.
+    /// Returns the error of the operating system if a handler cannot be installed.
     pub fn listen() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,

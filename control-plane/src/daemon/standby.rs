@@ -1,8 +1,8 @@
 //! The part of the daemon that runs with and without the lease: it follows its pools, scrapes their
 //! endpoints, answers ext_proc and probes, and learns.
 //!
-//! The slots, generations and hash secret of a standby are its own. Only its ext_proc server uses
-//! them until it leads. Generations are random, so those of two daemons differ.
+//! A standby has its own slots, generations and hash secret. Only its ext_proc server uses them
+//! until the daemon leads. Generations are random, so those of two daemons differ.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -45,10 +45,11 @@ use super::LeadingDaemon;
 use super::signals::SignalWatch;
 use super::tasks::TaskGroup;
 
-/// How often a daemon that stops looks whether replies still pass through it.
+/// The interval at which a stopping daemon checks whether replies still pass through it.
 const REPLY_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A running daemon that does not lead, or the part of a leader that goes on when it stops leading.
+/// A running daemon that does not lead, or the part of a leader that continues when it stops
+/// leading.
 #[derive(Debug)]
 pub struct StandbyDaemon {
     /// The address of the admin routes.
@@ -62,9 +63,9 @@ pub struct StandbyDaemon {
     /// Traffic of the last hour.
     pub traffic: Arc<TrafficRecorder>,
     ext_proc: Option<Arc<ExtProcServer>>,
-    /// Where the leader serves state, and how that is protected.
+    /// The address where the leader serves state, and the protection of that listener.
     pub(super) listen_state: (SocketAddr, ServerTls),
-    /// Where the leader serves the scaler, and what it answers.
+    /// The address where the leader serves the scaler, and the signals that it answers with.
     pub(super) scaler: (OptionalAddress, Arc<ScalingSignals>),
     pub(super) snapshot: Option<Arc<SnapshotFile>>,
     pub(super) models: Option<Arc<ModelFile>>,
@@ -75,23 +76,23 @@ pub struct StandbyDaemon {
 // === impl StandbyDaemon ===
 
 impl StandbyDaemon {
-    /// The terms of the daemon.
+    /// Returns the leader terms of the daemon.
     pub fn life(&self) -> Arc<DaemonLife> {
         Arc::clone(&self.shared.life)
     }
 
-    /// Starts everything but what only a leader does, and serves before it returns.
+    /// Starts all tasks except those of a leader, and serves before it returns.
     ///
     /// # Errors
-    /// [`FatalError::Usage`] when pools, sources or files are invalid, or a listener would be exposed
-    /// without protection; [`FatalError::Listen`] when one cannot be opened.
+    /// Returns [`FatalError::Usage`] if pools, sources or files are invalid, or if a listener would
+    /// be exposed without protection. [`FatalError::Listen`] if a listener cannot be opened.
     pub async fn start(args: ServeArgs) -> Result<Self, FatalError> {
         for warning in exposure::check(&args).map_err(FatalError::Usage)? {
             tracing::warn!("{warning}");
         }
         let sources = follow_sources(&args).await?;
         let mut group = TaskGroup::new();
-        // Probes are answered while the pools are read, which may take seconds each.
+        // Answers probes while the pools are read, because each pool may take seconds.
         let monitoring = MonitoringServer::open(&args, &mut group.tasks, &group.shutdown).await?;
         let ServeArgs {
             snapshot_file,
@@ -169,7 +170,7 @@ impl StandbyDaemon {
         self.group.task_ended().await
     }
 
-    /// Gives the endpoints of each pool the slots and generations that another leader gave them.
+    /// Gives the endpoints of each pool the slots and generations that they had at another leader.
     pub(super) async fn adopt(&self, saved: &SavedState) {
         for (name, pool) in &saved.pools {
             if let Some(adoptions) = self.adoptions.get(name.as_str()) {
@@ -178,14 +179,14 @@ impl StandbyDaemon {
         }
     }
 
-    /// Reports for good that this daemon is not ready, so that gateways call another one.
+    /// Reports permanently that this daemon is not ready, so that gateways call another daemon.
     pub async fn stop_ready(&self) {
         self.monitoring.health.stop_ready().await;
     }
 
-    /// Answers ext_proc for `drain`, because a gateway calls this daemon until it has learned that
-    /// it is not ready. Then waits at most for `replies` until no exchange is open. Another signal
-    /// ends both.
+    /// Answers ext_proc for the time `drain`, because a gateway calls this daemon until it has
+    /// learned that the daemon is not ready. Then waits until no exchange is open, for at most the
+    /// time `replies`. A second signal ends both waits.
     pub async fn drain(&self, drain: Duration, replies: Duration, signals: &mut SignalWatch) {
         tracing::info!(
             ?drain,
@@ -219,7 +220,7 @@ impl StandbyDaemon {
     }
 }
 
-/// The configured pools, and their sources, which are followed from now on.
+/// Returns the configured pools and their sources, and follows the sources from now on.
 async fn follow_sources(
     args: &ServeArgs,
 ) -> Result<Vec<(PoolSource, FollowedEndpoints)>, FatalError> {
@@ -239,7 +240,8 @@ async fn follow_sources(
     Ok(sources)
 }
 
-/// The tables of a daemon with these pools; those of the file belong to the leader before it.
+/// Creates the tables of a daemon with these pools. The tables in the file belong to the previous
+/// leader.
 fn shared_state(
     saved: Option<&SavedState>,
     pools: &[PoolTask],
@@ -256,7 +258,7 @@ fn shared_state(
     Ok(DaemonState::new(term, secret, scrapers, clients))
 }
 
-/// Starts the learners. Returns the file of their models, if there is one.
+/// Starts the learners. Returns the file of the learned models, if there is one.
 fn spawn_learning(
     group: &mut TaskGroup,
     shared: &DaemonState,
@@ -280,7 +282,7 @@ fn spawn_traffic(group: &mut TaskGroup, shared: &DaemonState) -> Arc<TrafficReco
     traffic
 }
 
-/// Starts the ext_proc server, or else what reports readiness in its place.
+/// Starts the ext_proc server, or without it the task that reports readiness.
 fn spawn_ext_proc(
     listener: Option<ExtProcListener>,
     group: &mut TaskGroup,
@@ -298,7 +300,7 @@ fn spawn_ext_proc(
     Some(listener.spawn(group, shared, discovery, health))
 }
 
-/// Starts to record what the signals to scale by are made of.
+/// Starts to record the traffic that the scaling signals are computed from.
 fn spawn_signals(
     group: &mut TaskGroup,
     shared: &DaemonState,

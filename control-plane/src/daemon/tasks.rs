@@ -1,4 +1,4 @@
-//! A group of tasks that start, and stop, together.
+//! A group of tasks that start and stop together.
 
 use std::time::Duration;
 
@@ -6,14 +6,15 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::shutdown::{self, Shutdown, ShutdownTrigger};
 
-/// How long tasks may take to stop. Streams end at once; only a scrape or a disk write takes time.
+/// The maximum time that tasks may take to stop. Streams end at once; only a scrape or a disk write
+/// takes time.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Tasks with one shutdown signal. None should end before the signal.
+/// Tasks with one shutdown signal. No task should end before the signal.
 #[derive(Debug)]
 pub struct TaskGroup {
     pub tasks: JoinSet<&'static str>,
-    /// The signal of the tasks.
+    /// The shutdown signal of the tasks.
     pub shutdown: Shutdown,
     trigger: ShutdownTrigger,
 }
@@ -21,7 +22,7 @@ pub struct TaskGroup {
 // === impl TaskGroup ===
 
 impl TaskGroup {
-    /// A group without tasks.
+    /// Creates a group without tasks.
     #[must_use]
     pub fn new() -> Self {
         let (trigger, shutdown) = shutdown::channel();

@@ -13,15 +13,15 @@ use crate::state::peer::Origin;
 
 use super::latency::{ObservationCounts, PredictedTarget, PredictionComparison, PredictionScore};
 
-/// Queue length of a pool's learner, in messages: those of a few hundred proxies during one
-/// training.
+/// Queue length of a pool's learner, in messages: enough for the messages of a few hundred proxies
+/// during one training.
 pub(super) const MESSAGES_MAX: usize = 1_024;
 
-/// Further messages, for origins that have at most [`FEW_MESSAGES`] in the queue: an origin that
-/// fills it takes no room from the others.
+/// Room for further messages of origins that have at most [`FEW_MESSAGES`] in the queue. So an
+/// origin that fills the queue takes no room from the others.
 const RESERVED_MESSAGES: usize = 256;
 
-/// The messages of an origin that are few: those of some proxies during one training.
+/// An origin with at most this many messages has few: those of some proxies during one training.
 const FEW_MESSAGES: usize = 16;
 
 /// The learners of all pools: their queues and reports.
@@ -37,7 +37,8 @@ struct LearnerHandle {
     shares: Arc<QueueShares>,
     /// Messages dropped because the queue was full.
     overrun: Arc<AtomicU64>,
-    /// Whether the learner takes the models of a proxy. Its queue has at most one of them.
+    /// Whether the learner accepts learned models from a proxy. The queue has at most one message
+    /// with models.
     wants_models: Arc<AtomicBool>,
     page: Arc<Mutex<LearnerReport>>,
 }
@@ -59,7 +60,7 @@ pub struct ObservationReport {
     pub(super) message: state::Observations,
 }
 
-/// How many messages each origin has in a queue.
+/// The number of messages that each origin has in a queue.
 #[derive(Debug, Default)]
 pub(super) struct QueueShares {
     queued: Mutex<BTreeMap<Origin, usize>>,
@@ -95,9 +96,9 @@ pub struct LearnerReport {
     pub oversized: u64,
     /// Size of the last published message, in bytes.
     pub bytes: usize,
-    /// Whether a latency model is in force.
+    /// Whether a latency model is in use.
     pub predicts: bool,
-    /// More values for the debug page.
+    /// Further values for the debug page.
     pub shown: Value,
 }
 
@@ -107,9 +108,9 @@ pub struct LearnedEndpoint {
     pub prefill_time: Option<f32>,
     /// The time of a decode step, as a multiple of an average endpoint's.
     pub decode_time: Option<f32>,
-    /// Prompt tokens of finished requests whose usage says how many were cached.
+    /// Prompt tokens of finished requests whose usage reports cached tokens.
     pub prompt_tokens: u64,
-    /// How many of these the engine had cached.
+    /// How many of these tokens the engine had cached.
     pub cached_tokens: u64,
 }
 
@@ -151,7 +152,8 @@ impl LearnerDirectory {
         (Self { pools: learners }, desks)
     }
 
-    /// Queues the observations of a process. Never waits; a full queue drops and counts them.
+    /// Queues the observations of a process. Never waits. If the queue is full, observations are
+    /// dropped and counted.
     pub fn enqueue(&self, process_id: u64, origin: &Origin, message: state::Observations) {
         let Some(learner) = self.pools.get(message.pool.as_str()) else {
             return;
@@ -169,7 +171,7 @@ impl LearnerDirectory {
         }
     }
 
-    /// Queues the learned models of a proxy, if the learner of the pool wants any. Never waits; if
+    /// Queues the learned models of a proxy, if the learner of the pool wants any. Never waits. If
     /// the queue is full, the models of the next proxy are taken.
     pub fn enqueue_models(&self, models: state::LearnedModels) {
         let Some(learner) = self.pools.get(models.pool.as_str()) else {
@@ -240,7 +242,7 @@ impl QueueShares {
         has_room
     }
 
-    /// A message of the origin has left the queue.
+    /// Records that a message of the origin has left the queue.
     pub(super) fn leave(&self, origin: &Origin) {
         let mut queued = self.lock();
         if let Some(own) = queued.get_mut(origin) {

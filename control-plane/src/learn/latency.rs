@@ -7,9 +7,9 @@
 //!                                        └──▶ calibration ──▶ /metrics, /debug/model        file ◀──▶ the next start
 //! ```
 //! The step model is always learned, because the default policy picks by it. Latencies are
-//! predicted only with `--latency-prediction`. A task owns its learners, so that training and the
-//! rest of the daemon do not delay each other. Messages that arrive during a training wait in a
-//! bounded queue; when it is full they are dropped and counted.
+//! predicted only with `--latency-prediction`. A task owns its learners, so training does not delay
+//! the rest of the daemon, nor the reverse. Messages that arrive during a training wait in a
+//! bounded queue. When the queue is full, they are dropped and counted.
 
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ pub use file::{ModelFile, SavedModel};
 pub use intake::ObservationCounts;
 pub use learning::{LearningSettings, LearningTables, LearningTask};
 
-/// Starts a learner for each pool. `predict` turns on latency prediction; `file`, if any, has the
-/// models of the previous start, and keeps those of this daemon while it leads.
+/// Starts a learner for each pool. `predict` turns on latency prediction. `file`, if any, has the
+/// models of the previous start, and receives the models of this daemon while it leads.
 pub fn spawn(
     group: &mut TaskGroup,
     tables: &LearningTables,
@@ -116,7 +116,7 @@ mod tests {
             },
         );
         assert_eq!(desks["p"].overrun.load(Ordering::Relaxed), 5);
-        // Where one origin has filled the queue, another one still has room.
+        // When one origin has filled its part of the queue, another origin still has room.
         let other = Origin {
             certificate: Some("other".into()),
             ..origin

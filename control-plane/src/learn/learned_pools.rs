@@ -15,14 +15,14 @@ use crate::state::peer::Origin;
 pub struct LearnedPools {
     /// The models of each pool; the learning task of the pool writes them.
     pub models: watch::Sender<BTreeMap<Arc<str>, Arc<state::LearnedModels>>>,
-    /// The learners; unset until they are started.
+    /// The learners. They are not set until they are started.
     pub learners: OnceLock<LearnerDirectory>,
 }
 
 // === impl LearnedPools ===
 
 impl LearnedPools {
-    /// The step model of a pool; the default one until it is learned.
+    /// Returns the step model of a pool, or the default model until one is learned.
     #[must_use]
     pub fn step_model(&self, pool: &str) -> Arc<StepModel> {
         let words = self
@@ -33,7 +33,7 @@ impl LearnedPools {
         Arc::new(words.and_then(Result::ok).unwrap_or_default())
     }
 
-    /// How well a pool is learned; `None` before its learner has started.
+    /// Returns how well a pool is learned, or `None` before its learner has started.
     #[must_use]
     pub fn report(&self, pool: &str) -> Option<LearnerReport> {
         self.learners.get()?.report(pool)

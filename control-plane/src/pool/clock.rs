@@ -1,10 +1,11 @@
-//! One moment on both clocks.
+//! One point in time on two clocks.
 
 use std::time::SystemTime;
 
 use tokio::time::Instant;
 
-/// One moment on both clocks: durations use the monotonic clock, reports the wall clock.
+/// One point in time on both clocks. Durations use the monotonic clock, and reports use the wall
+/// clock.
 #[derive(Clone, Copy, Debug)]
 pub struct WallAndMonotonic {
     /// The monotonic clock.

@@ -7,9 +7,10 @@
 //! etcd: {endpoints: ["https://etcd-0:2379"], namespace: dynamo, components: [{name: decode}], access: {user: u, passwordFile: f, caFile: ca.pem}}
 //! directory: {path: /run/switchpoint, namespace: dynamo, components: [{name: decode}]}
 //! ```
-//! `metadata` is `preferred` (fetched, but an instance without metadata is routed too), `required`
-//! or `ignored`. The default of an InferencePool is `ignored`, because its pods are plain model
-//! servers. A component's `role` becomes the label that the disaggregation plugins read.
+//! The key `metadata` has three values: `preferred` (metadata is fetched, but an instance without
+//! it is routed too), `required`, and `ignored`. The default for an InferencePool is `ignored`,
+//! because its pods are plain model servers. A component's `role` becomes the label that the
+//! disaggregation plugins read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,13 +31,13 @@ use tokio::sync::watch;
 use crate::cli::etcd_access::EtcdAccess;
 use crate::pool::objects::PoolName;
 
-/// The label with the stages that an endpoint serves, as in llm-d.
+/// The label that names the stages an endpoint serves, as in llm-d.
 const ROLE_LABEL: &str = "llm-d.ai/role";
 
 /// The default Kubernetes namespace.
 const KUBE_NAMESPACE_DEFAULT: &str = "default";
 
-/// The most components of one pool: encode, prefill, decode and their variants.
+/// The maximum number of components of one pool: encode, prefill, decode and their variants.
 const COMPONENTS_MAX: usize = 16;
 
 /// The discovery source of a pool.
@@ -50,7 +51,7 @@ pub enum DiscoverySource {
     Etcd(EtcdSource),
 }
 
-/// How the operator set up discovery.
+/// The discovery settings of the operator.
 #[derive(Debug, Default)]
 pub struct DiscoverySetup {
     /// The protocol of Envoy's clusters towards model servers, from the command line.
@@ -100,7 +101,7 @@ pub struct EtcdSource {
     components: Vec<ComponentRow>,
 }
 
-/// The endpoints of a pool, followed.
+/// The endpoints of a pool, with the channel of their changes.
 pub struct FollowedEndpoints {
     /// Complete sets of instances, one for each change.
     pub changes: SetChanges,
@@ -134,10 +135,10 @@ enum ApiVersion {
     V1Alpha2,
 }
 
-/// Opens a discovery source; does not wait for its backend. Must be called in a Tokio runtime.
+/// Opens a discovery source without waiting for its backend. Must be called in a Tokio runtime.
 ///
 /// # Errors
-/// Says which setting is invalid.
+/// The error says which setting is invalid.
 pub async fn open(
     source: DiscoverySource,
     local: LocalAddresses,
@@ -197,7 +198,7 @@ pub async fn open(
 // === impl DiscoverySource ===
 
 impl DiscoverySource {
-    /// The Kubernetes namespace of a source in Kubernetes.
+    /// Returns the Kubernetes namespace of a source in Kubernetes.
     #[must_use]
     pub fn kube_namespace(&self) -> Option<&str> {
         let (Self::Kubernetes(KubernetesSource { kube_namespace, .. })
@@ -208,7 +209,8 @@ impl DiscoverySource {
         Some(kube_namespace.as_deref().unwrap_or(KUBE_NAMESPACE_DEFAULT))
     }
 
-    /// The name of the InferencePool, if the source is one. Objects name the pool by it.
+    /// Returns the name of the InferencePool, if the source is one. Objects name the pool by this
+    /// name.
     #[must_use]
     pub fn inference_pool(&self) -> Option<PoolName> {
         let Self::InferencePool(InferencePoolSource { name, .. }) = self else {
@@ -319,7 +321,7 @@ pub fn compare_protocols(setup: &DiscoverySetup) {
     }
 }
 
-/// Calls `log` at each change of a part of the status. Ends with the source.
+/// Calls `log` at each change of a part of the status. Ends when the source ends.
 async fn each_change<T: Clone + PartialEq>(
     mut status: watch::Receiver<BackendStatus>,
     part: impl Fn(&BackendStatus) -> Option<T>,
@@ -336,7 +338,7 @@ async fn each_change<T: Clone + PartialEq>(
     }
 }
 
-/// The protocol in the spelling of an InferencePool.
+/// Returns the protocol as an InferencePool spells it.
 #[must_use]
 pub fn app_protocol(protocol: AppProtocol) -> &'static str {
     match protocol {
@@ -359,7 +361,7 @@ pub fn picker(service: &PickerService) -> String {
     )
 }
 
-/// The failure mode in the spelling of an InferencePool.
+/// Returns the failure mode as an InferencePool spells it.
 #[must_use]
 pub fn failure_mode(mode: PickerFailureMode) -> &'static str {
     match mode {

@@ -32,7 +32,7 @@ const METRICS_PUBLISH_INTERVAL: Duration = Duration::from_millis(25);
 /// down.
 pub const SCRAPE_EVENTS_MAX: usize = 1024;
 
-/// Tells the event loop of a pool which slots and generations the leader before gave out.
+/// Reports to the event loop of a pool the slots and generations that the previous leader assigned.
 #[derive(Clone, Debug)]
 pub struct AdoptionSender(mpsc::Sender<Adoption>);
 
@@ -40,15 +40,15 @@ pub struct AdoptionSender(mpsc::Sender<Adoption>);
 #[derive(Debug)]
 pub struct Adoption {
     endpoints: Vec<(EndpointRef, Instance)>,
-    /// Answered when the pool has published them.
+    /// Answered after the pool has published these endpoints.
     done: oneshot::Sender<()>,
 }
 
-/// A pool and the sources that feed it.
+/// A pool, and the sources that it gets its data from.
 #[derive(Debug)]
 pub struct PoolFeed {
     pub pool: Pool,
-    /// Where views are published.
+    /// The table where views are published.
     pub views: Arc<PoolTable>,
     /// The updates that proxies acknowledged.
     pub proxies: Arc<ProxyTables>,
@@ -60,14 +60,14 @@ pub struct PoolFeed {
     pub config: Option<ConfigFile>,
     /// The pool's objects, if they come from files.
     pub objects: Option<ObjectsFile>,
-    /// Slots and generations of another leader.
+    /// Slots and generations that another leader assigned.
     pub adoptions: mpsc::Receiver<Adoption>,
 }
 
 // === impl AdoptionSender ===
 
 impl AdoptionSender {
-    /// A channel to a pool. A daemon adopts once per term, so one place is enough.
+    /// A channel to a pool. A daemon adopts once per term, so a channel of one place is enough.
     #[must_use]
     pub fn channel() -> (Self, mpsc::Receiver<Adoption>) {
         let (sender, receiver) = mpsc::channel(1);
@@ -223,7 +223,7 @@ impl PoolFeed {
     }
 }
 
-/// The last published state.
+/// The state that was published last.
 #[derive(Debug)]
 struct LastPublished {
     revision: u64,

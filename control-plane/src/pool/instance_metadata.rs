@@ -8,15 +8,15 @@ use scheduler::EndpointMetrics;
 
 use crate::scrape::BASE_MODELS_MAX;
 
-/// The most bytes of model names in one pool; each set of names counts once. As for objects, this
-/// is a quarter of the largest message to a proxy.
+/// The maximum number of bytes of model names in one pool. Each set of names counts once. As for
+/// objects, this is a quarter of the largest message to a proxy.
 pub const MODEL_NAMES_BYTES_MAX: usize = 1 << 20;
 
-/// The attribute with the most requests that an engine runs at once (`max_num_seqs` of its runtime
-/// config).
+/// The attribute with the maximum number of requests that an engine runs at once (`max_num_seqs` of
+/// its runtime config).
 const SEQUENCES_MAX: &str = scheduler::SEQUENCES_MAX_ATTRIBUTE;
 
-/// The attribute with the most tokens in one batch.
+/// The attribute with the maximum number of tokens in one batch.
 const BATCHED_TOKENS_MAX: &str = "max_num_batched_tokens";
 
 /// The metadata of an instance that picking uses.
@@ -75,9 +75,10 @@ impl InstanceMetadata {
         }
     }
 
-    /// The models that the instance serves, with the adapters that its engine is known to have.
+    /// Returns the models that the instance serves, and the adapters that its engine is known to
+    /// have.
     pub(super) fn served(&self, adapters: &Arc<[Box<str>]>) -> Arc<[Box<str>]> {
-        // An instance that names no model serves any.
+        // An instance that names no model serves any model.
         if self.models.is_empty() || adapters.iter().all(|adapter| self.models.contains(adapter)) {
             return Arc::clone(&self.models);
         }
@@ -90,8 +91,8 @@ impl InstanceMetadata {
             .collect()
     }
 
-    /// Returns `metrics` with missing values filled in from the metadata: of an engine that serves
-    /// `adapters`, any other model that the metadata names is a base model.
+    /// Returns `metrics` with missing values filled in from the metadata. For an engine that serves
+    /// `adapters`, any other model in the metadata is a base model.
     pub(super) fn fill_in(
         &self,
         metrics: &EndpointMetrics,
@@ -146,7 +147,7 @@ fn card_block_tokens(metadata: &Metadata) -> Option<u64> {
 // === impl ModelNameBudget ===
 
 impl ModelNameBudget {
-    /// Reserves room for these names. Returns whether there was room.
+    /// Reserves room for these names. Returns whether there was enough room.
     pub(super) fn reserve(&mut self, models: &Arc<[Box<str>]>) -> bool {
         if models.is_empty() || self.sets.contains(models) {
             return true;

@@ -1,4 +1,4 @@
-//! An endpoint in the pool, and a known endpoint that is not in it.
+//! An endpoint in the pool, and a known endpoint outside of it.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -15,7 +15,7 @@ use super::instance_metadata::InstanceMetadata;
 pub struct PoolMember {
     /// Slot and generation.
     pub id: EndpointRef,
-    /// The instance of discovery.
+    /// The instance that discovery reports.
     pub instance: Arc<Instance>,
     /// The metadata that picking uses.
     pub metadata: InstanceMetadata,
@@ -23,13 +23,13 @@ pub struct PoolMember {
     pub adapters: Arc<[Box<str>]>,
     /// Whether proxies get the names of the adapters.
     pub adapters_fit: bool,
-    /// When it joined the pool.
+    /// The time when the endpoint joined the pool.
     pub joined: Instant,
-    /// The first EDS revision with the endpoint's address. For an endpoint that is no host: any
-    /// revision that proxies have already.
+    /// The first EDS revision with the endpoint's address. For an endpoint that is not a host, this
+    /// is any revision that proxies already have.
     pub eds_since: u64,
     pub metrics: MetricsStatus,
-    /// When the variant of [`Self::metrics`] last changed.
+    /// The time when the variant of [`Self::metrics`] last changed.
     pub since: SystemTime,
     pub(super) observed_at: Option<Instant>,
 }
@@ -37,34 +37,34 @@ pub struct PoolMember {
 /// Whether an endpoint's metrics are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsStatus {
-    /// Not scraped yet.
+    /// The endpoint has not been scraped yet.
     Awaited,
-    /// Known and fresh.
+    /// The metrics are known and fresh.
     Fresh,
-    /// Known, but the last scrape failed, for this reason.
+    /// The metrics are known, but the last scrape failed for this reason.
     Failing(String),
-    /// Unknown, for this reason: the last scrape is too old, or no scrape succeeded.
+    /// The metrics are unknown for this reason: the last scrape is too old, or no scrape succeeded.
     Unknown(String),
 }
 
 /// An endpoint that discovery reports but that is not in the pool update.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Absentee {
-    /// The last instance of discovery.
+    /// The last instance that discovery reported.
     pub instance: Arc<Instance>,
-    /// Why it is not in the pool update.
+    /// The reason why the endpoint is not in the pool update.
     pub absence: Absence,
-    /// Since when the endpoint has been absent.
+    /// The time since when the endpoint has been absent.
     pub since: SystemTime,
 }
 
-/// Why an endpoint is not in the pool update.
+/// The reason why an endpoint is not in the pool update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
-    /// The endpoint left discovery or the pool update; its slot stays reserved until the proxies
+    /// The endpoint left discovery or the pool update. Its slot stays reserved until the proxies
     /// have acknowledged the removal.
     Departing(EndpointRef),
-    /// All slots are taken; the endpoint joins when a slot becomes free.
+    /// All slots are taken. The endpoint joins when a slot becomes free.
     NoFreeSlot,
     /// The names of its models exceed the limit of the pool.
     TooManyModels,
@@ -76,7 +76,7 @@ pub enum Absence {
 // === impl PoolMember ===
 
 impl PoolMember {
-    /// The endpoint as the scheduler's type.
+    /// Returns the endpoint as the scheduler's type.
     #[must_use]
     pub fn endpoint(&self, now: Instant) -> Endpoint {
         let age = now.saturating_duration_since(self.joined);
@@ -97,7 +97,7 @@ impl PoolMember {
     }
 
     /// The models that the endpoint serves: those of its metadata, with its adapters. Empty if the
-    /// metadata names none: then it serves any.
+    /// metadata names no model, which means that the endpoint serves any model.
     #[must_use]
     pub fn models(&self) -> Arc<[Box<str>]> {
         if self.adapters_fit {

@@ -9,12 +9,12 @@
 //! ```
 //! `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite` objects, in any number of
 //! files and documents, are read as strictly as a configuration. A pool takes the objects whose
-//! `poolRef` names it: by name and namespace of its `InferencePool` if it has one, else by its own
-//! name. Objects that name no pool of this daemon have no effect; the daemon warns about them.
+//! `poolRef` names it: by name and namespace of its `InferencePool` if it has one, otherwise by its
+//! own name. Objects that name no pool of this daemon have no effect; the daemon warns about them.
 //!
-//! Of two objects with the same name the older one counts. A file gives no age, so
-//! `metadata.creationTimestamp` counts if it is set. Objects without it are younger than objects
-//! with it, in the order of files (by name) and documents.
+//! If two objects have the same name, the older one counts. A file does not give the age of an
+//! object, so `metadata.creationTimestamp` counts if it is set. Objects without it count as younger
+//! than objects with it, in the order of files (by name) and documents.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -89,7 +89,7 @@ pub enum ObjectBody {
 pub struct PoolName {
     /// The name in `poolRef` of the objects.
     pub name: Arc<str>,
-    /// The namespace of the objects, which is also that of their pool; `None`: any.
+    /// The namespace of the objects, which is also that of their pool. `None` means any namespace.
     pub namespace: Option<Arc<str>>,
 }
 
@@ -99,7 +99,7 @@ pub struct ObjectSelection {
     pub pool: PoolName,
     /// The names of all pools of the daemon.
     pub served: Arc<[PoolName]>,
-    /// Whether a model that no object and no metadata names is unknown, even without any
+    /// Whether a model that neither an object nor metadata names is unknown, even without any
     /// InferenceModel.
     pub strict_models: bool,
 }
@@ -112,14 +112,14 @@ pub struct PoolObjects {
     pub elsewhere: BTreeMap<String, usize>,
     /// Objects whose pool this daemon does not serve, counted by the name of that pool.
     pub without_pool: BTreeMap<String, usize>,
-    /// Objectives and models that have no effect because of an older one of the same name.
+    /// Objectives and models that have no effect because an older one has the same name.
     pub shadowed: Vec<String>,
 }
 
 /// Follows the objects of a pool.
 pub struct ObjectsFile {
     from: ObjectOrigin,
-    /// The daemon's name of the pool, for messages.
+    /// The pool's name in the daemon, for messages.
     pool: Arc<str>,
     selection: ObjectSelection,
     /// The last objects; `None` if the last read failed.
@@ -128,7 +128,7 @@ pub struct ObjectsFile {
 
 enum ObjectOrigin {
     Files(FileSetWatcher),
-    /// Custom objects of this namespace.
+    /// Custom objects in this namespace of Kubernetes.
     Cluster(String, BoxStream<'static, Result<Vec<Value>, String>>),
 }
 
@@ -170,7 +170,7 @@ const fn custom(group: &'static str, kind: &'static str, plural: &'static str) -
 // === impl PoolObjects ===
 
 impl PoolObjects {
-    /// Logs the objects in force, and those without effect.
+    /// Logs the objects in force and the objects without effect.
     pub fn log(&self, pool: &str) {
         let ObjectsSpec {
             objectives,
@@ -232,7 +232,7 @@ impl ObjectsFile {
     /// Follows the objects in a namespace of Kubernetes. The cluster need not be reachable.
     ///
     /// # Errors
-    /// Says which part of the access to the cluster is missing.
+    /// The error says which part of the access to the cluster is missing.
     pub async fn in_cluster(
         kube_namespace: String,
         pool: Arc<str>,
@@ -251,7 +251,7 @@ impl ObjectsFile {
         })
     }
 
-    /// The source, for messages.
+    /// Returns a description of the source for messages.
     #[must_use]
     pub fn described(&self) -> String {
         match &self.from {
@@ -260,13 +260,13 @@ impl ObjectsFile {
         }
     }
 
-    /// Waits for new objects; the first call returns the current ones. An error says why no object
-    /// can be used. Cancel-safe.
+    /// Waits for new objects; the first call returns the current ones. An error says why the
+    /// objects cannot be used. Cancel-safe.
     pub async fn changed(&mut self) -> Result<PoolObjects, String> {
         loop {
             let found = self.next().await;
             let objects = found.inspect_err(|_| self.last_objects = None)?;
-            // A cluster is listed again every few minutes: unchanged objects are neither returned
+            // A cluster is listed again every few minutes. Unchanged objects are neither returned
             // nor logged again.
             if self.last_objects.as_ref() != Some(&objects) {
                 self.last_objects = Some(objects.clone());
@@ -299,7 +299,8 @@ impl fmt::Debug for ObjectsFile {
     }
 }
 
-/// Selects a pool's objects among all in a namespace. Unreadable objects are skipped and logged.
+/// Selects the objects of a pool among all objects in a namespace. Unreadable objects are skipped
+/// and logged.
 fn of_cluster(
     all: &[Value],
     pool: &str,
@@ -322,11 +323,11 @@ fn of_cluster(
     checked(select(objects, selection), &selection.pool)
 }
 
-/// Selects a pool's objects among those of all files.
+/// Selects the objects of a pool among the objects in all files.
 ///
 /// # Errors
-/// All errors in all files, one line each. One error refuses all files, because an unreadable
-/// object may belong to any pool.
+/// Returns all errors in all files, one line each. One error refuses all files, because an
+/// unreadable object may belong to any pool.
 pub fn of_pool(files: &FileSet, selection: &ObjectSelection) -> Result<PoolObjects, String> {
     let mut objects = Vec::new();
     let mut complaints = Vec::new();
@@ -435,7 +436,7 @@ pub fn holds_objects(text: &str) -> bool {
 // === impl PoolName ===
 
 impl PoolName {
-    /// The pool of this name, for objects of any namespace.
+    /// Creates the name of a pool for objects in any namespace.
     #[must_use]
     pub fn anywhere(name: &str) -> Self {
         Self {
@@ -472,7 +473,7 @@ impl ObjectSelection {
 // === impl PoolObject ===
 
 impl PoolObject {
-    /// The pool that the object names, with the namespace.
+    /// Returns the pool that the object names, with the namespace.
     fn pool_in_full(&self) -> String {
         if self.namespace.is_empty() {
             self.pool.clone()

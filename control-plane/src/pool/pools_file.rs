@@ -9,9 +9,9 @@
 //!   objectsKubernetes: prod
 //! - {name: mixtral, inferencePool: {namespace: prod, name: mixtral}, objectsKubernetes: true}
 //! ```
-//! The file is read once, at start: adding or removing a pool changes Envoy's configuration anyway.
-//! The files that it names are followed. Relative paths start at the daemon's working directory, as
-//! on the command line.
+//! The file is read once, at start, because adding or removing a pool changes Envoy's configuration
+//! anyway. The files that it names are read again when they change. Relative paths start at the
+//! daemon's working directory, as on the command line.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,8 @@ use crate::pool::discovery_source::{
 };
 use crate::pool::objects::{ObjectsSource, PoolName};
 
-/// The most pools of one daemon. Each pool has its own scraper and at most 1,024 endpoints.
+/// The maximum number of pools of one daemon. Each pool has its own scraper and at most 1,024
+/// endpoints.
 pub const POOLS_MAX: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +40,7 @@ pub struct PoolSource {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointsSource {
-    /// A file, followed.
+    /// A file, which is read again when it changes.
     File(PathBuf),
     /// A fixed list of `host:port`.
     List(Vec<String>),
@@ -50,8 +51,8 @@ pub enum EndpointsSource {
 // === impl PoolSource ===
 
 impl PoolSource {
-    /// The name that objects use for the pool: that of its InferencePool if it has one, else the
-    /// name in this file.
+    /// Returns the name that objects use for the pool: the name of its InferencePool if it has one,
+    /// otherwise the name in this file.
     #[must_use]
     pub fn named(&self) -> PoolName {
         let inference_pool = match &self.endpoints {
@@ -95,10 +96,10 @@ enum ObjectsKubernetes {
     Namespace(String),
 }
 
-/// Reads the file at `path`. `given` applies to pools that set no objects of their own.
+/// Reads the file at `path`. `given` is used for pools that set no objects of their own.
 ///
 /// # Errors
-/// Says which entry is invalid and why.
+/// The error says which entry is invalid and why.
 pub async fn read(path: &Path, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
     let text = discovery::file_watcher::read(path)
         .await

@@ -13,10 +13,10 @@ use crate::pool::discovery_source::{self, FollowedEndpoints};
 use crate::pool::objects::ObjectsSource;
 use crate::pool::pools_file::{self, EndpointsSource, PoolSource};
 
-/// The configured pools.
+/// Returns the configured pools.
 ///
 /// # Errors
-/// [`FatalError::Usage`] when the pools file cannot be used.
+/// Returns [`FatalError::Usage`] when the pools file cannot be used.
 pub async fn pools(
     from: EndpointsArgs,
     pool: String,
@@ -45,9 +45,9 @@ pub async fn pools(
 /// Opens the source of a pool's endpoints.
 ///
 /// # Errors
-/// [`FatalError::Usage`] when a host name cannot be resolved, the list is invalid, or a discovery
-/// source cannot be set up. An invalid file or an unreachable cluster is no error: the source is
-/// watched.
+/// Returns [`FatalError::Usage`] when a host name cannot be resolved, the list is invalid, or a
+/// discovery source cannot be set up. An invalid file or an unreachable cluster is not an error,
+/// because the source is watched.
 pub async fn open(
     source: EndpointsSource,
     local: LocalAddresses,
@@ -79,9 +79,9 @@ fn without_components(changes: SetChanges) -> FollowedEndpoints {
     }
 }
 
-/// Resolves `HOST:PORT`. Envoy gets addresses, never names, so that header and host are the same
-/// bytes. A name with several addresses is refused, because it may be several servers or one server
-/// with several addresses.
+/// Resolves `HOST:PORT`. Envoy gets addresses, never names, so the header and the host have the
+/// same bytes. A name with several addresses is refused, because these may be several servers, or
+/// one server with several addresses.
 ///
 /// # Errors
 /// [`FatalError::Usage`] says why the name cannot be used.

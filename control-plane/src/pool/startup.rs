@@ -1,4 +1,4 @@
-//! Start of one pool: its state, its scraper, and the event loop that connects them.
+//! Starts one pool: its state, its scraper, and the event loop that connects them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +21,8 @@ use crate::state::reports::ScraperHandle;
 use crate::state::shared::DaemonState;
 use crate::state::snapshot_file::SavedPool;
 
-/// How long start-up waits for the first objects of a cluster: a reachable API server answers in
-/// milliseconds.
+/// How long start-up waits for the first objects from a cluster. A reachable API server answers
+/// within milliseconds.
 const FIRST_OBJECTS_WAIT: Duration = Duration::from_secs(3);
 
 /// The scrape settings of all pools.
@@ -48,7 +48,8 @@ pub struct PoolTask {
 // === impl PoolTask ===
 
 impl PoolTask {
-    /// Reads everything that must be valid at start. Later, invalid content is only reported.
+    /// Reads all files and settings that must be valid at start. Later, invalid content is only
+    /// reported.
     ///
     /// # Errors
     /// [`FatalError::Usage`] says what is invalid.
@@ -83,8 +84,9 @@ impl PoolTask {
             objects: found,
             objects_file: objects.as_ref().map(|file| file.described().into()),
             staleness_max: scrape.staleness_max,
-            // Random, so that no two starts, and no two daemons of one lease, give the same slot
-            // and generation to different endpoints: they give out thousands of 2^32.
+            // The first generation is random. So no two starts, and no two daemons with one lease,
+            // give the same slot and generation to different endpoints: they use only thousands of
+            // the 2^32 values.
             generation_first: rand::random(),
         });
         pool.set_config_text(compiled.text);
@@ -126,7 +128,8 @@ impl PoolTask {
         )
     }
 
-    /// The pool's name, and the way to give its endpoints the slots of another leader.
+    /// Returns the pool's name, and the sender that gives its endpoints the slots of another
+    /// leader.
     #[must_use]
     pub fn adoptions(&self) -> (Arc<str>, AdoptionSender) {
         (Arc::clone(self.pool.name()), self.adoptions.0.clone())
@@ -165,7 +168,7 @@ impl PoolTask {
     }
 }
 
-/// The first objects of a pool, and the source that follows them.
+/// Returns the first objects of a pool, and the source that reports their changes.
 async fn first_objects(
     source: ObjectsSource,
     pool: &str,
@@ -182,7 +185,8 @@ async fn first_objects(
         let mut objects = ObjectsFile::in_cluster(namespace, pool.into(), selection)
             .await
             .map_err(FatalError::Usage)?;
-        // Start without objects if the cluster does not answer: requests must not wait for it.
+        // Starts without objects if the cluster does not answer, because requests must not wait for
+        // it.
         let found = tokio::time::timeout(FIRST_OBJECTS_WAIT, objects.changed()).await;
         match found.unwrap_or_else(|_| Err("no answer yet".to_owned())) {
             Ok(found) => (objects, found),

@@ -1,4 +1,4 @@
-//! One version of a pool, as its readers see it.
+//! One version of a pool for its readers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::config::ConfigStatus;
 /// The set of hosts that Envoy may connect to: members and departing endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EdsSet {
-    /// Grows with each change of the set; never 0.
+    /// Grows with each change of the set, and is never 0.
     pub revision: u64,
     /// The hosts, sorted.
     pub addresses: Arc<[SocketAddr]>,
@@ -25,7 +25,7 @@ pub struct EdsSet {
 #[derive(Clone, Debug)]
 pub struct PoolView {
     pub name: Arc<str>,
-    /// Grows with each change of members, pipeline or objects; never 0.
+    /// Grows with each change of members, pipeline or objects, and is never 0.
     pub revision: u64,
     /// The endpoints that may be picked, by slot.
     pub members: Arc<[PoolMember]>,
@@ -43,7 +43,7 @@ pub struct PoolView {
     pub eds: EdsSet,
     /// Known endpoints that must not be picked.
     pub absent: Arc<[Absentee]>,
-    /// The next generation. A later start of the daemon must begin at it or above.
+    /// The next generation. A later start of the daemon must begin at this generation or above.
     pub generation_next: u32,
     /// The status of the pool's sources.
     pub sources: SourceStatus,
@@ -53,25 +53,26 @@ pub struct PoolView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceStatus {
     /// Whether the pool has had a complete set of endpoints, from discovery or from the snapshot
-    /// file. Until then it is not served, because proxies would treat it as an empty pool.
+    /// file. Until then the pool is not served, because proxies would treat it as an empty pool.
     pub complete: bool,
     /// Whether discovery has sent a complete set since the start.
     pub synced: bool,
-    /// Why discovery cannot read its source now; the last set stays in force. `None` if it can.
+    /// The reason why discovery cannot read its source now. The last set stays in force. `None` if
+    /// discovery can read the source.
     pub discovery_error: Option<String>,
     /// The status of the configuration.
     pub config: ConfigStatus,
     pub objects: ConfigStatus,
     /// The number of objects whose pool this daemon does not serve, by the name of that pool.
     pub objects_without_pool: Arc<BTreeMap<String, usize>>,
-    /// How often an error of discovery, configuration or objects occurred.
+    /// The number of errors of discovery, configuration or objects.
     pub errors: u64,
 }
 
 // === impl PoolView ===
 
 impl PoolView {
-    /// Gives out the next generation.
+    /// Returns the next generation, which is used once.
     pub(super) fn next_generation(&mut self) -> Generation {
         let next = self.generation_next;
         self.generation_next = next.wrapping_add(1);

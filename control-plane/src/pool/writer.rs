@@ -1,18 +1,17 @@
 //! The state of one pool and its only writer.
 //!
-//! `[ discovery ] -> [ Pool ] <- [ scraper ]`. The pool publishes one [`PoolView`] after another:
-//! an immutable value that readers get by a watch channel, always complete, and only when something
-//! changed.
+//! `[ discovery ] -> [ Pool ] <- [ scraper ]`. The pool publishes one [`PoolView`] after another. A
+//! view is an immutable value that readers get by a watch channel. It is always complete, and is
+//! published only when something changed.
 //!
-//! The life of an endpoint: when discovery reports it, it gets the lowest free slot and a new
-//! generation. When discovery removes it, it leaves the pool update at once, but keeps its slot and
-//! its place in EDS as *departing* until every connected proxy has acknowledged a pool update
-//! without it, or [`ACK_WAIT_MAX`] has passed. So nothing is recorded under a slot that belongs to
-//! another endpoint by then, and no ranked list names a host that Envoy has already removed.
+//! When discovery reports an endpoint, the endpoint gets the lowest free slot and a new generation.
+//! When discovery removes an endpoint, it leaves the pool update at once. It keeps its slot and its
+//! place in EDS as *departing* until every connected proxy has acknowledged a pool update without
+//! it, or [`ACK_WAIT_MAX`] has passed. So nothing is recorded under a slot that already belongs to
+//! another endpoint, and no ranked list names a host that Envoy has removed.
 //!
-//! Readiness comes from discovery. An endpoint without metrics stays routable, with unknown
-//! metrics: a failed scrape does not show that requests fail, and proxies see failing requests
-//! themselves.
+//! Readiness comes from discovery. An endpoint without metrics stays routable with unknown metrics.
+//! A failed scrape does not show that requests fail, and proxies see failing requests themselves.
 
 mod adoption;
 mod eds_hosts;
@@ -37,18 +36,18 @@ use crate::config::ConfigStatus;
 use crate::pool::objects::PoolObjects;
 use crate::scrape::ScrapeEvent;
 
-/// How long a removed endpoint stays in EDS at least: a ranked list picked just before may still
-/// name it at a retry.
+/// The minimum time that a removed endpoint stays in EDS. A ranked list from a pick just before may
+/// still name it in a retry.
 pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
 
-/// How long to wait for the acknowledgement of a removal. A proxy that is silent for this long has
-/// lost its stream or will get the whole state again.
+/// The time to wait for the acknowledgement of a removal. A proxy that is silent for this long has
+/// lost its stream, or will get the whole state again.
 pub const ACK_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The writer of a pool. It is synchronous and takes the time as an argument.
 #[derive(Debug)]
 pub struct Pool {
-    /// The last view. Its members, metrics and absentees are filled in by [`Pool::take_view`].
+    /// The last view. [`Pool::take_view`] fills in its members, metrics and absent endpoints.
     view: PoolView,
     /// The members, sorted by slot.
     members: Vec<PoolMember>,
@@ -67,7 +66,7 @@ struct DepartingHost {
     id: EndpointRef,
     instance: Arc<Instance>,
     at: WallAndMonotonic,
-    /// The revision of the first pool update without it.
+    /// The revision of the first pool update without the endpoint.
     revision: u64,
 }
 
@@ -75,11 +74,11 @@ struct DepartingHost {
 #[derive(Clone, Debug, Default)]
 pub struct PoolSettings {
     pub name: Arc<str>,
-    /// The pipeline until another one is configured.
+    /// The pipeline in use until another one is configured.
     pub pipeline: PipelineSpec,
     /// The configuration file, if any.
     pub config_file: Option<Arc<str>>,
-    /// The objects until others are read.
+    /// The objects in use until others are read.
     pub objects: PoolObjects,
     /// The source of the objects, if any.
     pub objects_file: Option<Arc<str>>,
@@ -149,7 +148,7 @@ impl Pool {
         &self.view.name
     }
 
-    /// Records that discovery cannot read its source; the current set stays.
+    /// Records that discovery cannot read its source. The current set stays.
     pub fn set_discovery_error(&mut self, why: String) {
         if self.view.sources.discovery_error.as_ref() != Some(&why) {
             self.view.sources.discovery_error = Some(why);
@@ -158,7 +157,7 @@ impl Pool {
         }
     }
 
-    /// Applies a new configuration, or records why the newest cannot be used.
+    /// Applies a new configuration, or records why the newest one cannot be used.
     pub fn configure(&mut self, config: Result<PipelineSpec, String>, now: WallAndMonotonic) {
         self.touched = true;
         match config {
@@ -180,13 +179,13 @@ impl Pool {
         }
     }
 
-    /// Keeps the text of the configuration in force, for those who want to vary it.
+    /// Keeps the text of the current configuration, for readers that want to vary it.
     pub fn set_config_text(&mut self, text: Option<Arc<str>>) {
         self.view.sources.config.text = text;
         self.touched = true;
     }
 
-    /// Applies new objects, or records why the newest cannot be used.
+    /// Applies new objects, or records why the newest ones cannot be used.
     pub fn set_objects(&mut self, objects: Result<PoolObjects, String>, now: WallAndMonotonic) {
         self.touched = true;
         match objects {
@@ -310,8 +309,8 @@ impl Pool {
         }
     }
 
-    /// Removes departed endpoints whose removal every proxy has `acknowledged` (by pool revision),
-    /// and gives free slots to endpoints that wait for one.
+    /// Removes departed endpoints after every proxy has `acknowledged` (by pool revision) their
+    /// removal. Gives free slots to endpoints that wait for a slot.
     pub fn settle(&mut self, acknowledged: impl Fn(u64) -> bool, now: WallAndMonotonic) {
         let before = self.departing.len();
         self.departing.retain(|d| {
@@ -332,8 +331,7 @@ impl Pool {
         }
     }
 
-    /// Whether no endpoint is departing, neither from the pool update nor from EDS. Otherwise
-    /// [`Self::settle`] has work.
+    /// Whether no endpoint is leaving the pool update or EDS. Otherwise [`Self::settle`] has work.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.departing.is_empty() && self.hosts.is_settled()
@@ -731,7 +729,7 @@ mod tests {
         Restarted(usize),
         Wait(u64),
         Acknowledge(u64),
-        /// The endpoints at these ports have these slots, in the file of another daemon.
+        /// The endpoints at these ports have these slots in the file of another daemon.
         Adopt(BTreeMap<u16, u16>),
     }
 

@@ -1,4 +1,4 @@
-//! The metadata of a trigger of KEDA: a group of a pool, and its goal.
+//! The metadata of a KEDA trigger, which names a group of a pool and its goal.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use scheduler::ENDPOINTS_MAX;
 use super::EndpointGroup;
 use crate::cli::args::{duration, spare};
 
-/// The keys of a trigger's metadata; KEDA adds its own to those of the operator.
+/// The keys of a trigger's metadata. KEDA adds keys of its own to those of the operator.
 const KEYS: [&str; 9] = [
     "pool",
     "role",
@@ -21,7 +21,7 @@ const KEYS: [&str; 9] = [
     "maxReplicas",
 ];
 
-/// A read trigger.
+/// A trigger that was read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScalingRequest {
     pub pool: String,
@@ -39,7 +39,7 @@ impl ScalingRequest {
     /// needs no pool name.
     ///
     /// # Errors
-    /// Names the key that is missing or invalid.
+    /// The error names the key that is missing or invalid.
     pub fn read<'p>(
         metadata: &BTreeMap<String, String>,
         goal: &ScalingGoal,
@@ -104,7 +104,7 @@ impl ScalingRequest {
     /// The group of the trigger among those of its pool; `None` if the pool has no endpoints.
     ///
     /// # Errors
-    /// Says that several groups, or none, are meant.
+    /// The error says that several groups match, or none.
     pub fn group<'g>(
         &self,
         groups: &'g [EndpointGroup],
@@ -136,7 +136,7 @@ impl ScalingRequest {
     }
 }
 
-/// Whether this is one of [`KEYS`] in another spelling. Other keys may be KEDA's own.
+/// Whether this is one of [`KEYS`] in another spelling. Other keys may belong to KEDA.
 fn is_misspelt(key: &str) -> bool {
     let plain = |key: &str| key.replace(['-', '_'], "").to_ascii_lowercase();
     !KEYS.contains(&key) && KEYS.iter().any(|known| plain(known) == plain(key))

@@ -1,11 +1,11 @@
 //! Metric names by engine: a built-in table, and the configuration that adds to it.
 //!
 //! The engine of an endpoint comes from its label [`ENGINE_LABEL`] (or the older
-//! [`ENGINE_LABEL_OLDER`]), else it is the default engine. A meaning has its names in order of
-//! preference, newest first; the first one on a page is used. The scale of KV-cache utilization is
-//! configured, because it cannot be guessed from a value: 0.5 may be half full or half a
-//! per cent. A configured engine replaces the built-in one of the same name. The format is that of
-//! `engineConfigs` of llm-d's `core-metrics-extractor`.
+//! [`ENGINE_LABEL_OLDER`]). Without a label it is the default engine. A meaning has several metric
+//! names in order of preference, newest first. The first name found on a page is used. The scale of
+//! KV-cache utilization is configured, because it cannot be guessed from a value: 0.5 may be half
+//! full or half a per cent. A configured engine replaces the built-in one of the same name. The
+//! format is that of `engineConfigs` of llm-d's `core-metrics-extractor`.
 
 mod built_in;
 mod config;
@@ -31,20 +31,20 @@ pub const DEFAULT_ENGINE: &str = "vllm";
 /// The longest key of a custom metric, in bytes. The key is sent with the value of every endpoint.
 pub const KEY_BYTES_MAX: usize = 128;
 
-/// The most metrics of one engine: each is one bit of a [`FamilySet`].
+/// The maximum number of metrics of one engine. Each metric is one bit of a [`FamilySet`].
 pub const METRICS_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricMeaning {
     /// A number of the scheduler's table. Its definition says how several series become one number.
     Number(&'static MetricDefinition),
-    /// LoRA adapters, in labels. The value is a time stamp; the newest series counts.
+    /// LoRA adapters, in labels. The value is a timestamp, and the newest series counts.
     Lora,
-    /// Start of the process, in Unix seconds. Of several series the newest counts.
+    /// Start of the process, in Unix seconds. If there are several series, the newest counts.
     ProcessStart,
     /// A counter, which only grows while the engine runs. Several series are added.
     Counter,
-    /// A configured metric, by its position. Of several series the last counts.
+    /// A configured metric, by its position. If there are several series, the last one counts.
     Custom(usize),
 }
 
@@ -55,7 +55,7 @@ pub(super) type FamilySet = u64;
 pub(super) struct EngineMetric {
     pub(super) meaning: MetricMeaning,
     pub(super) spec: MetricSpec,
-    /// The label to read the value from; `None`: the value of the sample.
+    /// The label to read the value from. `None` means the value of the sample.
     pub(super) label: Option<Box<str>>,
 }
 
@@ -71,7 +71,7 @@ pub struct EngineSpec {
     pub(super) kv_scale: f64,
     pub(super) shard_labels: &'static [&'static str],
     pub(super) part_label: Option<&'static str>,
-    /// Metrics of one meaning are in order of preference.
+    /// Metrics with the same meaning are in order of preference.
     pub(super) metrics: Vec<EngineMetric>,
     /// Sorted keys; [`MetricMeaning::Custom`] is an index into them.
     pub(super) custom_keys: Vec<Box<str>>,
@@ -85,13 +85,13 @@ pub struct EngineTable {
     label: Box<str>,
 }
 
-/// Why a configured engine was refused. The configuration has to change.
+/// The reason why a configured engine was refused. The configuration has to change.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidEngine {
     /// `name` is missing or reserved.
     #[error("engineConfigs: the name {0:?} is empty or reserved")]
     Name(String),
-    /// Two engines have one name.
+    /// Two engines have the same name.
     #[error("engineConfigs: engine {0:?} is defined twice")]
     Duplicate(String),
     #[error("engineConfigs: engine {engine:?}: {field}: {source}")]
@@ -99,13 +99,13 @@ pub enum InvalidEngine {
         engine: String,
         /// The field as written in the configuration.
         field: &'static str,
-        /// The error in the spec.
+        /// The error in the metric spec.
         source: InvalidMetricSpec,
     },
     /// The scale is not a positive number.
     #[error("engineConfigs: engine {0:?}: kvUsageScale must be a positive number")]
     Scale(String),
-    /// More than [`METRICS_MAX`] metrics.
+    /// There are more than [`METRICS_MAX`] metrics.
     #[error("engineConfigs: engine {0:?}: more than {METRICS_MAX} metrics")]
     TooManyMetrics(String),
     /// The key of a custom metric is empty, too long or given twice.
@@ -182,8 +182,8 @@ impl EngineTable {
         all
     }
 
-    /// The engine of an endpoint with these labels. A label with an unknown engine counts as
-    /// absent.
+    /// Returns the engine of an endpoint with these labels. A label with an unknown engine counts
+    /// as absent.
     #[must_use]
     pub fn of_labels(&self, labels: &[(Box<str>, Box<str>)]) -> Arc<EngineSpec> {
         let value = |key: &str| labels.iter().find(|(k, _)| &**k == key).map(|(_, v)| &**v);
@@ -195,7 +195,7 @@ impl EngineTable {
 }
 
 impl EngineSpec {
-    /// The series names to request, each once.
+    /// Returns the series names to request, each once.
     #[must_use]
     pub fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self
@@ -208,7 +208,8 @@ impl EngineSpec {
         names
     }
 
-    /// Each meaning with its series names; those of one meaning in order of preference.
+    /// Returns each meaning with its series names. Names with the same meaning are in order of
+    /// preference.
     pub fn looked_for(&self) -> impl Iterator<Item = (MetricMeaning, &str)> {
         self.metrics
             .iter()

@@ -1,12 +1,12 @@
 //! The models of an engine that serves LoRA adapters: the names of its base model, and its
-//! adapters, from its list of models. It does no I/O.
+//! adapters. Both come from the engine's list of models. It does no I/O.
 //!
-//! vLLM and SGLang list a card for each name of the base model and for each adapter. The card of an
-//! adapter names the base model as its `parent`. `root` is where the weights are, so it is the same
-//! for all names of a base model.
+//! vLLM and SGLang list one card for each name of the base model, and one for each adapter. The
+//! card of an adapter names the base model as its `parent`. The `root` of a card is the location of
+//! the weights, so it is the same for all names of a base model.
 //!
-//! The metrics name only the adapters that requests use at that moment. So where the list cannot be
-//! read, an adapter that was in use once stays known until the engine restarts.
+//! The metrics name only the adapters that requests use at that moment. So if the list cannot be
+//! read, an adapter that was used once stays known until the engine restarts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,22 +16,24 @@ use scheduler::LoraMetrics;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-/// The most bytes of a list. A card has some 600 bytes, so this is more than 1,500 adapters.
+/// The maximum number of bytes of a list. A card has about 600 bytes, so a list can have more than
+/// 1,500 adapters.
 pub(super) const MODELS_BYTES_MAX: usize = 1024 * 1024;
 
-/// Time for reading a list. Metrics of the same scrape wait for it, once in [`READ_AFTER`].
+/// The time limit for reading a list. The metrics of the same scrape wait for the list, once in
+/// [`READ_AFTER`].
 pub(super) const MODELS_DEADLINE: Duration = Duration::from_millis(300);
 
-/// How long a list is believed. Adapters come and go without a restart; until the list is read
-/// again, a new one is served only where it is in use.
+/// How long a list counts as current. Adapters come and go without a restart. Until the list is
+/// read again, a new adapter is served only where requests use it.
 const READ_AFTER: Duration = Duration::from_secs(10);
 
-/// How soon a list is read again that lacks an adapter in use: at once would be with each page,
-/// where the engine lists no adapters.
+/// How soon a list is read again that lacks an adapter in use. Reading it at once would mean
+/// reading it with every page, if the engine does not list its adapters.
 const READ_SOON: Duration = Duration::from_secs(1);
 
-/// The most names of a base model, and the longest name, in bytes. Those of base models are sent to
-/// every proxy with the metrics.
+/// The maximum number of names of a base model, and the maximum length of a name in bytes. The
+/// names of base models are sent to every proxy with the metrics.
 pub(crate) const BASE_MODELS_MAX: usize = 16;
 const NAME_BYTES_MAX: usize = 256;
 
@@ -42,7 +44,7 @@ pub(super) struct EngineModels {
     base: Arc<[Box<str>]>,
     /// The adapters, sorted; at most [`MODELS_MAX`].
     adapters: Arc<[Box<str>]>,
-    /// Whether the engine lists its adapters; otherwise they are the adapters that were in use.
+    /// Whether the engine lists its adapters. If not, the adapters are those that were in use.
     is_listed: bool,
     read_at: Option<Instant>,
 }
@@ -63,10 +65,10 @@ struct ListedModel {
 // === impl EngineModels ===
 
 impl EngineModels {
-    /// Takes a list of models; `labelled` is the model of the metrics. An engine that does not fill
-    /// in `parent` may list adapters like base models; so a name with other weights than `labelled`
-    /// is an adapter where that is listed. Without a list, or with an invalid one, what was known
-    /// stays.
+    /// Applies a list of models. `labelled` is the model that the metrics name. An engine that does
+    /// not fill in `parent` may list adapters like base models. So if `labelled` is in the list, a
+    /// name with other weights than `labelled` is an adapter. If there is no list, or an invalid
+    /// one, the known models stay.
     pub(super) fn read(&mut self, list: Option<&[u8]>, labelled: &[Box<str>]) {
         self.read_at = Some(Instant::now());
         let list = list.and_then(|list| serde_json::from_slice::<ModelList>(list).ok());
@@ -103,7 +105,7 @@ impl EngineModels {
     }
 
     /// Adds the names of the base model to those of the metrics, and remembers the adapters in use
-    /// where no list has them.
+    /// if no list contains them.
     pub(super) fn add_to(&mut self, lora: &mut LoraMetrics) {
         let new: Vec<Box<str>> = in_use(lora)
             .filter(|name| !self.is_listed && !self.knows(name))

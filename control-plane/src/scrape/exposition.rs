@@ -1,30 +1,29 @@
 //! Parser of the Prometheus text exposition: bytes in, samples out. It does no I/O.
 //!
 //! No library has all that a scraper of model servers needs. This parser takes chunks as they
-//! arrive and borrows from them. It reads only the name of an unwanted sample (nine in ten lines of
-//! an engine's page are histogram buckets), and stops at the line after the last wanted family. A
-//! bad line is skipped and counted; the rest of the page is still read.
+//! arrive and borrows data from them. It reads only the name of an unwanted sample (nine in ten
+//! lines of an engine's page are histogram buckets), and stops at the line after the last wanted
+//! family. A bad line is skipped and counted; the rest of the page is still read.
 //!
 //! It reads the text format 0.0.4, UTF-8 names in quotes (`{"name",label="x"} 1`), and the sample
 //! lines of OpenMetrics (exemplars are dropped, `# EOF` counts as a comment). Bytes that are not
 //! UTF-8 are passed on unchanged. Comments, HELP and TYPE are skipped: the engine table decides the
 //! meaning of a family.
 //!
-//! Invariant: splitting the same bytes into other chunks changes neither the samples nor the
-//! counts.
+//! Invariant: the division of the bytes into chunks changes neither the samples nor the counts.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use memchr::memchr;
 
-/// The most bytes of one line; a longer line is skipped. The longest real lines have some KB:
-/// `vllm:lora_requests_info` with hundreds of adapter names, and `vllm:cache_config_info` with all
-/// settings as labels. This bounds what is kept between chunks.
+/// The maximum number of bytes of one line. A longer line is skipped. The longest real lines have
+/// some KB: `vllm:lora_requests_info` with hundreds of adapter names, and `vllm:cache_config_info`
+/// with all settings as labels. This limits the memory kept between two chunks.
 pub const LINE_BYTES_MAX: usize = 64 * 1024;
 
-/// The most labels of one sample; `vllm:cache_config_info` has about forty. This bounds the
-/// quadratic search for duplicates.
+/// The maximum number of labels of one sample; `vllm:cache_config_info` has about forty. This
+/// limits the cost of the quadratic search for duplicates.
 pub const LABELS_MAX: usize = 256;
 
 /// A visitor's decision about a sample, after its name.
@@ -49,7 +48,7 @@ pub trait SampleVisitor {
 /// Whether the rest of the page is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParseProgress {
-    /// Feed the next bytes.
+    /// The parser needs more bytes.
     More,
     /// The visitor returned [`LineInterest::Stop`].
     Done,
@@ -58,18 +57,18 @@ pub enum ParseProgress {
 /// Counts of the lines of a page that are not blank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LineCounts {
-    /// All lines, comments included.
+    /// The number of all lines, comments included.
     pub read: u64,
-    /// Lines skipped: malformed, or longer than [`LINE_BYTES_MAX`].
+    /// The number of skipped lines: malformed, or longer than [`LINE_BYTES_MAX`].
     pub skipped: u64,
 }
 
-/// One sample. It borrows everything from its line.
+/// One sample. A sample borrows all its data from its line.
 #[derive(Debug)]
 pub struct MetricSample<'a> {
     /// Name of the series, unescaped.
     pub name: Cow<'a, [u8]>,
-    /// The value; may be NaN or infinite.
+    /// The value, which may be NaN or infinite.
     pub value: f64,
     /// The timestamp as written: milliseconds in the text format, seconds in OpenMetrics.
     pub timestamp: Option<f64>,
@@ -82,7 +81,7 @@ pub struct MetricSample<'a> {
 pub struct ExpositionParser {
     /// The start of a line whose end has not arrived yet.
     carry: Vec<u8>,
-    /// Whether the unfinished line is too long: drop it up to its end.
+    /// Whether the unfinished line is too long, so that it is dropped up to its end.
     overlong: bool,
     done: bool,
     counts: LineCounts,
@@ -227,8 +226,8 @@ impl ExpositionParser {
     }
 }
 
-/// Parses a sample line. `bare` is the length of the unquoted name at the start; 0 if the name is a
-/// quoted one in the braces.
+/// Parses a sample line. `bare` is the length of the unquoted name at the start. It is 0 if the
+/// name is quoted and in the braces.
 fn parse_sample(
     line: &[u8],
     bare: usize,
@@ -255,7 +254,7 @@ fn parse_sample(
     })
 }
 
-/// Parses from after `{` to after `}`. Also returns the span of a quoted metric name among the
+/// Parses the text between `{` and `}`. Also returns the span of a quoted metric name among the
 /// labels.
 fn parse_labels(
     line: &[u8],

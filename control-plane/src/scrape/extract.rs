@@ -2,8 +2,8 @@
 //!
 //! A value that is missing or invalid (NaN, infinite, negative, a share above one) is unknown:
 //! `None`, never zero and never the previous value. One engine process may have several series of a
-//! metric (data-parallel ranks, models, tensor-parallel ranks that all report one scheduler):
-//! [`MetricMeaning`] says how they become one number.
+//! metric: for data-parallel ranks, for models, or for tensor-parallel ranks that all report one
+//! scheduler. [`MetricMeaning`] defines how they become one number.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -16,22 +16,22 @@ use scheduler::{EndpointMetrics, LoraMetrics};
 use super::engine::{EngineMetric, EngineSpec, FamilySet, MetricMeaning};
 use super::exposition::{LineInterest, MetricSample, SampleVisitor};
 
-/// The most schedulers behind one endpoint. Data-parallel deployments have tens; this bounds the
-/// search for a known rank.
+/// The maximum number of schedulers behind one endpoint. Data-parallel deployments have tens; this
+/// bounds the search for a known rank.
 const SHARDS_MAX: usize = 1024;
 
 /// The numbers that describe the load of an engine.
 static LOAD_METRICS: [&MetricDefinition; 3] =
     [&QUEUE_DEPTH, &RUNNING_REQUESTS, &KV_CACHE_UTILIZATION];
 
-/// The most requests that an engine can plausibly report. A larger number is invalid (and would
-/// lose precision as `f32`).
+/// The maximum number of requests that an engine can plausibly report. A larger number is invalid
+/// (and would lose precision as `f32`).
 const REQUESTS_MAX: f64 = 1e7;
 
-/// How far above 1 a utilization may be by rounding and still count as full.
+/// A utilization may exceed 1 by this much because of rounding, and still counts as full.
 const UTILIZATION_ROUNDING: f64 = 0.01;
 
-/// If the start time of the process moves by more than this, in seconds, it is another process.
+/// If the start time of the process changes by more than this, in seconds, it is another process.
 /// Client libraries round within this range.
 const PROCESS_START_TOLERANCE_S: f64 = 0.5;
 
@@ -44,7 +44,7 @@ pub struct PageReading {
     pub process_start: Option<f64>,
     /// The counters, in the order of the engine's table.
     pub(super) counters: Vec<Option<CounterSum>>,
-    /// The metrics of the table whose name is on the page.
+    /// The metrics of the table whose names are on the page.
     pub(super) present: FamilySet,
 }
 
@@ -59,12 +59,12 @@ pub(super) struct CounterSum {
 #[derive(Debug)]
 pub struct Extraction<'e> {
     engine: &'e EngineSpec,
-    /// One for each of the engine's metrics.
+    /// One entry for each metric of the engine.
     cells: Vec<SeriesValues>,
     /// Metrics whose name has been read.
     present: FamilySet,
     base_model: BaseModel,
-    /// Stop when these are complete; `None`: read to the end of the page.
+    /// Reading stops when these are complete. `None` means to read to the end of the page.
     until: Option<FamilySet>,
     last_name: Vec<u8>,
     last: FamilySet,
@@ -93,7 +93,7 @@ pub struct RestartWatch {
 struct SeriesValues {
     /// Scheduler and value, in order of appearance.
     shards: Vec<(u64, f64)>,
-    /// Whether a series has an impossible value. A sum without it would be wrong.
+    /// Whether a series has an impossible value. A sum without this series would be wrong.
     invalid: bool,
     lora: Option<(f64, LoraMetrics)>,
 }
@@ -290,9 +290,9 @@ impl SampleVisitor for Extraction<'_> {
 }
 
 impl RestartWatch {
-    /// Compares a page with the last one; returns whether another process wrote it. A value that
-    /// this page lacks is compared with the next page that has it. A counter with fewer series than
-    /// before may fall without a restart; it only becomes the new reference.
+    /// Compares a page with the previous one, and returns whether another process wrote it. If this
+    /// page lacks a value, the next page that has it is compared instead. A counter with fewer
+    /// series than before may fall without a restart. It only becomes the new reference.
     pub fn observe(&mut self, reading: &PageReading) -> bool {
         let moved = |(old, new): (f64, f64)| (new - old).abs() > PROCESS_START_TOLERANCE_S;
         let mut restarted = self
@@ -423,7 +423,7 @@ impl SeriesValues {
     }
 }
 
-/// The scheduler that a series belongs to; `None`: the series counts by itself.
+/// Returns the scheduler that a series belongs to. `None` means that the series counts by itself.
 fn shard(labels: &[&str], sample: &MetricSample<'_>) -> Option<u64> {
     if labels.is_empty() {
         return None;
@@ -438,7 +438,7 @@ fn shard(labels: &[&str], sample: &MetricSample<'_>) -> Option<u64> {
     Some(hasher.finish())
 }
 
-/// The value in the scheduler's type; `None` if an engine cannot mean it.
+/// Returns the value in the scheduler's type, or `None` if no engine can mean this value.
 fn valid(unit: MetricUnit, value: f64) -> Option<f32> {
     let max = match unit {
         MetricUnit::Requests => REQUESTS_MAX,

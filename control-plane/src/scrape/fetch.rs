@@ -8,11 +8,11 @@
 //!     │  has it more? ──▶ Whole                       └──▶ Filtered
 //!     └─ no: they do not exist, and the filter stays
 //! ```
-//! The filter helps the engine more than the daemon: writing a whole page costs its API server
-//! fifty times the CPU of the needed families. A restart resets this state. `prometheus_client` in
-//! multi-process mode (SGLang; vLLM with several API servers) answers a filter with nothing;
-//! `Whole` is for those servers. Redirects are not followed and proxies of the environment are not
-//! used: the page comes from the endpoint itself.
+//! The filter saves the engine more than the daemon: writing a whole page costs its API server
+//! fifty times the CPU time of the needed families. A restart resets this state.
+//! `prometheus_client` in multi-process mode (SGLang, or vLLM with several API servers) returns an
+//! empty answer to a filter. `Whole` is for those servers. Redirects are not followed, and proxies
+//! from the environment are not used, so the page comes from the endpoint itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,32 +29,32 @@ use super::http_client;
 use super::stats::ScrapeStats;
 use super::target::ScrapeTarget;
 
-/// The most bytes of one page. An engine's page has 40-200 KB and grows with label values. A page a
-/// hundred times as large is an error of the endpoint, and reading it would only waste memory
-/// bandwidth (nothing is stored).
+/// The maximum number of bytes of one page. An engine's page has 40-200 KB and grows with label
+/// values. A page a hundred times as large is an error of the endpoint, and reading it would only
+/// waste memory bandwidth (nothing is stored).
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// The rest of a page after its last wanted family is read if it has at most this many bytes, to
-/// keep the connection: reading that much is cheaper than a new TCP connection.
+/// The rest of a page after its last wanted family is read if it has at most this many bytes.
+/// Reading that much to keep the connection is cheaper than a new TCP connection.
 const DRAIN_BYTES_MAX: usize = 64 * 1024;
 
 /// How long a whole page is assumed to have only the families of its last complete reading. A
-/// family may appear late (LoRA, with its first use).
+/// family may appear late, for example LoRA with its first use.
 const RELEARN_AFTER: Duration = Duration::from_secs(10);
 
-/// When the filter is tried again at an endpoint that ignored it: the proxy in front of it or its
-/// configuration may have changed.
+/// The time to wait before the filter is tried again at an endpoint that ignored it. The proxy in
+/// front of the endpoint, or its configuration, may have changed.
 const FILTER_RETRY: Duration = Duration::from_secs(300);
 
-/// The most bytes of an error's text that are kept for the log.
+/// The maximum number of bytes of an error's text that are kept for the log.
 const DETAIL_BYTES_MAX: usize = 200;
 
-/// The accepted format: the text format only. OpenMetrics costs the engine more to write and has
-/// nothing more that is needed.
+/// The accepted format: the text format only. OpenMetrics costs the engine more to write, and has
+/// no further content that is needed.
 const ACCEPTED: HeaderValue = HeaderValue::from_static("text/plain;version=0.0.4");
 
-/// Why a scrape failed. The cause is the endpoint or the network; the scraper tries again by
-/// itself.
+/// The reason why a scrape failed. The cause is the endpoint or the network. The scraper tries
+/// again by itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FailReason {
     /// The answer was not complete by the deadline.
@@ -75,7 +75,7 @@ pub enum FailReason {
     /// A page longer than [`PAGE_BYTES_MAX`].
     #[error("page longer than {PAGE_BYTES_MAX} bytes")]
     TooLarge,
-    /// The connection ended in the middle, or the answer was not HTTP.
+    /// The connection ended in the middle of the answer, or the answer was not HTTP.
     #[error("answer broke off: {0}")]
     Broken(Box<str>),
     /// A page without any load metric of the engine.
@@ -86,11 +86,12 @@ pub enum FailReason {
 /// How to request metrics from an endpoint, learned from its answers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FetchHabit {
-    /// Since when the whole page is requested; `None`: the filter is used.
+    /// The time since when the whole page is requested. `None` means that the filter is used.
     full_page_since: Option<Instant>,
-    /// Families on the endpoint's last complete page or filtered answer; `None` before the first.
+    /// The families on the endpoint's last complete page or filtered answer; `None` before the
+    /// first one.
     settled: Option<FamilySet>,
-    /// When a whole page was last read to its end.
+    /// The time when a whole page was last read to its end.
     learned_at: Option<Instant>,
 }
 
@@ -98,7 +99,7 @@ pub(super) struct FetchHabit {
 #[derive(Debug)]
 pub(super) struct ScrapedPage {
     pub(super) reading: PageReading,
-    /// When the answer began to arrive; the page was written just before.
+    /// The time when the answer began to arrive. The page was written just before.
     pub(super) observed_at: Instant,
     pub(super) habit: FetchHabit,
 }
@@ -113,7 +114,7 @@ pub(super) struct PageFetcher {
 struct FetchedPage {
     reading: PageReading,
     observed_at: Instant,
-    /// Whether the page was read to its end.
+    /// Whether the whole page was read.
     complete: bool,
 }
 
@@ -147,7 +148,7 @@ impl FailReason {
 }
 
 impl PageFetcher {
-    /// Makes one scrape. The caller limits its time.
+    /// Makes one scrape. The caller limits the duration of a scrape.
     pub(super) async fn scrape(
         &self,
         target: &ScrapeTarget,
@@ -240,7 +241,7 @@ impl PageFetcher {
         Ok((page, habit))
     }
 
-    /// Reads the engine's list of models. An engine without such a list, or one that wants a key
+    /// Reads the engine's list of models. An engine without such a list, or one that requires a key
     /// for it, has none.
     pub(super) async fn models_list(&self, target: &ScrapeTarget) -> Option<Vec<u8>> {
         timeout(MODELS_DEADLINE, self.whole_models_list(target))

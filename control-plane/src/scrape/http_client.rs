@@ -4,15 +4,15 @@ use std::error::Error;
 
 use reqwest::{Client, ClientBuilder, Response};
 
-/// Builds the client that `described` describes. On a system without CA certificates, as in a
-/// minimal image, the client trusts no https server: reqwest loads the certificates when it builds
-/// a client, and most engines use plain HTTP.
+/// Builds the client that the function `described` describes. On a system without CA certificates,
+/// as in a minimal image, the client trusts no https server. The reason is that reqwest loads the
+/// certificates when it builds a client, while most engines use plain HTTP.
 ///
 /// # Errors
-/// The error of reqwest, if the description is invalid.
+/// Returns the error of reqwest, if the description is invalid.
 pub fn build(described: impl Fn() -> ClientBuilder) -> Result<Client, reqwest::Error> {
-    // An error means that a provider is installed already, which is the same one. reqwest needs a
-    // provider for plain HTTP too.
+    // An error means that a provider is already installed, and it is the same provider. reqwest
+    // needs a provider even for plain HTTP.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let error = match described().build() {
         Ok(client) => return Ok(client),
@@ -32,7 +32,7 @@ pub fn build(described: impl Fn() -> ClientBuilder) -> Result<Client, reqwest::E
 /// Reads a body; `None` if it has more than `bytes_max` bytes.
 ///
 /// # Errors
-/// The error of reqwest, if the body is not complete.
+/// Returns the error of reqwest, if the body is not complete.
 pub async fn body(
     mut response: Response,
     bytes_max: usize,
@@ -47,7 +47,7 @@ pub async fn body(
     Ok(Some(body))
 }
 
-/// The innermost cause of an error: the outer ones repeat the URL.
+/// Returns the innermost cause of an error, because the outer ones repeat the URL.
 #[must_use]
 pub fn cause(error: &reqwest::Error) -> String {
     let mut innermost: &dyn Error = error;

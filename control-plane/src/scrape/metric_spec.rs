@@ -14,7 +14,7 @@ pub struct MetricSpec {
     labels: Box<[(Box<str>, Box<str>)]>,
 }
 
-/// Why a spec was refused. The configuration has to change.
+/// The reason why a spec was refused. The configuration has to change.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMetricSpec {
     /// Longer than [`SPEC_BYTES_MAX`].

@@ -1,39 +1,41 @@
-//! When an endpoint is scraped next. Pure: time and chance are arguments.
+//! Decides when an endpoint is scraped next. This module is pure: it takes time and random numbers
+//! as arguments.
 //!
 //! Idle endpoints are scraped every `idle`; endpoints with work, or picked within the last 2 s,
 //! every `busy`. Failing endpoints are scraped less and less often. The exception is an address
-//! where nothing listens: a refused connection costs nothing, and the process that listens there
-//! next has an empty cache and should be noticed soon. The intervals stretch so that at most
-//! [`SCRAPES_PER_SECOND_MAX`] begin in a second, and an endpoint that takes long to answer, mostly
-//! its own CPU time for writing the page, is scraped less often. Picks do not wait for metrics: the
-//! in-flight ledger is newer than any scrape, and KV memory takes seconds to fill or empty. So more
-//! frequent scrapes would not pay.
+//! where no process listens. A refused connection costs nothing, and the process that listens there
+//! next has an empty cache and should be noticed soon. The intervals are stretched so that at most
+//! [`SCRAPES_PER_SECOND_MAX`] scrapes begin in a second. An endpoint that takes long to answer is
+//! scraped less often, because that time is mostly its own CPU time for writing the page. Picks do
+//! not wait for metrics: the in-flight ledger is newer than any scrape, and KV memory takes seconds
+//! to fill or empty. So more frequent scrapes would bring nothing.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The most scrapes begun in a second, over all endpoints of a pool. A scrape costs 0.11 ms of CPU
-/// (0.14 ms for a whole page of 38 KB), so this is 0.07 core.
+/// The maximum number of scrapes begun in a second, over all endpoints of a pool. A scrape costs
+/// 0.11 ms of CPU (0.14 ms for a whole page of 38 KB), so this is 0.07 core.
 pub const SCRAPES_PER_SECOND_MAX: f64 = 500.0;
 
 /// How long an endpoint counts as busy after it last had work or was picked.
 const BUSY_HOLD: Duration = Duration::from_secs(2);
 
-/// The longest pause after failures, which is also the longest delay until a recovery is noticed.
+/// The longest pause after failures. It is also the longest delay until a recovery is noticed.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
 /// The largest share of time that an endpoint may spend on answering when it is scraped more often
-/// than `idle`. `prometheus_client` takes 3.4 ms of the API server's only Python thread for a page
-/// of 38 KB (0.06 ms for the needed families alone), and several times that in multi-process mode.
+/// than `idle`. For a page of 38 KB, `prometheus_client` occupies the API server's only Python
+/// thread for 3.4 ms (0.06 ms for the needed families alone), and for several times that in
+/// multi-process mode.
 const ANSWERING_SHARE_MAX: f64 = 0.05;
 
-/// Pauses vary randomly by this share either way, so that scrapes of endpoints that joined together
-/// spread out.
+/// Pauses vary randomly by this share in both directions, so scrapes of endpoints that joined
+/// together spread out.
 const JITTER: f64 = 0.1;
 
-/// New endpoints are first scraped within this time multiplied by their number, so that a large
-/// pool does not begin all at once.
+/// New endpoints are first scraped within this time multiplied by their number, so the scrapes of a
+/// large pool do not all begin at once.
 const FIRST_SPREAD: Duration = Duration::from_millis(5);
 
 /// How often to scrape.
@@ -51,7 +53,7 @@ pub(super) enum ScrapeOutcome {
     Idle,
     Busy,
     Failed,
-    /// Nothing listens at the address.
+    /// No process listens at the address.
     Away,
 }
 
@@ -66,8 +68,8 @@ pub(super) struct ScrapePace {
 }
 
 impl Default for ScrapeIntervals {
-    /// 1 s idle. 100 ms busy, which is some tens of engine steps; the in-flight ledger covers the
-    /// time between scrapes.
+    /// 1 s for an idle endpoint. 100 ms for a busy one, which is some tens of engine steps: the
+    /// in-flight ledger covers the time between scrapes.
     fn default() -> Self {
         Self {
             idle: Duration::from_secs(1),

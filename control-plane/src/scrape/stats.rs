@@ -13,7 +13,7 @@ pub const DURATION_BUCKETS_MS: [u64; 8] = [1, 2, 5, 10, 25, 100, 250, 1000];
 #[derive(Debug)]
 pub struct ScrapeStats(Mutex<ScrapeCounts>);
 
-/// The counters at one moment.
+/// The counters at a point in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScrapeCounts {
     /// Scrapes finished, successful or not.
@@ -33,8 +33,8 @@ pub struct ScrapeCounts {
     pub restarts: u64,
     /// Time spent in scrapes, in µs.
     pub duration_us: u64,
-    /// Scrapes by duration: one count for each bound of [`DURATION_BUCKETS_MS`], then one for
-    /// longer scrapes. Not cumulative over the buckets.
+    /// Scrapes by duration: one count for each bound of [`DURATION_BUCKETS_MS`], and one for longer
+    /// scrapes. The counts are not cumulative over the buckets.
     pub duration_buckets: Vec<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! The targets of the scraper. A URL is built from parts and always has the endpoint's own host, so
-//! discovery and metadata cannot send the scraper elsewhere.
+//! The targets of the scraper. A URL is built from parts and always has the endpoint's own host. So
+//! discovery and metadata cannot send the scraper to another host.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ const MODELS_PATH: &str = "/v1/models";
 /// One endpoint to scrape.
 #[derive(Clone, Debug)]
 pub struct ScrapeTarget {
-    /// Slot and generation: a new generation is a new target.
+    /// Slot and generation. A new generation is a new target.
     pub id: EndpointRef,
     /// The name of the endpoint, for the log.
     pub name: Arc<str>,
@@ -25,21 +25,21 @@ pub struct ScrapeTarget {
     pub engine: Arc<EngineSpec>,
 }
 
-/// How the metrics of endpoints are found, unless discovery sets it for an endpoint.
+/// Where the metrics of endpoints are found, unless discovery sets it for an endpoint.
 #[derive(Clone, Debug)]
 pub struct MetricsDiscovery {
     pub engines: Arc<EngineTable>,
     pub location: MetricsLocation,
 }
 
-/// Where engines serve their metrics, if not at the location in the engine table.
+/// Where engines serve their metrics, if this differs from the engine table.
 #[derive(Clone, Debug, Default)]
 pub struct MetricsLocation {
     /// Whether to use TLS.
     pub https: bool,
-    /// The port; `None`: the engine's usual port, else the endpoint's own.
+    /// The port. `None` means the engine's usual port, or else the endpoint's own port.
     pub port: Option<u16>,
-    /// The path; `None`: the engine's usual path.
+    /// The path. `None` means the engine's usual path.
     pub path: Option<String>,
 }
 
@@ -48,11 +48,12 @@ pub struct MetricsLocation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricsUrl {
     page: Url,
-    /// At the endpoint's own port, with the scheme of the metrics.
+    /// The URL of the list of models, at the endpoint's own port and with the scheme of the
+    /// metrics.
     models: Url,
 }
 
-/// A path that is not absolute, or has a query or fragment.
+/// A metrics path that is not absolute, or has a query or a fragment.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("metrics path {0:?} must start with / and hold neither query nor fragment")]
 pub struct InvalidMetricsPath(String);
@@ -97,8 +98,8 @@ impl MetricsUrl {
         self.models.clone()
     }
 
-    /// The URL with `?name[]=a&name[]=b`. The Python and Java client libraries answer with only
-    /// those series; others ignore the query.
+    /// Returns the URL with `?name[]=a&name[]=b`. The Python and Java client libraries answer with
+    /// only those series. Other servers ignore the query.
     pub(super) fn filtered(&self, engine: &EngineSpec) -> Url {
         let mut url = self.page.clone();
         url.query_pairs_mut()

@@ -28,7 +28,7 @@ pub struct EndpointTls {
     pub insecure_skip_verify: bool,
 }
 
-/// Why no client could be created. The configuration has to change.
+/// The reason why no client could be created. The configuration has to change.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidTls {
     /// A file cannot be read.

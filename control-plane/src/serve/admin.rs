@@ -1,5 +1,5 @@
-//! The admin listener, for operators, probes and Prometheus. It is on loopback by default and
-//! changes nothing. The metrics listener serves some of these routes.
+//! The admin listener for operators, probes and Prometheus. It listens on loopback by default, and
+//! its requests change nothing. The metrics listener serves some of these routes.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -33,7 +33,7 @@ use crate::state::proxies::{ConnectedProxy, ProxyPool};
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The routes of a daemon that starts.
+/// The routes of a daemon that is still starting.
 pub fn starting() -> Router {
     let waits = || async { (StatusCode::SERVICE_UNAVAILABLE, "starting\n") };
     Router::new()
@@ -42,7 +42,7 @@ pub fn starting() -> Router {
         .fallback(waits)
 }
 
-/// An empty page, so that Prometheus counts the target as up.
+/// Returns an empty page, so that Prometheus counts the target as up.
 async fn no_metrics() -> Response {
     ([(header::CONTENT_TYPE, OPEN_METRICS)], "# EOF\n").into_response()
 }
@@ -84,7 +84,7 @@ fn debug_router(shown: ShownState) -> Router {
 }
 
 /// Ready once every pool has a complete set of endpoints, because proxies would treat an incomplete
-/// set as a smaller pool. A standby is not, unless it answers ext_proc.
+/// set as a smaller pool. A standby is not ready, unless it answers ext_proc.
 async fn readyz(State(shown): State<ShownState>) -> Response {
     if !shown.is_active() {
         return (
@@ -117,7 +117,7 @@ async fn readyz(State(shown): State<ShownState>) -> Response {
     }
 }
 
-/// Explains a decision. It is a POST only because it needs a body; it changes nothing.
+/// Explains a decision. The route uses POST only because it needs a body. It changes nothing.
 async fn why(
     State(ShownState {
         shared,
@@ -136,7 +136,8 @@ async fn why(
     }
 }
 
-/// The metrics. A standby without ext_proc has none, so that sums over daemons count once.
+/// Returns the metrics. A standby without ext_proc returns none, so that sums over daemons count
+/// everything once.
 async fn prometheus(State(shown): State<ShownState>) -> Response {
     if !shown.is_active() {
         return no_metrics().await;
@@ -167,8 +168,8 @@ async fn endpoints(State(ShownState { shared, .. }): State<ShownState>) -> Json<
     Json(json!({ "endpoints": rows }))
 }
 
-/// Lists every instance that discovery saw lately, with its state and the reason. Only ready
-/// instances are in a pool.
+/// Lists every instance that discovery saw recently, with its state and the reason for it. Only
+/// ready instances are in a pool.
 async fn instances(State(ShownState { discovery, .. }): State<ShownState>) -> Json<Value> {
     let all = || {
         discovery.components.iter().flat_map(|(pool, all)| {
@@ -237,7 +238,7 @@ async fn state(State(shown): State<ShownState>) -> Json<Value> {
     }))
 }
 
-/// The learned models of each pool, how good they are, and why there is no prediction.
+/// The learned models of each pool, their quality, and the reasons for missing predictions.
 async fn model(State(ShownState { shared, .. }): State<ShownState>) -> Json<Value> {
     Json(
         shared
@@ -266,14 +267,15 @@ async fn running(State(ShownState { shared, .. }): State<ShownState>) -> Json<Va
     Json(json!({ "queues": queues.collect::<Vec<_>>() }))
 }
 
-/// The request that [`queues`] looks for, by its id.
+/// The id of the request that [`queues`] looks for.
 #[derive(serde::Deserialize)]
 struct QueuedQuery {
     request: Option<String>,
 }
 
-/// The requests that flow control holds, by pool and band, and what became of the others; with
-/// `?request=ID` also why that request waits, if it is among those that have waited longest.
+/// The requests that flow control holds, by pool and band, and the outcome of the others. With
+/// `?request=ID` it also shows why that request waits, if the request is among those that have
+/// waited longest.
 async fn queues(
     State(ShownState { shared, .. }): State<ShownState>,
     Query(query): Query<QueuedQuery>,

@@ -14,10 +14,10 @@ use tokio::sync::watch;
 use crate::serve::console;
 use crate::shutdown::Shutdown;
 
-/// Paths that need no token, because probes have none.
+/// Paths that need no token, because probes do not have one.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
 
-/// The fewest bytes of a token. 128 bits in hexadecimal are twice as many.
+/// The minimum number of bytes of a token. 128 bits in hexadecimal are twice as many.
 const TOKEN_BYTES_MIN: usize = 16;
 
 /// The token in force.
@@ -28,10 +28,10 @@ pub struct BearerToken(watch::Receiver<Arc<str>>);
 
 impl BearerToken {
     /// Reads the file, and again when it changes. Invalid new content is logged, and the old token
-    /// stays in force.
+    /// stays valid.
     ///
     /// # Errors
-    /// Says why the file cannot be used.
+    /// The error says why the file cannot be used.
     pub async fn follow(file: PathBuf, mut shutdown: Shutdown) -> Result<Self, String> {
         let first = token(&file_watcher::read(&file).await.map_err(|e| e.to_string())?)
             .map_err(|why| format!("{}: {why}", file.display()))?;
@@ -72,7 +72,7 @@ impl BearerToken {
     }
 }
 
-/// Refuses requests without the token, except for probes and for the files of the console, which
+/// Refuses requests without the token. Probes and the files of the console need none: the files
 /// hold no data.
 pub async fn guard(State(token): State<BearerToken>, request: Request, next: Next) -> Response {
     let path = request.uri().path();

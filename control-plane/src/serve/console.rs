@@ -8,7 +8,7 @@
 //!  DecisionLog ──────────────────────────────────▶ /api/v1/decisions     sampled decisions
 //!  the exchange and scheduler of the proxies ────▶ /api/v1/explain       one decision, or a request, with variations
 //! ```
-//! The files of the page hold no data, so they need no token; the data has the authentication of
+//! The files of the page hold no data, so they need no token. The data has the authentication of
 //! the listener. `control-plane/console/api.schema.json` describes the data. Prompt text is neither
 //! kept nor returned.
 
@@ -63,7 +63,7 @@ static ASSETS: [Asset; 4] = [
     },
 ];
 
-/// The page runs its own script only, talks to its own origin only, and cannot be framed.
+/// The page runs only its own script, connects only to its own origin, and cannot be framed.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
@@ -120,8 +120,8 @@ pub(super) fn is_asset(path: &str) -> bool {
     ASSETS.iter().any(|asset| asset.path == path)
 }
 
-/// Sends a file, or says that the browser has the same one. A new daemon may have other files, so
-/// the browser asks each time.
+/// Sends a file, or answers that the browser has the current one. A new daemon may have other
+/// files, so the browser asks each time.
 async fn send(asset: &'static Asset, headers: HeaderMap) -> Response {
     let tag = format!("\"{:016x}\"", fingerprint(asset.bytes));
     let known = headers
@@ -142,7 +142,7 @@ async fn send(asset: &'static Asset, headers: HeaderMap) -> Response {
         .into_response()
 }
 
-/// FNV-1a: distinguishes releases of a file; nothing depends on its strength.
+/// An FNV-1a hash, which distinguishes releases of a file. Its strength does not matter.
 fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

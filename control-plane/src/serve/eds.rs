@@ -1,5 +1,5 @@
-//! EDS for the pools, on the listener of the state stream. The `eds_config` of a cluster in Envoy
-//! names this daemon, and its `service_name` is the pool.
+//! EDS for the pools, on the listener of the state stream. In Envoy's configuration, the
+//! `eds_config` of a cluster names this daemon, and the `service_name` of the cluster is the pool.
 //!
 //! Both variants, state of the world and incremental, are thin adapters of [`EdsSubscription`].
 //! Every endpoint has the metadata `envoy.lb: {open: "1"}`, so that a subset load balancer that
@@ -35,14 +35,14 @@ pub use subscription::{DueResponse, EDS_ACK_WAIT_MAX, EdsSubscription, EnvoyAnsw
 pub use variant::TYPE_URL;
 use variant::{DeltaXds, EdsRequest, SotwXds, SubscriptionChange, XdsVariant};
 
-/// The most names that one stream may subscribe to: more than the pools of any Envoy.
+/// The maximum number of names that one stream may subscribe to: more than the pools of any Envoy.
 const NAMES_MAX: usize = 256;
 
 /// The largest request accepted, in bytes. Envoy's first request names all of its extensions, some
 /// 100 KB.
 pub const REQUEST_BYTES_MAX: usize = 512 << 10;
 
-/// How long a new stream may take to send its first request.
+/// The maximum time that a new stream may take to send its first request.
 const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
@@ -106,7 +106,8 @@ impl EdsServer {
         else {
             return Ok(());
         };
-        // Requests above the origin's rate stay unread, so that flow control slows the sender down.
+        // Requests above the rate of the origin stay unread, so HTTP/2 flow control slows the
+        // sender down.
         let pay =
             |bytes: usize| permit.message(bytes.saturating_add(EDS_REQUEST_COST), Instant::now());
         let mut read_at = pay(V::bytes(&first));
@@ -190,8 +191,8 @@ impl EdsServer {
                 names.len()
             )));
         }
-        // Only names of pools that are served here, and that the Envoy may have, are kept. Others
-        // are logged and counted once for each stream, because an Envoy may repeat them.
+        // Keeps only the names of pools that this daemon serves and that the Envoy may have. Other
+        // names are logged and counted once per stream, because an Envoy may repeat them.
         let origin = &row.remote.origin;
         let served = &self.shared.pools.names;
         let sorted = self.shared.proxies.clients.sort(names, origin, served);
@@ -219,8 +220,8 @@ impl EdsServer {
         }
     }
 
-    /// Marks a stream as late because its Envoy does not answer: pool updates no longer wait for
-    /// it.
+    /// Marks a stream as late because its Envoy does not answer. Pool updates then no longer wait
+    /// for it.
     fn mark_late(&self, subscription: &mut EdsSubscription, row: &EdsStreamGuard) {
         subscription.mark_late();
         row.update(subscription);

@@ -1,5 +1,6 @@
-//! Explanations that operators ask for over HTTP: one at a time, on a thread of its own. Scrapes,
-//! probes and state streams run on the other threads, so they never wait for a question.
+//! Explanations that operators request over HTTP. They are computed one at a time, on a separate
+//! thread. Scrapes, probes and state streams run on the other threads, so they never wait for an
+//! explanation.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use tokio::sync::Semaphore;
 #[derive(Clone, Debug)]
 pub struct ExplanationDesk(Arc<Semaphore>);
 
-/// Why a question gets no explanation.
+/// The reason why a question gets no explanation.
 #[derive(Debug)]
 pub struct QuestionRefusal {
     /// The status of the response.
@@ -36,14 +37,14 @@ impl ExplanationDesk {
     /// Reads the question in the body of `request`, and computes its answer with `explain`.
     ///
     /// # Errors
-    /// If another explanation is being computed, the body is no question in JSON, or `explain`
-    /// refuses it.
+    /// Fails if another explanation is being computed, if the body is not a question in JSON, or if
+    /// `explain` refuses it.
     pub async fn answer<Q: DeserializeOwned>(
         &self,
         request: Request,
         explain: impl FnOnce(Q) -> Result<Value, QuestionRefusal> + Send + 'static,
     ) -> Result<Value, QuestionRefusal> {
-        // Before the body is read, so that memory holds one question at most.
+        // This comes before the body is read, so that memory holds at most one question.
         let turn = Arc::clone(&self.0).try_acquire_owned().map_err(|_| {
             QuestionRefusal::new(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -75,8 +76,8 @@ impl ExplanationDesk {
     }
 }
 
-/// Whether the body is JSON by its content type. A web page of another site cannot send this type
-/// without asking first.
+/// Whether the content type says that the body is JSON. A web page of another site cannot send this
+/// type without a preflight request.
 fn is_json(headers: &HeaderMap) -> bool {
     let essence = headers
         .get(header::CONTENT_TYPE)

@@ -17,7 +17,7 @@ struct ListenerExposure {
     address: SocketAddr,
     /// Whether the listener authenticates clients or, where that is enough, encrypts.
     guarded: bool,
-    /// Whether an `--insecure-...` flag lifts the rule.
+    /// Whether an `--insecure-...` flag switches the rule off.
     lifted: bool,
     /// The missing protection.
     lacks: &'static str,
@@ -27,10 +27,10 @@ struct ListenerExposure {
     remedy: &'static str,
 }
 
-/// Checks every listener. Returns a warning for each rule that the command line lifts.
+/// Checks every listener. Returns a warning for each rule that the command line switches off.
 ///
 /// # Errors
-/// Names the option that exposes a listener, the risk, and what to set.
+/// The error names the option that exposes a listener, the risk, and what to set.
 pub fn check(args: &ServeArgs) -> Result<Vec<String>, String> {
     let mut warnings = Vec::new();
     for exposure in exposures(args) {

@@ -67,7 +67,7 @@ impl ExtProcListener {
         self.ext_proc.address()
     }
 
-    /// Serves with the tasks of `group`, and reports to `health` whether requests can be decided.
+    /// Serves with the tasks of `group`. Reports to `health` whether requests can be decided.
     pub fn spawn(
         self,
         group: &mut TaskGroup,
@@ -145,7 +145,7 @@ fn tls(args: ExtProcArgs) -> ServerTls {
     }
 }
 
-/// The settings of all exchanges, changed by the command line.
+/// The settings of all exchanges, as the command line changes them.
 fn settings(args: &ExtProcArgs) -> ExchangeSettings {
     let given = args.exchanges.clone();
     let shipped = ExchangeSettings::default();

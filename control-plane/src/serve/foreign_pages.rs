@@ -1,10 +1,10 @@
-//! Keeps web pages of other sites away from the admin listener. A browser of an operator reaches a
-//! listener on loopback, and any page that is open in it can make it send requests there.
+//! Protects the admin listener from web pages of other sites. A browser of an operator can reach a
+//! listener on loopback, so any page that is open in it can send requests there.
 //!
-//! - A page whose name resolves to this address asks by its own name: refused by `Host`.
-//! - A page that sends a request from elsewhere is named in `Origin` or `Sec-Fetch-Site`.
+//! - A page whose own name resolves to this address sends that name as `Host`, so it is refused.
+//! - For a page of another site, the browser sends `Origin` or `Sec-Fetch-Site`.
 //!
-//! Programs send neither of these two and are not affected.
+//! Other programs send neither of these two headers and are not affected.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use axum::response::{IntoResponse, Response};
 /// The names under which browsers may reach the admin listener.
 #[derive(Clone, Debug)]
 pub enum AdminHosts {
-    /// Any: requests need a token, which a page of another site does not have, or the listener has
-    /// a certificate, which is not valid for the name of such a page.
+    /// Any name. Requests need a token, which a page of another site does not have, or the listener
+    /// has a certificate, which is not valid for the name of such a page.
     Any,
     /// Addresses, `localhost`, and these names.
     Only(Arc<[String]>),
@@ -56,8 +56,8 @@ fn refusal(hosts: &AdminHosts, request: &Request) -> Option<(StatusCode, String)
     })
 }
 
-/// Whether a browser says that a page of another site sent this. To follow a link to a page here is
-/// allowed.
+/// Whether the browser reports that a page of another site sent this request. Following a link to a
+/// page of this listener is allowed.
 fn is_from_other_site(request: &Request) -> bool {
     let says = |name| text(request.headers(), name).unwrap_or_default();
     let is_link = *request.method() == Method::GET

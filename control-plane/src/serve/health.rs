@@ -17,11 +17,11 @@ pub const LIVENESS: &str = "liveness";
 /// This daemon leads and serves state, though perhaps not yet for every pool.
 pub const LEADING: &str = "leading";
 
-/// Every pool has state. With an ext_proc listener requests can be decided here, also on a standby;
-/// without one the daemon leads, too.
+/// Every pool has state. With an ext_proc listener, requests can be decided here, also on a
+/// standby. Without one, it also means that the daemon leads.
 pub const READINESS: &str = "readiness";
 
-/// Like [`READINESS`], for the ext_proc service. Never serving if there is no ext_proc listener.
+/// Like [`READINESS`], for the ext_proc service. It never serves if there is no ext_proc listener.
 pub const EXT_PROC: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
 
 /// The service that the charts of the upstream picker probe with one replica. It means liveness.
@@ -31,7 +31,7 @@ pub const INFERENCE_EXTENSION: &str = "inference-extension";
 #[derive(Clone, Debug)]
 pub struct HealthChecks {
     reporter: HealthReporter,
-    /// Set when the daemon stops: it is never ready again.
+    /// Set when the daemon stops. After that it is never ready again.
     stopping: Arc<AtomicBool>,
 }
 
@@ -71,14 +71,14 @@ impl HealthChecks {
         self.set(EXT_PROC, ready).await;
     }
 
-    /// Reports for good that this daemon is not ready, because it stops.
+    /// Reports permanently that this daemon is not ready, because it stops.
     pub async fn stop_ready(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.ready(false).await;
     }
 
-    /// Reports readiness from the state of the pools until `shutdown`. Used when there is no
-    /// ext_proc server, which reports readiness itself.
+    /// Reports readiness from the state of the pools until `shutdown`. It is used when there is no
+    /// ext_proc server, because that server reports readiness itself.
     pub async fn follow(
         self,
         life: Arc<DaemonLife>,

@@ -1,4 +1,5 @@
-//! Listeners: plaintext, TLS, or TLS with client certificates; the same for every protocol on top.
+//! Listeners with plaintext, TLS, or TLS with client certificates. They are the same for every
+//! protocol on top.
 //!
 //! Accepting a connection waits for nothing but the next connection. Before its first request, the
 //! cost of a connection is bounded in time by [`FIRST_REQUEST_WAIT_MAX`] and in number by
@@ -37,22 +38,22 @@ pub use tls::{ServerTls, TlsFiles};
 use connection::ConnectionIo;
 use connection_limits::{ClosedConnections, ConnectionLimits};
 
-/// The most connections with a finished handshake that wait for the server; further ones wait in
-/// their own tasks.
+/// The maximum number of connections with a finished handshake that wait for the server. Further
+/// connections wait in their own tasks.
 const READY_MAX: usize = 64;
 
-/// The pause after the system refused to accept a connection, mostly because no file descriptor is
-/// free.
+/// The pause after the system refused to accept a connection, mostly because there was no free file
+/// descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How often connections without a request are closed.
+/// The interval at which connections without a request are closed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often the log reports the number of closed connections.
+/// The interval at which the log reports the number of closed connections.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Failed handshakes that the log shows one by one in that interval, so that operators see the
-/// cause and a flood does not fill the disk.
+/// The number of failed handshakes that the log shows one by one in that interval. Operators see
+/// the cause, and a flood does not fill the disk.
 const FAILURES_SHOWN_MAX: u64 = 10;
 
 /// On connections without HTTP/2 pings, a peer that disappeared is noticed after idle time +
@@ -68,7 +69,8 @@ pub struct IncomingConnections {
     connections: mpsc::Receiver<ServerConnection>,
 }
 
-/// The permit of a connection among those of its listener; returned when the connection is dropped.
+/// The permit of a connection, among those of its listener. It is returned when the connection is
+/// dropped.
 #[derive(Debug)]
 struct ConnectionPermit {
     rooms: Arc<Mutex<ConnectionLimits>>,
@@ -91,7 +93,7 @@ struct Acceptor {
 /// Opens a listener, which ends with `shutdown`.
 ///
 /// # Errors
-/// Says why the address or the certificates cannot be used.
+/// The error says why the address or the certificates cannot be used.
 pub async fn listen(
     listener: ListenerName,
     address: SocketAddr,
@@ -205,7 +207,8 @@ impl Acceptor {
     }
 }
 
-/// Prepares the socket and does the TLS handshake. `None`: the connection had to close meanwhile.
+/// Prepares the socket and does the TLS handshake. `None` if the connection had to be closed
+/// meanwhile.
 async fn shake_hands(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,

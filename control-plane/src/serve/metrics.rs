@@ -1,9 +1,9 @@
 //! The `/metrics` page for Prometheus, in OpenMetrics.
 //!
-//! Metrics with the meaning of llm-d's have the names of llm-d (`llm_d_epp_*`, llm-d-router
-//! `docs/metrics.md`); all others are `switchpoint_*`. Metrics of requests have one more label than
+//! Metrics with the same meaning as llm-d's have llm-d's names (`llm_d_epp_*`, llm-d-router
+//! `docs/metrics.md`). All others are `switchpoint_*`. Metrics of requests have one more label than
 //! in llm-d, `pool`, because one daemon serves several pools. Histograms of tokens have only the
-//! unbounded bucket: proxies report sums, which is enough for rates and means.
+//! unbounded bucket. Proxies report sums, which is enough for rates and means.
 
 mod daemon;
 mod ext_proc;
@@ -29,7 +29,7 @@ use crate::scrape::ScrapeCounts;
 use crate::serve::shown_state::ShownState;
 use crate::state::counters::{CounterTotals, EndpointTotals};
 
-/// All values at one moment.
+/// All values at one point in time.
 #[derive(Debug)]
 struct MetricsCollector {
     shown: ShownState,
@@ -47,7 +47,8 @@ struct PoolCounts {
 /// The text of `/metrics`.
 ///
 /// # Errors
-/// None in practice, because it writes to memory; the encoder's signature has an error.
+/// There is none in practice, because the page is written to memory. The encoder's signature has an
+/// error.
 pub fn page(shown: &ShownState) -> Result<String, fmt::Error> {
     let now = Instant::now();
     let shared = &shown.shared;
@@ -94,7 +95,7 @@ impl Collector for MetricsCollector {
 // === impl MetricsCollector ===
 
 impl MetricsCollector {
-    /// A row for each pool that has what `of` reads.
+    /// A row for each pool that has the value that `of` reads.
     fn rows<'c, T>(&'c self, of: impl Fn(&'c PoolCounts) -> Option<T>) -> Rows<T> {
         self.pools
             .iter()

@@ -1,7 +1,7 @@
 //! The listeners for probes, Prometheus and operators: health, admin and metrics. They are open
 //! from the start, before the pools have been read.
 //!
-//! When the daemon has started, they stay open and only their answers change, so a probe never
+//! When the daemon has started, they stay open and only their answers change. So a probe never
 //! finds the port closed.
 
 use std::net::SocketAddr;
@@ -30,14 +30,15 @@ use crate::serve::listen::{
 use crate::serve::shown_state::ShownState;
 use crate::shutdown::Shutdown;
 
-/// How often an idle connection is pinged. The answer may take [`KEEPALIVE_TIMEOUT`]. A proxy that
-/// disappeared is noticed within the sum, well before the removal of an endpoint stops waiting for
-/// it.
+/// The interval at which an idle connection is pinged. The answer may take [`KEEPALIVE_TIMEOUT`]. A
+/// proxy that disappeared is noticed within the sum of both times, long before the removal of an
+/// endpoint stops waiting for the proxy.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// See [`KEEPALIVE_INTERVAL`].
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a request may take, including its body; the slowest page takes milliseconds.
+/// The maximum time that a request may take, including its body. The slowest page takes
+/// milliseconds.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
 
 /// The listeners and their answers.
@@ -58,7 +59,7 @@ pub struct MonitoringServer {
 // === impl MonitoringServer ===
 
 impl MonitoringServer {
-    /// Opens the listeners. They answer that the daemon is alive and not ready.
+    /// Opens the listeners. They answer that the daemon is alive but not ready.
     ///
     /// # Errors
     /// [`FatalError`] says which listener cannot be opened, or that the token cannot be read.
@@ -228,7 +229,7 @@ async fn serve_health(
     ended(served, "health listener")
 }
 
-/// A server that notices dead connections.
+/// Creates a server that notices dead connections.
 pub fn server() -> Server {
     Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))

@@ -1,9 +1,9 @@
 //! The external scaler for KEDA: `externalscaler.ExternalScaler`.
 //!
-//! The metric is the number of desired replicas and its target is 1, so the HPA that KEDA makes
+//! The metric is the number of desired replicas, and its target is 1. So the HPA that KEDA creates
 //! orders that number. The metadata of a trigger names the pool, the group and the goal
 //! ([`ScalingRequest`]). A trigger that cannot be read is an `INVALID_ARGUMENT`, which KEDA shows
-//! as an event of the ScaledObject; a pool that is not known completely is `UNAVAILABLE`, so KEDA
+//! as an event of the ScaledObject. A pool that is not completely known is `UNAVAILABLE`, so KEDA
 //! tries again and keeps the number of replicas.
 
 use std::net::SocketAddr;
@@ -37,10 +37,10 @@ pub const METRIC: &str = "desired-replicas";
 /// allows 256 KiB of annotations, and a trigger has a few lines.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
 
-/// The most open streams. KEDA opens one for each `external-push` trigger.
+/// The maximum number of open streams. KEDA opens one for each `external-push` trigger.
 const STREAMS_MAX: usize = 256;
 
-/// The listener of the scaler, not served yet.
+/// The listener of the scaler, which is not served yet.
 #[derive(Debug)]
 pub struct ScalerListener(IncomingConnections);
 
@@ -214,7 +214,8 @@ impl ExternalScaler for ScalerServer {
     }
 }
 
-/// Sends whether the workload is active: at once, and when it changes. Ends with the stream.
+/// Sends whether the workload is active, first at once and then at each change. Ends when the
+/// stream ends.
 async fn push(
     scaler: ScalerServer,
     wanted: ScalingRequest,

@@ -1,5 +1,5 @@
-//! `/debug/scaling`: the signals to scale by, and the numbers that they are made of. Those of a
-//! standby lack the requests of proxies.
+//! The page `/debug/scaling`: the scaling signals, and the numbers that they are computed from. The
+//! signals of a standby lack the requests of proxies.
 
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ use crate::state::shared::DaemonState;
 use crate::state::snapshot_file::SnapshotFile;
 use crate::state::traffic::TrafficRecorder;
 
-/// The tables, and what only pages read. A page gets the parts that it shows.
+/// The tables, and the data that only pages read. A page gets the parts that it shows.
 #[derive(Clone, Debug)]
 pub struct ShownState {
     pub shared: Arc<DaemonState>,
@@ -22,7 +22,7 @@ pub struct ShownState {
     pub traffic: Arc<TrafficRecorder>,
     /// The daemon's own ext_proc server, if it runs.
     pub ext_proc: Option<Arc<ExtProcServer>>,
-    /// Where explanations are computed.
+    /// The place where explanations are computed.
     pub explanations: ExplanationDesk,
 }
 

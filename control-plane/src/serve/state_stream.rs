@@ -1,9 +1,10 @@
 //! The state stream: one for each Envoy process, opened by its leader VM.
 //!
-//! `Hello` -> `Welcome`, then a `PoolUpdate` for each requested pool, then `Metrics`; the proxy
-//! sends `Ack` and `Report`. [`admission`] limits what comes in, [`StateSession`] decides what to
-//! send, [`StateStream`] joins both, and this module connects them to the sockets. A newer stream
-//! of a process replaces the older one, whose connection may be dead.
+//! The messages are `Hello` -> `Welcome`, then a `PoolUpdate` for each requested pool, then
+//! `Metrics`. The proxy sends `Ack` and `Report`. [`admission`] limits incoming messages,
+//! [`StateSession`] decides what to send, [`StateStream`] joins both, and this module connects them
+//! to the sockets. A newer stream of a process replaces the older one, whose connection may be
+//! dead.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ pub use session::{
 };
 pub use stream::StateStream;
 
-/// How long a new stream may take to send its Hello.
+/// The maximum time that a new stream may take to send its Hello.
 const HELLO_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Serves state streams, and their replacement by HTTP calls (see [`calls`]).
@@ -102,20 +103,22 @@ impl StateServer {
         let mut proxies = self.shared.proxies.streams.subscribe();
         let mut relayed = self.shared.proxies.relayed.subscribe();
         let mut shutdown = self.shutdown.clone();
-        // Requests above the origin's rate stay unread, so that flow control slows the sender down.
+        // Requests above the rate of the origin stay unread, so HTTP/2 flow control slows the
+        // sender down.
         let mut read_at = Instant::now();
         loop {
             // The value is marked as seen before it is read, so that a change meanwhile wakes the
             // loop again.
             eds.borrow_and_update();
-            // A change is marked as seen only when it may be sent; until then it stays pending and
+            // A change is marked as seen only when it may be sent. Until then it stays pending and
             // wakes the loop later.
             let relay_at = conversation.relay_at(Instant::now());
             if relay_at <= Instant::now() {
                 relayed.borrow_and_update();
             }
             let views = pools.borrow_and_update().clone();
-            // Reserve room first, then make the message, so that it has the newest state.
+            // Reserves room first and then makes the message, so that the message has the newest
+            // state.
             if let Ok(permit) = outbound.try_reserve()
                 && let Some(message) = conversation.next(Instant::now())
             {
@@ -123,8 +126,8 @@ impl StateServer {
                 continue;
             }
             let wake_at = conversation.wake_at(&views, Instant::now());
-            // Other proxies report hundreds of times a second: do not wake up for that before it
-            // may be sent.
+            // Other proxies report hundreds of times a second. The loop does not wake up for that
+            // before it may be sent.
             let full = outbound.capacity() == 0;
             let may_read = read_at <= Instant::now();
             tokio::select! {

@@ -12,8 +12,8 @@ use scheduler::flow::QueuedInBand;
 
 use crate::state::peer::Origin;
 
-/// The most priorities of one origin that count, and the most that a message has: those that a
-/// proxy has.
+/// The maximum number of priorities of one origin that count, and of those in a message. It is the
+/// maximum of one proxy.
 const PRIORITIES_MAX: usize = 64;
 
 /// An origin's requests of a priority count up to so many times those of all others, so a quarter
@@ -70,7 +70,7 @@ impl QueuedRequests {
 // === impl BacklogSum ===
 
 impl BacklogSum {
-    /// Replaces what a proxy of `origin` reported.
+    /// Replaces the report of a proxy of `origin`.
     pub fn replace(
         &mut self,
         origin: &Origin,

@@ -1,4 +1,4 @@
-//! Which pools the client certificates of proxies may have.
+//! Decides which pools a client certificate of a proxy may have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use crate::state::peer::Origin;
 
-/// A name in client certificates, and the pool that it may have; without a pool, every one.
+/// A name in client certificates, and the pool that it may have. Without a pool, it may have every
+/// pool.
 ///
-/// As text `NAME` or `POOL=NAME`. `*=NAME` is `NAME`, for names that have a `=`.
+/// As text `NAME` or `POOL=NAME`. `*=NAME` means `NAME`, and is for names that contain a `=`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientName {
     pool: Option<String>,
@@ -33,11 +34,11 @@ pub enum ClientNames {
 /// The names of pools in a request of a proxy.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RequestedPools {
-    /// Served here, and allowed.
+    /// Pools that are served here and allowed for this client.
     pub allowed: Vec<String>,
-    /// Served here, but not for this client.
+    /// Pools that are served here, but not for this client.
     pub refused: Vec<String>,
-    /// Not configured here.
+    /// Pools that are not configured here.
     pub unknown: Vec<String>,
 }
 
@@ -65,10 +66,10 @@ impl FromStr for ClientName {
 // === impl ClientNames ===
 
 impl ClientNames {
-    /// Exactly these names; without names any client.
+    /// Allows exactly these names. Without names, allows any client.
     ///
     /// # Errors
-    /// Says which pool is not served here.
+    /// The error says which pool is not served here.
     pub fn try_new(names: Vec<ClientName>, served: &[Arc<str>]) -> Result<Self, String> {
         if names.is_empty() {
             return Ok(Self::Any);

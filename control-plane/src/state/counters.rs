@@ -1,13 +1,13 @@
 //! The daemon's counters: those that the VMs of proxies report, and its own.
 //!
-//! A VM's report is cumulative since the VM started: the newest report replaces the one before, and
-//! a lost report loses nothing. A VM that no longer reports keeps its counts (totals never fall),
-//! but its outstanding requests stop counting. Beyond [`VMS_MAX`] or [`BYTES_MAX`], or the share of
-//! an origin, the VMs that were silent longest are merged into a retired total of their pool, and
-//! so are those that were silent for [`VM_KEPT`]. If such a VM reports again it is counted twice;
-//! the only effect is a jump in the metrics.
+//! A VM's report is cumulative since the VM started. The newest report replaces the previous one,
+//! so a lost report loses nothing. A VM that no longer reports keeps its counts, so totals never
+//! fall. Its requests in flight stop counting. Beyond [`VMS_MAX`], [`BYTES_MAX`] or the share of an
+//! origin, the VMs that were silent for the longest time are merged into a retired total of their
+//! pool. So are those that were silent for [`VM_KEPT`]. If such a VM reports again, it is counted
+//! twice. The only effect is a jump in the metrics.
 //!
-//! A proxy may make up what it reports. So only endpoints that the pool has or lately had count
+//! A proxy may invent its reports. So only endpoints count that the pool has or recently had
 //! ([`KnownEndpoints`]), and an origin has a share of all names ([`ReportedNames`]).
 
 use std::collections::BTreeMap;
@@ -38,33 +38,34 @@ pub use totals::{
     TotalsLabel,
 };
 
-/// The most VMs counted one by one: the workers of a few hundred proxies. Typically a VM takes
-/// about 10 KB.
+/// The maximum number of VMs counted one by one: the workers of a few hundred proxies. A VM
+/// typically takes about 10 KB.
 pub const VMS_MAX: usize = 4096;
 
-/// The most VMs of one origin counted one by one: the workers of the largest hosts, in several
-/// pools.
+/// The maximum number of VMs of one origin counted one by one: the workers of the largest hosts, in
+/// several pools.
 const VMS_PER_ORIGIN_MAX: usize = VMS_MAX / 8;
 
-/// The most memory of VMs counted one by one, in bytes (approximate): 4,096 VMs in a pool of 300
+/// The maximum memory of VMs counted one by one, in bytes (approximate): 4,096 VMs in a pool of 300
 /// endpoints.
 pub const BYTES_MAX: usize = 128 << 20;
 
-/// The most memory of the VMs of one origin, in bytes.
+/// The maximum memory of the VMs of one origin, in bytes.
 const BYTES_PER_ORIGIN_MAX: usize = BYTES_MAX / 8;
 
-/// When a limit is exceeded, VMs are retired until this many eighths of it are used, so that
-/// retiring is rare.
+/// If a limit is exceeded, VMs are retired until this many eighths of it are used, so that retiring
+/// is rare.
 const LEFT_EIGHTHS: usize = 7;
 
-/// How long a VM's outstanding requests count after its last report; a VM reports about once a
+/// How long a VM's requests in flight count after its last report. A VM reports about once a
 /// second.
 const OUTSTANDING_FRESH: Duration = Duration::from_secs(10);
 
-/// How long the counts of a silent VM are kept one by one: longer than a proxy loses its daemon.
+/// How long the counts of a silent VM are kept one by one. This is longer than a proxy is without
+/// its daemon.
 const VM_KEPT: Duration = Duration::from_secs(3600);
 
-/// How often the store looks for what is not reported any more.
+/// The interval at which the store looks for names and VMs that are no longer reported.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The usage by the VMs of each origin, and by all VMs.
@@ -99,17 +100,17 @@ pub struct CounterStore {
     expired_at: Option<Instant>,
 }
 
-/// What is kept of the VMs of a pool together.
+/// The counts of all VMs of a pool that are kept together.
 #[derive(Debug, Default)]
 struct MergedCounts {
-    /// `None` until the store follows the pool; then all endpoints count.
+    /// `None` until the store follows the pool. Before that, all endpoints count.
     known: Option<KnownEndpoints>,
     names: PoolNames,
     /// Merged totals of retired VMs.
     retired: CounterTotals,
-    /// Merged first reports: what VMs counted before this daemon knew them.
+    /// Merged first reports: the counts of VMs from before this daemon knew them.
     first_reports: CounterTotals,
-    /// What arrived since the last [`CounterStore::take_arrivals`].
+    /// The requests that arrived since the last [`CounterStore::take_arrivals`].
     arrivals: PoolArrivals,
 }
 
@@ -120,7 +121,7 @@ struct VmUsage {
     bytes: usize,
 }
 
-/// A VM's counts of one pool, ready to be added.
+/// A VM's counts of one pool, in the form that can be added.
 #[derive(Debug)]
 pub struct VmReport {
     pool: String,
@@ -198,7 +199,7 @@ impl CounterStore {
         picked
     }
 
-    /// Lets only the endpoints count that a pool has or lately had.
+    /// Makes only those endpoints count that a pool has or recently had.
     pub fn follow(&mut self, view: &PoolView, now: Instant) {
         let pool = self.pools.entry(view.name.to_string()).or_default();
         let known = pool.known.get_or_insert_default();
@@ -299,8 +300,8 @@ impl CounterStore {
         totals
     }
 
-    /// When a process last reported; `None` if it has not, or has been silent for so long that its
-    /// counts were merged.
+    /// The time when a process last reported. `None` if it has not, or has been silent for so long
+    /// that its counts were merged.
     #[must_use]
     pub fn reported_at(&self, peer: &ProxyProcess) -> Option<Instant> {
         let first = VmKey {
@@ -314,7 +315,7 @@ impl CounterStore {
             .max()
     }
 
-    /// What arrived in a pool since the last call. There is one caller for each pool.
+    /// The requests that arrived in a pool since the last call. Each pool has only one caller.
     pub fn take_arrivals(&mut self, pool: &str) -> PoolArrivals {
         self.pools
             .get_mut(pool)
@@ -332,7 +333,7 @@ impl CounterStore {
         first
     }
 
-    /// Forgets names that no VM reports any more, and merges VMs that were silent for long.
+    /// Forgets names that no VM reports any more, and merges VMs that were silent for a long time.
     fn expire(&mut self, now: Instant) {
         let is_due = |last| now.saturating_duration_since(last) >= EXPIRY_INTERVAL;
         if !self.expired_at.is_none_or(is_due) {
@@ -375,8 +376,8 @@ impl CounterStore {
         Some(vm)
     }
 
-    /// Retires the VMs that were silent longest, of one origin or of all, until [`LEFT_EIGHTHS`] of
-    /// these limits are used.
+    /// Retires the VMs that were silent for the longest time, of one origin or of all, until
+    /// [`LEFT_EIGHTHS`] of these limits are used.
     fn retire(&mut self, origin: Option<&Origin>, vms_max: usize, bytes_max: usize, now: Instant) {
         let of_origin = self
             .vms
@@ -403,7 +404,7 @@ impl CounterStore {
 // === impl VmTotals ===
 
 impl VmTotals {
-    /// The other names of a VM that is silent for long are not reported any more.
+    /// The other names of a VM that is silent for a long time are no longer reported.
     fn other_names(&self, now: Instant) -> OtherNames {
         if now.saturating_duration_since(self.updated_at) < NAME_KEPT {
             OtherNames::Count
@@ -545,7 +546,7 @@ mod tests {
         );
     }
 
-    /// Counts of one VM with this many made-up models, drop reasons and bands.
+    /// The counts of one VM with this many invented models, drop reasons and bands.
     fn made_up(vm_id: u64, names: i32) -> VmReport {
         VmReport::from_vm(state::VmCounters {
             pool: "p".to_owned(),
@@ -624,7 +625,7 @@ mod tests {
         assert_eq!(totals.dropped["full"], 3);
         let statuses = totals.models.values().map(|model| model.errors.len()).max();
         assert!(statuses < Some(100), "{statuses:?}");
-        // The proxy that made them up is gone; the other one still reports.
+        // The proxy that invented them is gone. The other one still reports.
         for minutes in 1..=11 {
             let at = now + Duration::from_secs(60 * minutes);
             all.report(&peer(1, 1), vec![honest()], at);

@@ -1,5 +1,5 @@
-//! Recent decisions that proxies sampled. Only whole records are kept
-//! ([`exchange::record::DecisionRecord`]): they hold no prompt and no hash of one.
+//! Recent decisions that proxies sampled. Only complete records are kept
+//! ([`exchange::record::DecisionRecord`]). They contain no prompt and no hash of one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,21 +7,21 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-/// The most decisions kept of one pool: more than a reader opens.
+/// The maximum number of decisions kept of one pool. It is more than a reader opens.
 pub const SAMPLES_PER_POOL_MAX: usize = 40;
 
 /// The longest record that is kept, in bytes: [`exchange::record::RECORDED_ENDPOINTS_MAX`]
 /// endpoints with some adapters. With the limit above, a pool takes at most 10 MB.
 const RECORD_BYTES_MAX: usize = 256 << 10;
 
-/// A pool's decisions are taken at least this far apart, so that hundreds of workers cost no more
-/// than one: a record is parsed when it arrives.
+/// The minimum time between two kept decisions of a pool. With it, hundreds of workers cost no more
+/// than one, because a record is parsed when it arrives.
 const TAKEN_APART_MIN: Duration = Duration::from_millis(250);
 
-/// The most picked endpoints in a summary: as many as a ranked list normally has.
+/// The maximum number of picked endpoints in a summary. It is the normal length of a ranked list.
 const PICKED_MAX: usize = 3;
 
-/// The most characters of a model's name in a summary; clients choose these names.
+/// The maximum number of characters of a model's name in a summary. Clients choose these names.
 const MODEL_CHARS_MAX: usize = 256;
 
 /// The sampled decisions of all pools.
@@ -42,10 +42,10 @@ struct PoolDecisions {
 /// A decision that a proxy sampled.
 #[derive(Clone, Debug)]
 pub struct SampledDecision {
-    /// The number of the decision; grows with each.
+    /// The number of the decision, which grows with each decision.
     pub id: u64,
     pub pool: Arc<str>,
-    /// When the daemon received the decision.
+    /// The time when the daemon received the decision.
     pub at: SystemTime,
     /// The node id of the proxy, or `ext_proc`.
     pub source: String,
@@ -64,7 +64,8 @@ pub struct DecisionSummary {
     pub priority: i64,
     /// The endpoints of the pool.
     pub endpoints: usize,
-    /// The tokens of the prompt that an endpoint had cached at most, as the proxy estimated them.
+    /// The maximum number of prompt tokens that an endpoint had cached, as the proxy estimated
+    /// them.
     pub cached_tokens_max: u64,
     /// The picked endpoints in the order in which they are tried.
     pub picked: Vec<String>,
@@ -73,7 +74,7 @@ pub struct DecisionSummary {
 // === impl DecisionLog ===
 
 impl DecisionLog {
-    /// Keeps a decision of `pool`. A record that is invalid, too long, or repeats the last one is
+    /// Keeps a decision of `pool`. A record that is invalid, too long, or equal to the last one is
     /// ignored, and so is one that arrives too soon after another.
     pub fn keep(&mut self, pool: &Arc<str>, source: &str, record: &str, now: Instant) {
         let at = self

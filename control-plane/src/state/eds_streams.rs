@@ -1,4 +1,5 @@
-//! The EDS streams of Envoys: what each acknowledged, while it is open and for a while after.
+//! The EDS streams of Envoys, and what each acknowledged, while the stream is open and for some
+//! time after.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -8,14 +9,14 @@ use tokio::time::Instant;
 use crate::state::peer::{Origin, ProxyProcess, RemoteAddress, STREAMS_MAX};
 
 /// How long the acknowledgements of a closed EDS stream still count for its Envoy. Envoy waits up
-/// to 30 s before it reconnects, and until then it keeps its hosts.
+/// to 30 s before it reconnects, and keeps its hosts until then.
 pub const EDS_LINGER: Duration = Duration::from_secs(35);
 
 /// The EDS streams of all Envoys.
 ///
-/// Envoy does not say which process an EDS stream belongs to. Streams on the same connection as a
-/// state stream belong to its process. If there is none, streams of the same origin and node id are
-/// assumed to belong to it.
+/// Envoy does not report which process an EDS stream belongs to. Streams on the same connection as
+/// a state stream belong to its process. If there is none, streams of the same origin and node id
+/// are assumed to belong to it.
 #[derive(Clone, Debug, Default)]
 pub struct EdsStreams {
     /// The open streams, by stream id.
@@ -38,7 +39,7 @@ pub struct EdsStream {
     pub node_id: String,
     /// The address that the Envoy connects from.
     pub remote: RemoteAddress,
-    /// When the stream was opened.
+    /// The time when the stream was opened.
     pub since: SystemTime,
     /// The state that the Envoy has, by subscribed pool.
     pub pools: BTreeMap<String, EdsAck>,
@@ -49,7 +50,7 @@ pub struct EdsStream {
 pub struct EdsAck {
     /// The newest EDS revision that the Envoy acknowledged; 0 means none.
     pub acked: u64,
-    /// Why the Envoy refused the last response; `None` if it did not.
+    /// The reason why the Envoy refused the last response; `None` if it did not.
     pub refused: Option<String>,
     /// Whether the Envoy has not applied the newest response for longer than
     /// [`crate::serve::eds::EDS_ACK_WAIT_MAX`].
@@ -59,8 +60,8 @@ pub struct EdsAck {
 /// The EDS state of a pool that the streams of a proxy's Envoy have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyEds {
-    /// No stream subscribes to the pool, or none answers: Envoy gets its hosts from elsewhere, or
-    /// has not subscribed yet.
+    /// No stream subscribes to the pool, or none answers. Envoy gets its hosts from another source,
+    /// or has not subscribed yet.
     None,
     /// All streams acknowledged this revision or a newer one.
     Acked(u64),
@@ -88,7 +89,7 @@ impl EdsStreams {
         let [mut own, mut any] = [EdsAckSummary::default(); 2];
         for (is_own, ack) in acks {
             if is_own {
-                // An Envoy that refused a set has not applied it, however long ago that was.
+                // An Envoy that refused a set has not applied it, even if that was long ago.
                 own.add(ack, ack.late && ack.refused.is_none());
             } else {
                 any.add(ack, ack.late);
@@ -118,7 +119,7 @@ impl EdsStreams {
         self.open.insert(stream_id, stream);
     }
 
-    /// Removes a stream. What it acknowledged still counts for [`EDS_LINGER`].
+    /// Removes a stream. Its acknowledgements still count for [`EDS_LINGER`].
     pub fn close(&mut self, stream_id: u64, now: Instant) {
         self.closed
             .retain(|_, closed| now.saturating_duration_since(closed.at) < EDS_LINGER);
@@ -155,7 +156,7 @@ impl EdsStreams {
 #[derive(Clone, Copy, Debug, Default)]
 struct EdsAckSummary {
     streams: usize,
-    /// The least revision among the streams that count.
+    /// The lowest revision among the streams that count.
     least: Option<u64>,
 }
 

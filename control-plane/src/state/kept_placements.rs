@@ -10,12 +10,12 @@ use crate::state::peer::Origin;
 /// The placements of a pool for the proxies that have not got them yet.
 #[derive(Debug, Default)]
 pub(super) struct KeptPlacements {
-    /// Oldest first.
+    /// The batches, oldest first.
     pub(super) batches: VecDeque<PlacementBatch>,
     /// Number of the next placement.
     pub(super) next: u64,
     pub(super) bytes: usize,
-    /// Placements that some proxy did not get.
+    /// The number of placements that some proxy did not get.
     pub(super) dropped: u64,
 }
 
@@ -29,6 +29,6 @@ pub(super) struct PlacementBatch {
     pub(super) count: u64,
     /// The number of the first placement.
     pub(super) first: u64,
-    /// Empty if they were dropped because the origin placed too much since.
+    /// Empty if they were dropped because the origin has placed too much since.
     pub(super) encoded: EncodedPlacements,
 }

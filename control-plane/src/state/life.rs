@@ -19,12 +19,12 @@ pub struct DaemonLife {
     stream_id: AtomicU64,
 }
 
-/// What proves that no other daemon leads.
+/// The proof that no other daemon leads.
 #[derive(Clone, Copy, Debug)]
 enum LeaseProof {
     /// This is the only daemon.
     NotNeeded,
-    /// Renewals of the lease. The last confirmed one began then.
+    /// Renewals of the lease. The time when the last confirmed renewal began.
     Renewed(Option<Instant>),
 }
 
@@ -95,8 +95,8 @@ impl DaemonLife {
         self.leadership.borrow().hash_secret
     }
 
-    /// The key of the hashes of prompt blocks in `pool`: the same for all its proxies, so that they
-    /// can share placements, and of no use for the prompts of another pool.
+    /// The key of the hashes of prompt blocks in `pool`. It is the same for all proxies of the
+    /// pool, so that they can share placements. It does not work for the prompts of another pool.
     #[must_use]
     pub fn pool_hash_secret(&self, pool: &str) -> u128 {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &self.hash_secret().to_be_bytes());
@@ -106,7 +106,7 @@ impl DaemonLife {
             .map_or(0, |half| u128::from_be_bytes(*half))
     }
 
-    /// From now on only renewals of a lease prove that no other daemon leads.
+    /// Requires renewals of a lease as proof that no other daemon leads, from now on.
     pub fn require_lease(&self) {
         *self.lease() = LeaseProof::Renewed(None);
     }
@@ -116,8 +116,8 @@ impl DaemonLife {
         *self.lease() = LeaseProof::Renewed(Some(began));
     }
 
-    /// Whether no other daemon led at some moment after `moment`. A process that stood still for
-    /// long may believe that it leads until its next renewal fails.
+    /// Whether it is certain that no other daemon led at some time after `moment`. A process that
+    /// was stopped for long may believe that it leads until its next renewal fails.
     #[must_use]
     pub fn is_sole_leader_since(&self, moment: Instant) -> bool {
         match *self.lease() {
@@ -136,7 +136,7 @@ impl DaemonLife {
         self.leadership.subscribe()
     }
 
-    /// Begins a term, which must be newer than all that the daemon knows.
+    /// Begins a term, which must be newer than all terms that the daemon knows.
     pub fn begin_term(&self, term: u64, hash_secret: u128) {
         self.leadership.send_modify(|now| {
             *now = Leadership {

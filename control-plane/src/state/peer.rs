@@ -1,4 +1,5 @@
-//! The peers of the daemon on the state port, and the share of its resources that each may use.
+//! The peers of the daemon on the state port, and the share of its resources that each peer may
+//! use.
 //!
 //! | type | meaning | use |
 //! |---|---|---|
@@ -7,7 +8,7 @@
 //! | [`ProxyProcess`] | one proxy process: certificate name (without one, the address), node id and random process id | rows, counters and placements |
 //!
 //! A peer chooses its node id and process id itself. These ids distinguish peers but give no extra
-//! share: a thousand peers of one origin together get the share of one.
+//! share: a thousand peers of one origin together get the share of one origin.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,35 +24,36 @@ use tonic::transport::server::TcpConnectInfo;
 
 use crate::serve::listen::PeerName;
 
-/// The most streams of one kind served at once: far more than the proxies of a cluster, far less
-/// than memory allows.
+/// The maximum number of streams of one kind served at once. It is far more than the proxies of a
+/// cluster, and far less than memory allows.
 pub const STREAMS_MAX: usize = 4096;
 
-/// The most streams of one kind from one origin. It is a sixteenth of all, so that only many
-/// hostile hosts together can use up all streams. It is far more than the processes of one host; a
-/// fleet with more proxies behind one address needs more daemons.
+/// The maximum number of streams of one kind from one origin. It is a sixteenth of all, so that
+/// only many hostile hosts together can use up all streams. It is far more than the processes of
+/// one host. A fleet with more proxies behind one address needs more daemons.
 pub const STREAMS_PER_ORIGIN_MAX: usize = STREAMS_MAX / 16;
 
-/// The most bodies of calls read at once from one origin; a process sends one at a time. Each may
-/// be as large as a message.
+/// The maximum number of call bodies read at once from one origin. A process sends one at a time.
+/// Each may be as large as a message.
 pub const UPLOADS_PER_ORIGIN_MAX: usize = 16;
 
-/// The most bodies of calls read at once, 32 MiB in all.
+/// The maximum number of call bodies read at once, 32 MiB in total.
 const UPLOADS_MAX: usize = 64;
 
-/// The last bodies of [`UPLOADS_MAX`] are for origins that have none, so that a few origins that
-/// use up their shares do not keep out all others.
+/// The last bodies of [`UPLOADS_MAX`] are for origins that have none. So a few origins that use up
+/// their shares cannot keep out all others.
 const UPLOADS_RESERVED: usize = UPLOADS_MAX / 4;
 
-/// The bits of an IPv6 address that an origin has. A host chooses the others itself.
+/// The number of leading bits of an IPv6 address that identify an origin. A host chooses the other
+/// bits itself.
 const IPV6_ORIGIN_BITS: u32 = 64;
 
-/// The most bytes that one origin may cost in a second: ten times the rate of the busiest proxy.
-/// Faster messages stay unread, so that flow control slows the sender down.
+/// The maximum cost of one origin in a second, in bytes. It is ten times the rate of the busiest
+/// proxy. Faster messages stay unread, so HTTP/2 flow control slows the sender down.
 const COST_PER_SECOND: u32 = 64 << 20;
 
-/// How far an origin may exceed that rate for a moment: enough for many proxies of one host that
-/// reconnect at once.
+/// How far an origin may exceed that rate for a short time. It is enough for many proxies of one
+/// host that reconnect at once.
 const COST_BURST: Duration = Duration::from_secs(1);
 
 /// The fixed cost of a message, in bytes.
@@ -61,7 +63,8 @@ const MESSAGE_COST: usize = 1 << 10;
 /// stream.
 pub const EDS_REQUEST_COST: usize = 64 << 10;
 
-/// The cost of starting a stream, in bytes: it gets whole pools and wakes every other stream.
+/// The cost of starting a stream, in bytes. A new stream gets whole pools and wakes every other
+/// stream.
 const STREAM_COST: usize = 1 << 20;
 
 /// The identity that a connection proves of its client.
@@ -69,7 +72,7 @@ const STREAM_COST: usize = 1 << 20;
 pub struct Origin {
     /// The name in the client certificate, if there is one.
     pub certificate: Option<Arc<str>>,
-    /// The address without the port; of an IPv6 address the network.
+    /// The address without the port. For an IPv6 address, it is the network.
     pub address: Option<IpAddr>,
 }
 
@@ -78,7 +81,8 @@ pub struct Origin {
 pub struct RemoteAddress {
     /// Certificate name and address.
     pub origin: Origin,
-    /// The address with its port, which identifies one connection. `None` if unknown.
+    /// The address with its port, which identifies one connection. `None` if the address is
+    /// unknown.
     pub socket: Option<SocketAddr>,
 }
 
@@ -86,9 +90,9 @@ pub struct RemoteAddress {
 pub struct ProxyProcess {
     /// Envoy's node id.
     pub node_id: String,
-    /// Identifies certificate name (or address), node id and process id together, until the daemon
-    /// restarts. The process id lets a peer take over the stream, so it is not kept: logs and pages
-    /// show this id.
+    /// Identifies the certificate name (or address), the node id and the process id together, until
+    /// the daemon restarts. With the process id, a peer could take over the stream. So it is not
+    /// kept, and logs and pages show this id instead.
     pub id: u64,
     /// The connection of the process.
     pub remote: RemoteAddress,
@@ -123,13 +127,14 @@ struct QuotaTable {
 #[derive(Debug)]
 struct OriginUsage {
     taken: [usize; KINDS],
-    /// Until when the origin's rate is used up; with a past time the origin may send at once.
+    /// The time until which the origin's rate is used up. If it is in the past, the origin may send
+    /// at once.
     paid_at: Instant,
 }
 
 const KINDS: usize = 3;
 
-/// A permit for one resource; returned when dropped.
+/// A permit for one resource, which is returned when dropped.
 #[derive(Debug)]
 pub struct QuotaPermit {
     origins: Arc<OriginQuotas>,
@@ -137,7 +142,7 @@ pub struct QuotaPermit {
     kind: StreamQuota,
 }
 
-/// Why a permit is refused.
+/// The reason why a permit is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaExceeded {
     /// The origin uses its whole share.
@@ -176,7 +181,7 @@ impl RemoteAddress {
     }
 }
 
-/// The part of an address that a host does not choose itself.
+/// The part of an address that a host cannot choose itself.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -217,7 +222,7 @@ impl StreamQuota {
     /// All resources.
     pub const ALL: [Self; KINDS] = [Self::StateStream, Self::EdsStream, Self::Upload];
 
-    /// The most permits in total, and of one origin.
+    /// The maximum number of permits in total, and of one origin.
     const fn max(self) -> (usize, usize) {
         match self {
             Self::StateStream | Self::EdsStream => (STREAMS_MAX, STREAMS_PER_ORIGIN_MAX),
@@ -225,7 +230,7 @@ impl StreamQuota {
         }
     }
 
-    /// The last permits, which are for origins that have none.
+    /// The last permits, which are reserved for origins that have none.
     const fn reserved(self) -> usize {
         match self {
             Self::StateStream | Self::EdsStream => 0,
@@ -269,7 +274,7 @@ impl OriginQuotas {
     /// Acquires a permit for `origin`.
     ///
     /// # Errors
-    /// [`QuotaExceeded`] if the origin's share or all permits are in use.
+    /// Returns [`QuotaExceeded`] if the origin's share or all permits are in use.
     pub fn acquire(
         self: &Arc<Self>,
         kind: StreamQuota,
@@ -326,7 +331,7 @@ impl OriginQuotas {
 
     /// The process that sent `hello` from `remote`.
     pub fn peer(&self, hello: &state::Hello, remote: RemoteAddress) -> ProxyProcess {
-        // Without a certificate only the address is proved.
+        // Without a certificate, only the address is proved.
         let address = remote
             .origin
             .address
@@ -361,12 +366,12 @@ impl QuotaPermit {
         &self.origin
     }
 
-    /// Charges the start of the stream. Returns when it may first be read.
+    /// Charges the start of the stream. Returns the time when it may first be read.
     pub fn begin(&self, now: Instant) -> Instant {
         self.charge(STREAM_COST, now)
     }
 
-    /// Charges a message of `bytes`. Returns when the next message may be read.
+    /// Charges a message of `bytes`. Returns the time when the next message may be read.
     pub fn message(&self, bytes: usize, now: Instant) -> Instant {
         self.charge(bytes.saturating_add(MESSAGE_COST), now)
     }

@@ -4,13 +4,13 @@
 //!  Share of a process ──▶ its row (replaces the one before) ──▶ sum of all ──▶ Peers to every other process: the sum without its own row
 //!                    └──▶ placements, a bounded queue ────────▶ each once to every other process; the oldest go first when there are too many
 //! ```
-//! Only [`pool_state::RelaySum`] reads the bytes of rows; placements are passed on unchanged, those
-//! beyond their origin's share as claims ([`super::placement_shares`]). The cost of a message
-//! depends on its bytes and on the endpoints of the pool, not on the number of processes: there is
-//! a sum of everything, and each process gets it without its own part.
-//! Nothing here is saved, and nothing needs to be: rows are absolute and sent again, placements are
-//! estimates. Times in a row are by the clock of its process. They are converted to the daemon's
-//! clock here, and to the receiver's clock there.
+//! Only [`pool_state::RelaySum`] reads the bytes of rows. Placements are passed on unchanged, and
+//! those beyond their origin's share are passed on as claims ([`super::placement_shares`]). The
+//! cost of a message depends on its bytes and on the endpoints of the pool, but not on the number
+//! of processes. There is one sum of all rows, and each process gets the sum without its own part.
+//! Nothing here is saved, and nothing has to be: rows are absolute and sent again, and placements
+//! are estimates. The times in a row use the clock of its process. They are converted to the
+//! daemon's clock on arrival, and to the receiver's clock by the receiver.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -30,40 +30,41 @@ use crate::state::placement_shares::{PlacementShares, PlacingPeer};
 use crate::state::relay_process::RelayProcess;
 pub use crate::state::relay_process::{RelayCursor, RelayMember};
 
-/// The least time between two messages to a proxy. Picks with a load that is 10 ms old are nearly
+/// The minimum time between two messages to a proxy. Picks with a load that is 10 ms old are nearly
 /// as good as with the current load, and each message costs CPU on both sides.
 pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The most bytes of placements of a pool that are kept for proxies that have not got them yet:
-/// twice 300 prompts of 400 blocks.
+/// The maximum number of bytes of a pool's placements that are kept for proxies that have not got
+/// them yet: twice 300 prompts of 400 blocks.
 const BYTES_KEPT_MAX: usize = 2 << 20;
 
-/// The longest row accepted, in bytes: the most endpoints, each with its SLOs.
+/// The longest row accepted, in bytes: the maximum number of endpoints, each with its SLOs.
 pub const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
 
-/// The most processes of one origin that count as active. Each pick assumes one unreported pick of
-/// every other active process. A host runs one Envoy, two during a restart, sometimes a handful; a
-/// host that claims hundreds must not make every pick weigh hundreds.
+/// The maximum number of processes of one origin that count as active. Each pick assumes one
+/// unreported pick of every other active process. A host runs one Envoy, two during a restart,
+/// sometimes a handful. If a host claims hundreds, a pick must not count for hundreds.
 pub const ACTIVE_PER_ORIGIN_MAX: u32 = 16;
 
-/// The most bytes of rows kept of one origin in all pools: those of 256 proxies that are busy at
-/// 1,000 endpoints each. A row beyond that is not taken.
+/// The maximum number of bytes of rows kept of one origin in all pools: those of 256 proxies that
+/// are busy at 1,000 endpoints each. A row beyond that is not accepted.
 const ROW_BYTES_PER_ORIGIN_MAX: usize = 16 << 20;
 
-/// How often the relay looks for rows that are too old: a small part of the time that they count.
+/// The interval at which the relay looks for rows that are too old. It is a small part of the time
+/// that they count.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(SHARE_EXPIRY_MS / 40);
 
-/// The most bytes of placements kept of one origin. Beyond that the oldest of this origin are
-/// dropped, so that one host does not displace the placements of all others. A proxy gets
-/// placements within 120 ms.
+/// The maximum number of bytes of placements kept of one origin. Beyond that, the oldest placements
+/// of this origin are dropped, so one host does not displace the placements of all others. A proxy
+/// gets placements within 120 ms.
 const BYTES_PER_ORIGIN_MAX: usize = BYTES_KEPT_MAX / 4;
 
-/// How long placements are kept: as long as a report of a proxy counts. A proxy that has not read
-/// them by then is probably gone.
+/// How long placements are kept. It is as long as a report of a proxy counts. A proxy that has not
+/// read them by then is probably gone.
 const KEPT_MAX: Duration = Duration::from_millis(SHARE_EXPIRY_MS);
 
-/// Start of the relay's clock, in ms: larger than any age in a row, so that times do not become
-/// negative.
+/// The start of the relay's clock, in ms. It is larger than any age in a row, so that times do not
+/// become negative.
 const CLOCK_BEGINS_MS: u64 = 86_400_000;
 
 /// The relay of one daemon.
@@ -86,7 +87,7 @@ struct PoolRelay {
     shares: PlacementShares,
     /// The processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each origin.
     active: u32,
-    /// When the relay last looked for rows that are too old.
+    /// The time when the relay last looked for rows that are too old.
     expired_at: Option<Instant>,
     kept: KeptPlacements,
     /// Grows with every change that proxies should get.
@@ -99,7 +100,7 @@ struct OriginTotals {
     processes: u32,
     /// Processes whose row counts.
     active: u32,
-    /// Bytes of the origin's kept placements; `pieces` has the first number of each batch, oldest
+    /// Bytes of the origin's kept placements. `pieces` has the first number of each batch, oldest
     /// first.
     bytes: usize,
     pieces: VecDeque<u64>,
@@ -118,8 +119,8 @@ impl Default for PeerRelay {
 }
 
 impl PeerRelay {
-    /// Adds a proxy whose stream requested `pool`. An older stream of the process does not own it
-    /// any more.
+    /// Adds a proxy whose stream requested `pool`. After that, an older stream of the process no
+    /// longer owns it.
     pub fn join(&mut self, pool: &str, member: RelayMember<'_>, now: Instant) {
         self.pools
             .entry(pool.to_owned())
@@ -127,7 +128,8 @@ impl PeerRelay {
             .join(member, now);
     }
 
-    /// Removes a proxy whose stream ended, and with it its load, unless a newer stream has it.
+    /// Removes a proxy whose stream ended, and its load with it, unless a newer stream of the
+    /// process owns it.
     pub fn leave(&mut self, pool: &str, process_id: u64, stream_id: u64) {
         let Some(pool) = self.pools.get_mut(pool) else {
             return;
@@ -146,14 +148,14 @@ impl PeerRelay {
         }
     }
 
-    /// Lets only the endpoints of `view` count.
+    /// Makes only the endpoints of `view` count.
     pub fn follow(&mut self, view: &PoolView) {
         if let Some(pool) = self.pools.get_mut(&*view.name) {
             pool.follow(view);
         }
     }
 
-    /// Records a load report. Ignored if the proxy did not request the pool.
+    /// Records a load report. The report is ignored if the proxy did not request the pool.
     pub fn receive(&mut self, process_id: u64, mut share: state::LoadReport, now: Instant) {
         let head = LoadReportHead {
             vm: process_id,
@@ -305,8 +307,8 @@ impl PoolRelay {
         Some(process)
     }
 
-    /// Updates the number of active processes of `origin` when the row of one begins or ceases to
-    /// count.
+    /// Updates the number of active processes of `origin` when the row of one begins to count or no
+    /// longer counts.
     fn set_active(&mut self, origin: &Origin, was: bool, is: bool) {
         if let Some(of) = self.origins.get_mut(origin) {
             let before = of.active.min(ACTIVE_PER_ORIGIN_MAX);
@@ -329,7 +331,7 @@ impl PoolRelay {
     }
 
     /// The time between two messages to a process. While there are other origins, all processes of
-    /// one together get no more messages than [`ACTIVE_PER_ORIGIN_MAX`] processes would.
+    /// one origin together get no more messages than [`ACTIVE_PER_ORIGIN_MAX`] processes would get.
     fn interval(&self, process_id: u64) -> Duration {
         let own = self.processes.get(&process_id);
         let of = own.and_then(|own| self.origins.get(&own.origin));
@@ -378,7 +380,7 @@ impl PoolRelay {
         }
     }
 
-    /// Drops placements that are too old, and the oldest if there are too many.
+    /// Drops placements that are too old, and the oldest ones if there are too many.
     fn drop_old(&mut self, now: Instant) {
         let is_over = |oldest: &mut PlacementBatch, bytes| {
             bytes > BYTES_KEPT_MAX || now.saturating_duration_since(oldest.at) >= KEPT_MAX
@@ -401,7 +403,7 @@ impl PoolRelay {
         }
     }
 
-    /// Stops counting what processes reported that have been silent for too long.
+    /// Stops counting the reports of processes that have been silent for too long.
     fn expire(&mut self, now: Instant) {
         let is_due = |last| now.saturating_duration_since(last) >= EXPIRY_INTERVAL;
         if !self.expired_at.is_none_or(is_due) {
@@ -503,7 +505,7 @@ mod tests {
         (pool, now)
     }
 
-    /// A process whose stream has the number of the process.
+    /// A process whose stream has the same number as the process.
     fn member(process_id: u64, origin: &Origin) -> RelayMember<'_> {
         RelayMember {
             process_id,
@@ -754,7 +756,7 @@ mod tests {
         );
         relay.leave("p", 1, 11);
         assert!(relay.pools["p"].processes.is_empty());
-        // A newer stream that did not request the pool does not keep it.
+        // A newer stream that did not request the pool does not keep the process in it.
         join(&mut relay, 12);
         relay.leave("p", 1, 12);
         assert!(relay.pools["p"].processes.is_empty() && relay.row_bytes.is_empty());

@@ -1,13 +1,14 @@
-//! How much of an endpoint's cache each origin may fill, in the prefix index of other proxies.
+//! Limits how much of an endpoint's cache each origin may fill in the prefix index of other
+//! proxies.
 //!
-//! A peer can place what no engine ever had. Other proxies cannot tell, so what an origin places
-//! beyond its share of the endpoint's capacity goes to them as a claim
-//! ([`PlacementKind::OverShare`]): it counts as cached there, but takes no place from what others
-//! placed.
+//! A peer can report placements that no engine ever had. Other proxies cannot recognise this. So
+//! placements of an origin beyond its share of the endpoint's capacity are sent to them as claims
+//! ([`PlacementKind::OverShare`]). A claim counts as cached there, but displaces no placement of
+//! others.
 //!
-//! The placements that count are the last ones at the endpoint, between half of its capacity and
-//! all of it. Of an origin over its share, processes that place little stay confirmed: those within
-//! an even part of the share.
+//! The placements that count are the last ones at the endpoint. They cover between half of its
+//! capacity and all of it. If an origin is over its share, its processes that place little stay
+//! confirmed: those within an equal part of the share.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +20,10 @@ use scheduler::{EndpointMetrics, EndpointRef};
 use crate::pool::writer::PoolView;
 use crate::state::peer::Origin;
 
-/// The part of an endpoint's capacity that one origin may fill: one in this many. With two proxies
-/// that pick, most of what each places is a claim, and lasts as long as before. With more than four
-/// that place the same, all of it is confirmed; then one that lies takes a quarter from the others.
+/// The part of an endpoint's capacity that one origin may fill, as one in this many. If two proxies
+/// pick, most placements of each are claims, and last as long as before. If more than four place
+/// equally, all placements are confirmed. One of them that lies then takes a quarter from the
+/// others.
 const SHARES: u32 = 4;
 
 /// The capacity of an endpoint whose KV cache is unknown, in blocks: the default of the prefix
@@ -46,7 +48,7 @@ pub(super) struct PlacementShares {
 pub(super) struct PlacingPeer<'a> {
     pub(super) process_id: u64,
     pub(super) origin: &'a Origin,
-    /// The processes of that origin, at least one.
+    /// The number of processes of that origin, at least one.
     pub(super) processes: u32,
 }
 
@@ -156,7 +158,7 @@ fn capacity(metrics: &EndpointMetrics) -> u32 {
     })
 }
 
-/// The blocks that a placement stands for.
+/// The number of blocks in a placement.
 fn blocks(placement: &EncodedPlacement<'_>) -> u32 {
     let words = placement.blocks.iter();
     let blocks = words.map(|word| match is_wide(u64::from_le_bytes(*word)) {
@@ -270,7 +272,7 @@ mod tests {
         assert!(all < 200, "of 10,000 percent: {all}");
     }
 
-    /// With more origins than shares that place the same, none is over its share.
+    /// If more origins than shares place equally, none is over its share.
     #[test]
     fn of_eight_even_peers_none_is_over_its_share() {
         let mut shares = shares();

@@ -1,5 +1,5 @@
-//! The tables that the streams of proxies and Envoys write: their status, what each origin uses,
-//! and what proxies send to each other.
+//! The tables that the streams of proxies and Envoys write: their status, the resources of each
+//! origin, and the messages between proxies.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ pub type Proxies = BTreeMap<u64, ConnectedProxy>;
 /// The streams of proxies and Envoys.
 #[derive(Debug, Default)]
 pub struct ProxyTables {
-    /// Which client certificates may have each pool.
+    /// The client certificates that may have each pool.
     pub(crate) clients: ClientNames,
     /// The state streams of proxies.
     pub streams: watch::Sender<Proxies>,
@@ -30,8 +30,8 @@ pub struct ProxyTables {
     pub eds: watch::Sender<EdsStreams>,
     /// The resources used by each origin.
     pub origins: Arc<OriginQuotas>,
-    /// The state that the daemon's own ext_proc server has of each pool, as a proxy has it; empty
-    /// where it does not run.
+    /// The state that the daemon's own ext_proc server has of each pool, in the same form as for a
+    /// proxy. It is empty if the server does not run.
     own: Mutex<BTreeMap<String, ProxyPool>>,
     relay: Mutex<PeerRelay>,
     /// Wakes the state streams when the relay has new load or placements.
@@ -44,7 +44,7 @@ pub struct ConnectedProxy {
     pub peer: ProxyProcess,
     /// The release of the filter; empty if the filter is too old to send it.
     pub release: String,
-    /// When the stream was opened.
+    /// The time when the stream was opened.
     pub since: SystemTime,
     /// The state that the proxy has, by requested pool.
     pub pools: BTreeMap<String, ProxyPool>,
@@ -58,16 +58,16 @@ pub struct ProxyPool {
     /// The newest pool update that the proxy acknowledged, and the pool revision that it was made
     /// from.
     pub acked: Option<(Version, u64)>,
-    /// When it acknowledged that.
+    /// The time when the proxy acknowledged that update.
     pub acked_at: Option<Instant>,
     /// Endpoints withheld until the proxy's Envoy has them.
     pub withheld: usize,
-    /// Why the proxy refused the last pool update; `None` if it did not.
+    /// The reason why the proxy refused the last pool update; `None` if it did not.
     pub refused: Option<String>,
 }
 
-/// A stream's part in sharing the load of a pool. It ends with the stream, also when a newer stream
-/// of the process has replaced it.
+/// A stream's part in sharing the load of a pool. It ends with the stream, and also when a newer
+/// stream of the process has replaced the stream.
 #[derive(Debug)]
 pub struct PoolMembership {
     tables: Arc<ProxyTables>,
@@ -90,7 +90,7 @@ impl Drop for PoolMembership {
 // === impl ProxyTables ===
 
 impl ProxyTables {
-    /// No streams yet; only `clients` may have pools.
+    /// Creates the tables without streams. Only `clients` may have pools.
     #[must_use]
     pub fn new(clients: ClientNames) -> Self {
         Self {
@@ -128,7 +128,7 @@ impl ProxyTables {
         }
     }
 
-    /// Passes the load of a process to the others. Only endpoints of `view` count.
+    /// Passes the load of a process to the other processes. Only endpoints of `view` count.
     pub fn share(
         &self,
         process_id: u64,

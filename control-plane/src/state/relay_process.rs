@@ -1,4 +1,4 @@
-//! The processes of a pool that share their load, and the part of it that each has been sent.
+//! The processes of a pool that share their load, and the part of it that was sent to each.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use crate::state::backlog_sum::QueuedRequests;
 use crate::state::peer::Origin;
 
-/// The placements and load of a pool that a proxy has been sent.
+/// The placements and load of a pool that were sent to a proxy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RelayCursor {
     pub(super) version: u64,
-    /// The number of the first placement that the proxy has not been sent.
+    /// The number of the first placement that was not sent to the proxy.
     pub(super) placement: u64,
     pub(super) sent_at: Option<Instant>,
     /// The time until the next message.
@@ -33,27 +33,27 @@ pub struct RelayMember<'a> {
 #[derive(Debug)]
 pub(super) struct RelayProcess {
     pub(super) origin: Origin,
-    /// The stream that the process belongs to: its newest that requested the pool.
+    /// The stream that the process belongs to, which is its newest stream that requested the pool.
     pub(super) stream_id: u64,
     pub(super) row: PeerLoadReport,
     pub(super) row_bytes: usize,
     /// The requests that its flow control queues.
     pub(super) backlog: QueuedRequests,
     pub(super) received_at: Instant,
-    /// The stamp of the last report that had one; 0 if none had.
+    /// The stamp of the last report that had one; 0 if no report had one.
     pub(super) stamp: u64,
 }
 
 // === impl RelayCursor ===
 
 impl RelayCursor {
-    /// When the proxy may next get a message; `None`: at once.
+    /// The time when the proxy may next get a message. `None` means at once.
     #[must_use]
     pub fn due_at(&self) -> Option<Instant> {
         self.sent_at.map(|at| at + self.interval)
     }
 
-    /// Whether something is due that did not fit the last message.
+    /// Whether something is due that did not fit into the last message.
     #[must_use]
     pub fn has_more(&self) -> bool {
         self.more

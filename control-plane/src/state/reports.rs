@@ -1,4 +1,4 @@
-//! What proxies, and the daemon's own ext_proc server, report of their requests.
+//! The reports of proxies, and of the daemon's own ext_proc server, on their requests.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use crate::state::decision_log::DecisionLog;
 use crate::state::peer::ProxyProcess;
 use crate::state::pool_views::PoolTable;
 
-/// Counters and sampled decisions, and the scrapers that hurry after a pick.
+/// Counters and sampled decisions, and the scrapers that scrape sooner after a pick.
 #[derive(Debug)]
 pub struct RequestReports {
     counters: Mutex<CounterStore>,
@@ -72,11 +72,11 @@ impl RequestReports {
                 now,
             );
         }
-        // Until the endpoints of a pool are known, no counts are: the first report of a VM must be
-        // whole, because later ones are compared with it.
+        // Counts are not recorded before the endpoints of a pool are known. The first report of a
+        // VM must be complete, because later ones are compared with it.
         let views = self.pools.views.borrow().clone();
         report.retain(|vm| views.get(&vm.pool).is_some());
-        // Parse before the lock is taken, so that other tasks do not wait.
+        // Parses before the lock is taken, so that other tasks do not wait.
         let totals: Vec<_> = report.into_iter().map(VmReport::from_vm).collect();
         let mut counters = self.counters();
         let mut reported: Vec<&str> = totals.iter().map(VmReport::pool).collect();
@@ -93,7 +93,7 @@ impl RequestReports {
         }
     }
 
-    /// Keeps a sampled decision of a pool that is served; an empty record is none.
+    /// Keeps a sampled decision of a pool that is served. An empty record means no decision.
     pub fn keep_decision(&self, pool: &str, source: &str, record: &str, now: Instant) {
         if let Some((pool, _)) = self.scrapers.get_key_value(pool)
             && !record.is_empty()

@@ -1,10 +1,10 @@
-//! The snapshot file: what the next start of the daemon needs to continue without a change for
-//! proxies.
+//! The snapshot file, with the data that the next start of the daemon needs to continue without a
+//! change for proxies.
 //!
 //! It has the term, the hash secret, and the endpoints of every pool with slots and generations. It
-//! has no metrics, because they would be stale. It is written whole and renamed into place whenever
-//! a pool update changes. A file that cannot be read is renamed with a warning, and the daemon
-//! starts without it.
+//! has no metrics, because they would be stale. It is written completely and renamed into place
+//! whenever a pool update changes. A file that cannot be read is renamed with a warning, and the
+//! daemon starts without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -34,7 +34,7 @@ const MODE: u32 = 0o600;
 /// The largest file read, in bytes: several full pools with all their labels.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
-/// How long to wait after a change, so that several changes are written once.
+/// The time to wait after a change, so that several changes are written once.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The content of the file.
@@ -44,8 +44,8 @@ pub struct SavedState {
     schema: u32,
     /// The term of the daemon that wrote the file.
     pub term: u64,
-    /// The key of the hashes of prompt blocks. In hexadecimal, because JSON numbers are not exact
-    /// beyond 2^53.
+    /// The key of the hashes of prompt blocks. It is in hexadecimal, because JSON numbers are not
+    /// exact beyond 2^53.
     #[serde(with = "hex")]
     pub hash_secret: u128,
     pub pools: BTreeMap<String, SavedPool>,
@@ -55,7 +55,7 @@ pub struct SavedState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedPool {
-    /// The next generation to use, for releases before 0.2, which continue at it.
+    /// The next generation to use. Releases before 0.2 need it, because they continue with it.
     pub generation_next: u32,
     endpoints: Vec<SavedEndpoint>,
 }
@@ -73,7 +73,7 @@ struct SavedEndpoint {
     address: std::net::SocketAddr,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     labels: Vec<(String, String)>,
-    /// The known keys of the metadata. The others may be large, and discovery reads them again at
+    /// The known keys of the metadata. Other keys may be large, and discovery reads them again at
     /// the start.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     metadata: Map<String, Value>,
@@ -97,8 +97,8 @@ pub struct SnapshotFile {
 // === impl SavedState ===
 
 impl SavedState {
-    /// The current state of `pools`. A pool without a complete set has its state from `before`, the
-    /// newest saved state.
+    /// The current state of `pools`. For a pool without a complete set, the state comes from
+    /// `before`, the newest saved state.
     #[must_use]
     pub fn capture(
         shared: &DaemonState,
@@ -132,7 +132,7 @@ impl SavedState {
     /// Reads the text of a snapshot file.
     ///
     /// # Errors
-    /// Says what is invalid.
+    /// The error says what is invalid.
     pub fn parse(text: &str) -> Result<Self, String> {
         serde_json::from_str::<Self>(text)
             .map_err(|e| e.to_string())
@@ -227,7 +227,7 @@ impl SavedEndpoint {
             }
         };
         // The metadata was valid when it was saved. If a later release is stricter, discovery reads
-        // it again from the source.
+        // the metadata again from the source.
         let metadata = Some(&self.metadata)
             .filter(|m| !m.is_empty())
             .and_then(|m| Metadata::try_new(m.clone()).ok());
@@ -260,7 +260,7 @@ impl SnapshotFile {
     }
 
     /// Reads the file of an earlier start, or of another daemon. An unreadable file is renamed to
-    /// `<file>.corrupt` and counts as none.
+    /// `<file>.corrupt`, and treated as missing.
     #[must_use]
     pub fn load(&self) -> Option<SavedState> {
         let loaded = match read(&self.path) {
@@ -278,7 +278,7 @@ impl SnapshotFile {
             .ok()
     }
 
-    /// Whether this daemon wrote this content, or has it already. Otherwise another daemon has led
+    /// Whether this daemon wrote this content, or already has it. Otherwise another daemon has led
     /// meanwhile.
     #[must_use]
     pub fn knows(&self, saved: &SavedState) -> bool {
@@ -294,11 +294,11 @@ impl SnapshotFile {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved.clone());
     }
 
-    /// Replaces the file by `saved`, atomically: a reader, or the next start after a crash, finds
-    /// the old or the new file, never a part.
+    /// Replaces the file by `saved` atomically. A reader, or the next start after a crash, finds
+    /// the old or the new file, never a part of one.
     ///
     /// # Errors
-    /// The error of the file system. The old file is intact then.
+    /// Returns the error of the file system. In this case the old file is intact.
     pub fn store(&self, saved: &SavedState) -> io::Result<()> {
         let text = serde_json::to_string(saved).map_err(io::Error::other)?;
         let temporary = with_suffix(&self.path, ".new");

@@ -1,7 +1,7 @@
 //! Traffic and latency of the last hour, in memory: a ring of samples for each pool.
 //!
 //! A sample is the difference of two readings of the counters. The first report of a VM is left
-//! out, because it counts what happened before this daemon ran.
+//! out, because it counts events from before this daemon ran.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use crate::state::reports::RequestReports;
 /// The time between samples. Proxies report once a second, so each sample has several reports.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The most samples kept of one pool: an hour. They take about 80 KB.
+/// The maximum number of samples kept of one pool: one hour. They take about 80 KB.
 pub const SAMPLES_MAX: usize = 360;
 
 /// Samples the counters of all pools.
@@ -48,7 +48,7 @@ struct TrafficReading {
     refused: u64,
 }
 
-/// The traffic of one pool within an interval. It has many fields because each is a line of a
+/// The traffic of one pool within an interval. It has many fields because each is a line in a
 /// chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrafficSample {
@@ -70,7 +70,7 @@ pub struct TrafficSample {
     pub cached_tokens: u64,
     /// Tokens generated.
     pub output_tokens: u64,
-    /// Requests outstanding at the end of the interval.
+    /// Requests in flight at the end of the interval.
     pub running: u64,
     /// Requests that flow control held at the end of the interval.
     pub held: u64,
@@ -85,7 +85,7 @@ pub struct TrafficSample {
 }
 
 /// Quantiles in ms, interpolated within the buckets of a histogram as Prometheus does it. Above the
-/// last bound there is no width, so the bound itself stands for all greater values.
+/// last bound there is no bucket width, so the bound itself is used for all greater values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatencyQuantiles {
     /// The median.
@@ -138,8 +138,8 @@ impl TrafficRecorder {
 // === impl TrafficHistory ===
 
 impl TrafficHistory {
-    /// Adds a sample of `pool`: the difference between `totals` and the last call. `earlier` counts
-    /// what happened before this daemon ran. The first call only sets the beginning.
+    /// Adds a sample of `pool`: the difference between `totals` and the last call. `earlier` has
+    /// the counts from before this daemon ran. The first call only sets the beginning.
     pub fn record(
         &mut self,
         pool: &Arc<str>,
@@ -186,7 +186,7 @@ impl TrafficReading {
         }
     }
 
-    /// The growth since `before`. A count that fell counts as no growth.
+    /// The growth since `before`. A count that fell counts as zero growth.
     fn minus(&self, before: &Self) -> Self {
         let now = &self.all;
         let old = &before.all;

@@ -190,7 +190,7 @@ pub struct ExchangeArgs {
     pub ext_proc_no_retry: bool,
 }
 
-/// A secret that cannot be guessed, as in the filter's configuration.
+/// Reads a secret that cannot be guessed, by the same rules as the filter's configuration.
 fn secret(text: &str) -> Result<String, String> {
     if text.len() >= 16 {
         Ok(text.to_owned())

@@ -45,7 +45,7 @@ pub struct ScalingArgs {
     pub listen_scaler: OptionalAddress,
 }
 
-/// A pool has no more endpoints.
+/// A pool has at most this many endpoints.
 #[expect(clippy::cast_possible_truncation, reason = "1,024")]
 const REPLICAS_MAX: u32 = ENDPOINTS_MAX as u32;
 
@@ -56,7 +56,7 @@ fn replicas() -> clap::builder::RangedI64ValueParser<u32> {
 /// Reads a number of replicas to spare.
 ///
 /// # Errors
-/// If it is not one.
+/// Fails if the text is not such a number.
 pub fn spare(text: &str) -> Result<f64, String> {
     let read = text
         .parse()
@@ -68,7 +68,7 @@ pub fn spare(text: &str) -> Result<f64, String> {
 // === impl ScalingArgs ===
 
 impl ScalingArgs {
-    /// The goal.
+    /// Returns the scaling goal that these options set.
     #[must_use]
     pub fn goal(&self) -> ScalingGoal {
         ScalingGoal {

@@ -1,5 +1,5 @@
-//! The daemon's part: decides a request, or a recorded decision, with the live state of a pool or
-//! with a variation of it.
+//! The daemon's part of `explain`: it decides a request, or a recorded decision again, with the
+//! live state of a pool or a variation of it.
 
 use std::sync::Arc;
 
@@ -64,7 +64,8 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
             let totals = shared.reports.totals(name, Instant::now());
             let mut fresh = FreshRequest::decide(live(true)?, learned.clone(), &totals, question)?;
             if let Some(held) = fresh.held {
-                // A held request has no pick yet. The one that it would get shows why it waits.
+                // A request that flow control holds has no pick yet. The pick that it would get now
+                // shows why it waits.
                 fresh = FreshRequest::decide(live(false)?, learned.clone(), &totals, question)?;
                 fresh
                     .answer
@@ -108,7 +109,7 @@ fn live(view: &PoolView, question: &ExplainRequest, has_queues: bool) -> Result<
         .map_err(|e| e.to_string())
 }
 
-/// The pool with the models that proxies use now.
+/// The pool with the models that proxies use now in place of its own.
 fn with_models(live: Snapshot, learned: Option<&LearnedModels>) -> Snapshot {
     match learned {
         Some(learned) => live
@@ -118,8 +119,8 @@ fn with_models(live: Snapshot, learned: Option<&LearnedModels>) -> Snapshot {
     }
 }
 
-/// Refuses a question that leaves out an address that the pool does not have: the result would be
-/// the same as without it and would mislead.
+/// Refuses a question that leaves out an address that is not in the pool: the answer would be the
+/// same as without it, and would mislead.
 fn all_there(view: &PoolView, addresses: &[String]) -> Result<(), String> {
     let there = |address: &String| {
         view.members
@@ -141,7 +142,7 @@ fn other_pipeline(text: &str) -> Result<PipelineSpec, String> {
         .ok_or_else(|| report.complaints("config"))
 }
 
-/// Decides a record again, with its own inputs.
+/// Decides a recorded decision again, with the inputs of the record.
 fn replay(
     record: &ParsedRecord,
     live: &Snapshot,
@@ -182,10 +183,10 @@ impl ExplainRequest {
     }
 }
 
-/// A request that was decided as if it had just arrived.
+/// A request, decided as if it had just arrived.
 struct FreshRequest {
     answer: Map<String, Value>,
-    /// Why flow control holds it, if it does.
+    /// The reason why flow control holds the request, if it does.
     held: Option<QueuedReason>,
 }
 
@@ -252,7 +253,7 @@ impl FreshRequest {
     }
 }
 
-/// What proxies have outstanding at each endpoint.
+/// The requests and tokens that proxies have in flight at each endpoint.
 fn loads(totals: &CounterTotals) -> impl Iterator<Item = (EndpointRef, EndpointLoad)> {
     totals.endpoints.iter().map(|(&(generation, slot), row)| {
         let load = EndpointLoad {
@@ -265,7 +266,7 @@ fn loads(totals: &CounterTotals) -> impl Iterator<Item = (EndpointRef, EndpointL
     })
 }
 
-/// Why a request is held, in the same form as in the reasons of a request that was held.
+/// The reason why a request is held, in the form of the access log's reasons.
 fn queued_members(view: &PoolView, held: &QueuedReason) -> Value {
     let full = held
         .full_at

@@ -1,4 +1,4 @@
-//! The section `flowControl`, in the form that the scheduler takes: a plugin of its own.
+//! The section `flowControl`, as the plugin that the scheduler takes for it.
 
 use scheduler::PluginSpec;
 use scheduler::flow::FLOW_CONTROL;
@@ -11,26 +11,27 @@ use crate::config::schema::SchemaShape;
 use crate::config::yaml::{YamlNode, YamlValue};
 use crate::config::{ItemStatus, LocatedNode};
 
-/// Why items of the section have no effect. In llm-d they have none without the gate either.
+/// The reason why items of the section have no effect without the feature gate. They have no effect
+/// in llm-d without the gate either.
 pub(super) const GATE_IS_OFF: &str = "it counts only with the feature gate flowControl";
 
-/// What revocation does, where llm-d also ends requests that have begun to answer.
+/// The effect of revocation here; llm-d also ends requests that have begun to answer.
 const EVICTION: &str = "running requests of negative priority are given up for higher ones that wait, only before their first byte: \
                         429 and evicted";
 const NO_EVICTION: &str = "running requests are not given up for others";
 
-/// What happens while no endpoint is ready, where llm-d waits as long as for room.
+/// The behaviour while no endpoint is ready; llm-d then waits as long as for room.
 const NO_ENDPOINT: &str = "not given: while no endpoint is ready, requests get 503 at once; for a pool that scales from zero, give the time \
                            of a start";
 
-/// The timeout of a request as shipped, and the longest wait that leaves it some time.
+/// The request timeout in the shipped files, and the longest wait that leaves a request some time.
 const TIMEOUT: &str = "300 s in the shipped files";
 const WAIT_MS_MAX: f64 = 290_000.0;
 
-/// A wait without a limit, in ms: a day, which no proxy waits for.
+/// The wait that stands for no limit, in ms: one day, which is more than any proxy waits.
 const UNLIMITED_MS: f64 = 86_400_000.0;
 
-/// The fields of the section and of a band: in the file, and as parameters.
+/// The fields of the section and of a band: their names in the file, and as parameters.
 const SECTION: [(&str, &str); 6] = [
     ("maxRequests", "maxRequests"),
     ("maxBytes", "maxBytes"),
@@ -108,7 +109,8 @@ impl ConfigReader {
         parameters.push(("bands".to_owned(), ParameterValue::List(bands)));
     }
 
-    /// Whether the file declares no Switchpoint plugin, and so means what it means in llm-d.
+    /// Whether the file declares no plugin of Switchpoint. Such a file must mean the same as in
+    /// llm-d.
     fn is_foreign(&self) -> bool {
         let ours = |plugin_type: &str| {
             registry::lookup(plugin_type).is_some_and(|row| row.source.starts_with("Switchpoint"))
@@ -119,7 +121,8 @@ impl ConfigReader {
             .any(|declared| ours(&declared.plugin_type))
     }
 
-    /// Reports a longest wait that is missing, or that a proxy's timeout is likely to cut short.
+    /// Reports if the longest wait is missing, or if the timeout of a proxy is likely to end the
+    /// wait before.
     fn waits(&mut self, line: u64, parameters: &mut GivenParameters) {
         let ttl = parameters.iter().find(|(name, _)| name == "ttlMs");
         let note = match ttl.map(|(_, ttl)| ttl) {
@@ -145,7 +148,7 @@ impl ConfigReader {
                 self.report
                     .item(path, line, ItemStatus::Implemented, NO_ENDPOINT);
             }
-            // As in llm-d, 0s is no limit.
+            // As in llm-d, 0s means no limit.
             Some((_, ttl)) if *ttl == ParameterValue::Number(0.0) => {
                 *ttl = ParameterValue::Number(UNLIMITED_MS);
             }
@@ -154,7 +157,7 @@ impl ConfigReader {
     }
 }
 
-/// The given fields as parameters. Values of another type were reported before.
+/// Returns the given fields as parameters. Values of another type were reported before.
 fn given(node: &YamlNode, fields: &[(&str, &str)]) -> GivenParameters {
     let value = |name: &str, node: &YamlNode| match &node.value {
         YamlValue::Number(number) => Some(ParameterValue::Number(*number)),

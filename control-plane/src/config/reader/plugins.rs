@@ -16,7 +16,7 @@ use crate::config::{ItemStatus, LocatedNode, unknown};
 pub(super) struct DeclaredPlugin {
     pub(super) name: String,
     pub(super) plugin_type: String,
-    /// A map, which may be empty.
+    /// The parameters as a YAML map, which may be empty.
     pub(super) parameters: YamlNode,
     /// Parameters that the scheduler does not have: path, line and answer. They are not in
     /// `parameters`.
@@ -113,7 +113,7 @@ impl ConfigReader {
             }
             self.plugins.push(declared);
         }
-        // Check the plugins only after all are read: a plugin may refer to a later one.
+        // Checks the plugins only after all are read, because a plugin may refer to a later one.
         let all = std::mem::take(&mut self.plugins);
         for declared in &all {
             self.plugin_type(declared, &all);
@@ -206,7 +206,7 @@ impl ConfigReader {
         let mut wrong = self.unusable(declared);
         let mut given = declared.given(all);
         given.retain(|(name, _)| !wrong.contains(name));
-        // `build` returns one error at a time: report it, leave out its parameter, and try again.
+        // `build` returns one error at a time. Report it, leave out the parameter, and try again.
         while let Err(error) = row.build(&given) {
             let at = error_path(&error);
             let top = at.split(['.', '[']).next().unwrap_or_default().to_owned();
@@ -259,7 +259,7 @@ impl ConfigReader {
         wrong
     }
 
-    /// Checks that every item to which parameters refer exists and has the right kind.
+    /// Checks that every item that a parameter names exists and has the right kind.
     pub(super) fn parameter_references(&mut self, profiles: &[&str]) {
         let plugins = std::mem::take(&mut self.plugins);
         let mut found = Vec::new();
@@ -289,8 +289,8 @@ impl ConfigReader {
         }
     }
 
-    /// Reports plugins without effect: those that work only when another item refers to them, and
-    /// that no item refers to.
+    /// Reports plugins without effect: plugins that work only when an item refers to them, while no
+    /// item does.
     pub(super) fn unused(&mut self) {
         use registry::PluginKind::{
             Decider, Detector, Fairness, Filter, Ordering, Parser, Picker, Scorer, UsageLimit,

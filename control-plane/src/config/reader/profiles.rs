@@ -229,8 +229,8 @@ impl ConfigReader {
         None
     }
 
-    /// Why the plugin that a profile names changes nothing in it. llm-d takes any plugin there, and
-    /// files name producers, parsers and handlers.
+    /// The reason why a plugin named by a profile changes nothing in it. llm-d takes any plugin
+    /// there, and some files name producers, parsers and handlers.
     fn not_in_profiles(&self, reference: &LocatedNode<'_>) -> Option<String> {
         let name = reference.node.text()?;
         let declared = self
@@ -246,8 +246,8 @@ impl ConfigReader {
         })
     }
 
-    /// Builds the profile of a file without profiles: all declared plugins that may be in a
-    /// profile, each with weight 1. `None` if there are none.
+    /// Builds the only profile of a file without profiles: all declared plugins that a profile may
+    /// contain, each with weight 1. `None` if there are none.
     fn implied_profile(&mut self) -> Option<ProfileSpec> {
         let fits = |p: &&DeclaredPlugin| {
             registry::lookup(&p.plugin_type)
@@ -287,7 +287,7 @@ impl ConfigReader {
         })
     }
 
-    /// Returns the declared profile handler; no other item refers to it. Reports a second one.
+    /// Returns the declared profile handler. No item refers to a handler. Reports a second one.
     fn profile_handler(&mut self, profiles: usize, line: u64) -> String {
         let handler = self.only(PluginKind::ProfileHandler, |name, first| {
             format!(
@@ -314,7 +314,7 @@ impl ConfigReader {
         Some(first.clone())
     }
 
-    /// Checks the pipeline as a whole; its parts are checked where they are read.
+    /// Checks the pipeline as a whole. Its parts were checked when they were read.
     fn check(&mut self, pipeline: &PipelineSpec) {
         if !self.report.errors.is_empty() || self.report.refuses() {
             return;

@@ -130,7 +130,7 @@ impl ConfigReader {
         parsers.iter().filter_map(plugin_ref).collect()
     }
 
-    /// A section that only the older dialect has.
+    /// Returns a section that exists only in the older dialect.
     fn older<'n>(&self, root: &LocatedNode<'n>, name: &str) -> Option<LocatedNode<'n>> {
         root.get(name)
             .filter(|_| self.dialect == ConfigDialect::V1Alpha1)

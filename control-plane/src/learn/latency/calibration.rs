@@ -1,9 +1,9 @@
 //! Measures how good predictions were: compares the prediction at the pick with the measurement.
 //!
 //! The newest outcomes of each endpoint are kept, so that the figures are current and show a drift.
-//! MAPE alone proves little (a constant is good where times vary little), so there are also the
-//! pinball loss at 0.9, which the fit of a p90 minimises, and the coverage: the share of outcomes
-//! at or below the p90, which should be 0.9.
+//! MAPE alone says little, because a constant has a good MAPE where times vary little. So there are
+//! two more figures: the pinball loss at 0.9, which the fit of a p90 minimises, and the coverage,
+//! the share of outcomes at or below the p90, which should be 0.9.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,8 +12,8 @@ use scheduler::EndpointRef;
 
 use crate::state::counters::TotalsHistogram;
 
-/// Outcomes kept for each endpoint and target: enough for a standard error of the coverage of 3
-/// percentage points at 90 %, and few enough to show a drift and its end.
+/// The number of outcomes kept for each endpoint and target. It is enough for a standard error of
+/// the coverage of 3 percentage points at 90 %, and small enough to show a drift and its end.
 const RECENT_MAX: usize = 100;
 
 /// A predicted time.
@@ -40,7 +40,7 @@ pub struct PredictionScores {
     compared: [PredictionComparison; 2],
 }
 
-/// All predictions of one target with a known outcome, and those outcomes.
+/// All predictions of one target whose outcome is known, with these outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PredictionComparison {
     /// The predictions, ms.
@@ -66,7 +66,7 @@ struct PredictionOutcome {
     covered: bool,
 }
 
-/// How good predictions are, over the newest outcomes.
+/// The quality of predictions, over the newest outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PredictionScore {
     /// Predictions ever compared with an outcome.

@@ -1,8 +1,8 @@
-//! The file of learned models. It is written while models change and read at the start, so that a
-//! daemon continues with the models of the last one, or of a daemon with a similar pool.
+//! The file of learned models. The file is written while models change, and read at the start. So a
+//! daemon continues with the models of the previous daemon, or of a daemon with a similar pool.
 //!
-//! The file is JSON; the models have the same words as in messages to proxies. If a part is invalid
-//! the whole file is ignored with a warning: the daemon then learns new models.
+//! The file is JSON. Its models have the same encoding as in messages to proxies. If a part is
+//! invalid, the whole file is ignored with a warning, and the daemon learns new models.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,7 +22,7 @@ const SCHEMA: u32 = 1;
 /// numbers.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
-/// The file mode: another daemon, perhaps of another user, may begin with the models.
+/// The file mode. Another daemon, perhaps of another user, may start with these models.
 const MODE: u32 = 0o644;
 
 /// The saved models of a pool.
@@ -34,7 +34,7 @@ pub struct SavedModel {
     pub latency: Option<LatencyModel>,
 }
 
-/// The file and its content.
+/// The file of learned models, and its content.
 #[derive(Debug)]
 pub struct ModelFile {
     path: PathBuf,
@@ -85,7 +85,7 @@ impl SavedModel {
 // === impl ModelFile ===
 
 impl ModelFile {
-    /// Reads the file. A missing or invalid file counts as empty.
+    /// Reads the file of learned models. A missing or invalid file counts as empty.
     #[must_use]
     pub fn open(path: PathBuf) -> Self {
         let file = Self {
@@ -115,11 +115,11 @@ impl ModelFile {
             .cloned()
     }
 
-    /// Saves the models of a pool beside those of other pools. The file is replaced atomically: a
-    /// reader, or the next start after a crash, finds the old or the new file, never a part.
+    /// Saves the models of a pool beside those of other pools. The file is replaced atomically. A
+    /// reader, or the next start after a crash, finds the old or the new file, never a part of one.
     ///
     /// # Errors
-    /// The error of the file system. The old file is intact then.
+    /// Returns the error of the file system. In this case the old file is intact.
     pub fn save(&self, pool: &str, model: SavedModel) -> io::Result<()> {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         pools.insert(pool.to_owned(), model);

@@ -1,8 +1,8 @@
 //! Checks the observations of proxies before anything is learned from them.
 //!
-//! A VM numbers its rows. Rows that are sent again (by a new leader, or after a stream was opened
-//! again) are recognised by their numbers, and missing rows are counted as lost. An invalid row is
-//! refused alone: the other rows of its message stay valid.
+//! A VM numbers the rows of its observations. Rows that are sent twice (by a new leader, or after a
+//! stream was opened again) are recognised by their numbers. Missing rows are counted as lost. An
+//! invalid row is refused alone: the other rows of its message stay valid.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,22 +14,22 @@ use tokio::time::Instant;
 
 use crate::state::peer::Origin;
 
-/// VMs whose numbers are remembered: the workers of a few hundred proxies. Beyond that the VM seen
-/// longest ago is forgotten.
+/// The number of VMs whose row numbers are remembered: the workers of a few hundred proxies. Beyond
+/// that number, the VM that was silent for the longest time is forgotten.
 const VMS_MAX: usize = 4_096;
 
-/// How long an origin without messages is remembered: twice as long as it has a vote.
+/// How long an origin without messages is remembered. This is twice as long as its vote lasts.
 const ORIGIN_MAX_AGE: Duration = Duration::from_secs(60);
 
-/// The most origins that are distinguished; further ones count as one.
+/// The maximum number of distinguished origins; all further origins count as one.
 const ORIGINS_MAX: usize = 256;
 
 /// Counts of rows by result, since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObservationCounts {
-    /// Rows of successful requests, learned from.
+    /// Rows of successful requests that were learned from.
     pub learned: u64,
-    /// Rows of requests that the client aborted: the full time is unknown.
+    /// Rows of requests that the client aborted, so their full time is unknown.
     pub censored: u64,
     /// Rows of requests that the endpoint failed.
     pub failed: u64,
@@ -45,7 +45,7 @@ pub struct ObservationCounts {
     pub lost: u64,
 }
 
-/// How far the rows of each VM have arrived.
+/// The number of the next row that is expected from each VM.
 #[derive(Debug, Default)]
 pub struct ObservationIntake {
     vms: BTreeMap<(u64, u64), IntakePosition>,
@@ -61,7 +61,7 @@ pub struct ObservationIntake {
 struct IntakePosition {
     /// The number of the next row.
     next: u64,
-    /// Number of the last message of this VM, for [`ObservationIntake::forget`].
+    /// The number of the last message of this VM, for [`ObservationIntake::forget`].
     at: u64,
 }
 
@@ -103,8 +103,8 @@ impl ObservationCounts {
 // === impl ObservationIntake ===
 
 impl ObservationIntake {
-    /// The witness of a message's rows: its origin, which a peer cannot choose, or its process
-    /// where all proxies are of one origin.
+    /// Returns the witness of a message's rows: its origin, which a peer cannot choose, or its
+    /// process if all proxies have the same origin.
     pub fn witness(&mut self, process_id: u64, origin: &Origin, now: Instant) -> u64 {
         self.origins
             .retain(|_, known| now.saturating_duration_since(known.at) < ORIGIN_MAX_AGE);
@@ -124,7 +124,7 @@ impl ObservationIntake {
         }
     }
 
-    /// The new and valid rows of a message.
+    /// Returns the new and valid rows of a message.
     pub fn take(
         &mut self,
         process_id: u64,
@@ -166,8 +166,8 @@ impl ObservationIntake {
         sound
     }
 
-    /// Counts unreadable rows. The first of a pool is logged: the daemon learns nothing from a
-    /// filter of another version.
+    /// Counts unreadable rows. The first bad row of a pool is logged, because the daemon learns
+    /// nothing from a filter of another version.
     fn refuse(&mut self, process_id: u64, count: u64) {
         if count > 0 && self.counts.refused == 0 {
             let process = format_args!("{process_id:016x}");
@@ -176,7 +176,7 @@ impl ObservationIntake {
         self.counts.refused += count;
     }
 
-    /// Counts a row by its result. Returns whether to learn from it.
+    /// Counts a row by its result. Returns whether the learner should learn from the row.
     pub fn count(&mut self, observed: &EncodedObservation, is_present: bool) -> bool {
         let counts = &mut self.counts;
         let count = match observed.observation.ended {

@@ -23,21 +23,22 @@ use crate::shutdown::Shutdown;
 use crate::state::life::DaemonLife;
 use crate::state::pool_views::PoolTable;
 
-/// How often new models are published. A proxy applies a model in well under a millisecond, and a
-/// drift should reach proxies within seconds.
+/// The interval at which new models are published. A proxy applies a model in well under a
+/// millisecond, and a drift should reach proxies within seconds.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often changed models are saved.
+/// The interval at which changed models are saved.
 const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The reason for no prediction before there is a latency model.
+/// The reason for a missing prediction while there is no latency model.
 const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
 
-/// Own observations from which on a daemon's models count more than those of proxies and of the
-/// file, which the leader before learned: as many as a latency model needs to predict.
+/// From this number of own observations on, a daemon prefers its own models to those of proxies and
+/// of the file, which the previous leader learned. It is the number that a latency model needs to
+/// predict.
 const OWN_MIN: u64 = SAMPLES_MIN as u64;
 
-/// Messages taken at once from the queue.
+/// The number of messages taken from the queue at once.
 const BATCH_MAX: usize = 64;
 
 /// The settings of a pool's learner.
@@ -57,8 +58,8 @@ pub struct LearningTables {
     pub learned: Arc<LearnedPools>,
 }
 
-/// The learner of one pool. It has many fields because one task owns all state of learning, so that
-/// the state can move as a whole to the thread that trains.
+/// The learner of one pool. It has many fields because one task owns all state of learning: the
+/// state can then move as a whole to the training thread.
 #[derive(Debug)]
 pub struct LearningTask {
     settings: LearningSettings,
@@ -73,19 +74,20 @@ pub struct LearningTask {
     began: Instant,
     kept: KeptModel,
     counts: LearningCounts,
-    /// Prompt tokens of finished requests by endpoint, and how many of them were cached; only of
-    /// requests whose usage says it.
+    /// Prompt tokens of finished requests by endpoint, and how many of them were cached. Only
+    /// requests whose usage reports cached tokens count.
     cached: BTreeMap<EndpointRef, [u64; 2]>,
 }
 
-/// Where the current models come from.
+/// The origin of the current models.
 #[derive(Debug)]
 struct ModelOrigin {
-    /// Whether they are prior or file and fewer than [`OWN_MIN`] own observations. Proxies keep
-    /// better ones, and the first of these that arrives is taken.
+    /// Whether the models are the prior or the file's, plus fewer than [`OWN_MIN`] own
+    /// observations. Proxies keep better models than these, and the daemon takes the first better
+    /// ones that arrive.
     provisional: bool,
-    /// Observations learned before the daemon last stopped leading. Another leader may have learned
-    /// since then.
+    /// The number of observations learned before the daemon last stopped leading. Another leader
+    /// may have learned since then.
     earlier: u64,
 }
 
@@ -99,7 +101,7 @@ struct KeptModel {
 /// The counts of a learner for its report.
 #[derive(Debug, Default)]
 struct LearningCounts {
-    /// Messages that did not fit into the inbox, at the last look.
+    /// Messages that did not fit into the inbox, at the last check.
     overrun: u64,
     /// Requests without a prediction, by reason.
     abstained: BTreeMap<&'static str, u64>,
@@ -107,7 +109,7 @@ struct LearningCounts {
     published: u64,
     /// Models too large to be published.
     oversized: u64,
-    /// Size of the last message.
+    /// The size of the last message in bytes.
     bytes: usize,
 }
 
@@ -207,8 +209,8 @@ impl LearningTask {
         }
     }
 
-    /// Takes the models of the leader before from the file, unless this daemon has learned its own
-    /// from the requests of its gateways.
+    /// Takes the models of the previous leader from the file, unless this daemon has learned its
+    /// own models from the requests of its gateways.
     fn begin_leading(&mut self) {
         if !self.origin.provisional || self.own() >= OWN_MIN {
             return;
@@ -225,7 +227,7 @@ impl LearningTask {
         self.publish();
     }
 
-    /// Another daemon learns from now on, so its models will be better than these.
+    /// From now on another daemon learns, so its models will be better than these.
     fn end_leading(&mut self) {
         self.save();
         self.origin = ModelOrigin {
@@ -235,7 +237,8 @@ impl LearningTask {
         self.publish();
     }
 
-    /// Observations learned that no other daemon knows better.
+    /// Returns the number of own observations, without those that another leader has replaced by
+    /// better models.
     fn own(&self) -> u64 {
         self.intake
             .counts
@@ -243,8 +246,9 @@ impl LearningTask {
             .saturating_sub(self.origin.earlier)
     }
 
-    /// Takes what the models of a proxy have that its own lack. Own observations count on top, as
-    /// after a start from the file, so a proxy that lies is believed for some tens of requests.
+    /// Takes the parts of a proxy's models that the daemon's own models lack. Own observations are
+    /// added to them, as after a start from the file. So a proxy that lies is believed for some
+    /// tens of requests.
     fn take_models(&mut self, models: state::LearnedModels) {
         if let Ok(proto::LearnedModels {
             step,
@@ -282,7 +286,7 @@ impl LearningTask {
         self.model = model;
     }
 
-    /// Tells proxies' streams whether the models of a proxy are wanted.
+    /// Reports to the streams of proxies whether the models of a proxy are wanted.
     fn want_models(&self) {
         let lacks_latency = self.settings.predict && self.model.latency.is_none();
         self.desk
@@ -341,8 +345,8 @@ impl LearningTask {
         if self.settings.predict && lacks_prediction(observed) {
             let why = match &self.model.latency {
                 None => TOO_LITTLE.reason(),
-                // The learner now has a model but the pick had no prediction: the request was
-                // retried at another endpoint, or its proxy had an older model.
+                // The learner has a model now, but the pick had no prediction. Either the request
+                // was retried at another endpoint, or its proxy had an older model.
                 Some(model) => model
                     .predict(observation.endpoint, &observation.conditions)
                     .err()
@@ -352,7 +356,7 @@ impl LearningTask {
         }
     }
 
-    /// Does the work of every second: train, publish, save, report.
+    /// Does the work of every second: it trains, publishes, saves and reports.
     fn tick(&mut self) {
         let overrun = self.desk.overrun.load(Ordering::Relaxed);
         self.intake.counts.lost += overrun - std::mem::replace(&mut self.counts.overrun, overrun);
@@ -445,7 +449,7 @@ impl LearningTask {
     }
 }
 
-/// Whether a prediction could have been compared with a measured time, but none was made. What two
+/// Whether there is a measured time but no prediction to compare it with. A request that two
 /// endpoints worked on has no times of its own.
 fn lacks_prediction(observed: &EncodedObservation) -> bool {
     let measured = observed
@@ -465,7 +469,7 @@ mod tests {
     use super::*;
     use crate::learn::directory::LearnerDirectory;
 
-    /// A daemon's learner of the pool `p`, and what proxies send it.
+    /// A daemon's learner of the pool `p`, and the messages that proxies send it.
     struct LearnerDrill {
         task: LearningTask,
         proxies: LearnerDirectory,
@@ -489,7 +493,7 @@ mod tests {
             Self { task, proxies }
         }
 
-        /// A proxy sends the models that it has. Returns whether they were wanted.
+        /// A proxy sends its own learned models. Returns whether the models were wanted.
         fn claims(&mut self, models: &SavedModel, provisional: bool) -> bool {
             let SavedModel { step, latency } = models.clone();
             let learned = LearnedModels {
@@ -544,7 +548,8 @@ mod tests {
     fn a_new_daemon_goes_on_from_the_first_proxy_that_has_models() {
         let mut daemon = LearnerDrill::start(None);
         assert_eq!(daemon.published(), (SavedModel::default(), true));
-        // Few requests of a proxy that has just started, too, say less than the models of another.
+        // Even a few requests, of a proxy that has just started, count less than the models of
+        // another proxy.
         daemon.learns(OWN_MIN - 1);
         assert!(daemon.published().1);
         let [first, second] = [20.0, 30.0].map(models);
@@ -605,7 +610,7 @@ mod tests {
         assert_eq!(daemon.published(), (claimed.clone(), false));
         daemon.task.begin_leading();
         assert_eq!(daemon.published(), (claimed, false), "the file is older");
-        // Another daemon leads for a while, and writes its models.
+        // Another daemon leads for a while and writes its models.
         daemon.learns(OWN_MIN);
         daemon.task.end_leading();
         assert!(daemon.published().1);

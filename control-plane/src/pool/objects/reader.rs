@@ -70,7 +70,7 @@ const CRITICALITIES: [(&str, Criticality); 3] = [
     ("Sheddable", Criticality::Sheddable),
 ];
 
-/// What `metadata` has of an object.
+/// The values that are read from the `metadata` of an object.
 struct ObjectMeta {
     name: String,
     namespace: String,
@@ -311,7 +311,7 @@ impl ObjectReader {
         targets
     }
 
-    // --- nodes as what they must be
+    // --- readers that check a node's type
 
     fn at_most<'n>(&mut self, at: Option<&LocatedNode<'n>>) -> Vec<LocatedNode<'n>> {
         let list = self.report.list(at);
@@ -340,7 +340,7 @@ impl ObjectReader {
         found.map(|(_, value)| *value)
     }
 
-    /// Reads the name under a key that must be there.
+    /// Reads a required name under a key.
     fn named(&mut self, at: &LocatedNode<'_>, key: &str) -> Option<String> {
         let name = self.report.required(at, key)?;
         self.name(&name)

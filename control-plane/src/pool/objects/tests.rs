@@ -122,8 +122,8 @@ fn an_inference_pool_takes_the_objects_of_its_namespace_that_name_it_and_says_wh
         pool: own,
         strict_models: false,
     };
-    // The namespace of each object is `n` followed by its priority. The last object has none, as a
-    // file may.
+    // The namespace of each object is `n` followed by the object's priority. The last object has no
+    // namespace, which is allowed in a file.
     let bare = objective("d", "llama", 4, "").replace(", namespace: n4", "");
     let texts = [
         objective("a", "llama", 1, ""),

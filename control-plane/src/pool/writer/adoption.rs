@@ -1,5 +1,5 @@
 //! Takes over the slots and generations that another daemon gave to the endpoints of a pool, so
-//! that the proxies keep what they know of each endpoint. Pure.
+//! that proxies keep their data on each endpoint. This module is pure.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use scheduler::{ENDPOINTS_MAX, EndpointRef, Slot};
 use super::unconfirmed::key;
 use crate::pool::member::PoolMember;
 
-/// Gives each of `members` the slot and generation that it has in `saved`. One that `saved` does
-/// not name keeps its own. Returns the positions of those whose slot another member has now: they
-/// need new ones. The slots of departing endpoints are given to no member.
+/// Gives each of `members` the slot and generation that it has in `saved`. A member that `saved`
+/// does not name keeps its own. Returns the positions of the members whose slot another member has
+/// now. These need new slots. No member gets the slot of a departing endpoint.
 pub(super) fn adopt(
     members: &mut [PoolMember],
     saved: &[(EndpointRef, Instance)],

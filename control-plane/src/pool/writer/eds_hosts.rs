@@ -1,10 +1,10 @@
-//! The endpoints that Envoy gets as hosts. That is all of them, unless the pipeline splits requests
-//! by role: then endpoints that only encode or prefill are called by sidecars and are no
-//! destination for the proxy.
+//! The endpoints that Envoy gets as hosts. These are all endpoints, unless the pipeline splits
+//! requests by role. In that case, sidecars call the endpoints that only encode or prefill, and the
+//! proxy sends no request to them.
 //!
 //! A new pipeline that needs more hosts gets them at once; the pool update waits for EDS as for any
 //! new endpoint. A new pipeline that needs fewer hosts removes them like departed endpoints,
-//! because a proxy may still schedule by the old pipeline.
+//! because a proxy may still use the old pipeline.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use super::{ACK_WAIT_MAX, EDS_REMOVAL_GRACE};
 /// Decides which endpoints are hosts.
 #[derive(Debug)]
 pub(super) struct HostSelection {
-    /// Whether only endpoints that decode are hosts, by the current pipeline.
+    /// Whether the current pipeline makes only endpoints that decode hosts.
     decoders_only: bool,
-    /// Set while all endpoints stay hosts: when that began, and the pool update that every proxy
-    /// must have before it ends.
+    /// Set while all endpoints stay hosts: the time when that began, and the pool update that every
+    /// proxy must have before it ends.
     all_until: Option<(Instant, u64)>,
 }
 
@@ -45,7 +45,8 @@ impl HostSelection {
         self.decoders_only = decoders_only;
     }
 
-    /// Ends the wait for proxies when it is over. Returns whether there are fewer hosts now.
+    /// Ends the wait for proxies when every proxy has the pool update, or the time is over. Returns
+    /// whether there are fewer hosts now.
     pub(super) fn settle(&mut self, acknowledged: impl Fn(u64) -> bool, now: Instant) -> bool {
         let done = self.all_until.is_some_and(|(at, revision)| {
             is_over(now.saturating_duration_since(at), || acknowledged(revision))

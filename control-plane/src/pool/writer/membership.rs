@@ -1,4 +1,4 @@
-//! Which endpoints are members, with which slots, and which of them Envoy has as hosts.
+//! The membership of a pool: its endpoints, their slots, and which of them are hosts in Envoy.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,9 +16,9 @@ use crate::pool::view::EdsSet;
 // === impl Pool ===
 
 impl Pool {
-    /// Gives the endpoints the slots and generations that they have in a snapshot file, or that
-    /// another daemon gave them: proxies know these. An endpoint that was not saved keeps its own,
-    /// unless its slot is taken now. Without a set of its own the pool takes the saved one.
+    /// Gives the endpoints the slots and generations of a snapshot file or of another daemon,
+    /// because proxies know these. An endpoint that was not saved keeps its own slot, unless that
+    /// slot is taken now. A pool without a set from discovery takes the saved set.
     pub fn adopt(&mut self, saved: Vec<(EndpointRef, Instance)>, now: WallAndMonotonic) {
         if !self.view.sources.complete {
             self.view.sources.complete = true;
@@ -28,7 +28,7 @@ impl Pool {
                 .map(|(id, instance)| member(id, Arc::new(instance), eds_revision, now));
             return self.replace_members(restored.collect());
         }
-        // The metrics follow their member: `replace_members` finds them by the new id.
+        // The metrics stay with their member: `replace_members` finds them by the new id.
         let moved = adoption::adopt(
             &mut self.members,
             &saved,
@@ -47,7 +47,7 @@ impl Pool {
         self.replace_members(members);
     }
 
-    /// Applies a complete set of discovery.
+    /// Applies a complete set of instances from discovery.
     pub fn replace_instances(&mut self, instances: Vec<Instance>, now: WallAndMonotonic) {
         if !self.view.sources.synced || self.view.sources.discovery_error.is_some() {
             self.view.sources.synced = true;
@@ -138,8 +138,8 @@ impl Pool {
         }
     }
 
-    /// Removes members whose model names exceed the limit, so that the others can be sent. Returns
-    /// whether any was removed.
+    /// Removes members whose model names exceed the limit, so that the other members can be sent.
+    /// Returns whether any member was removed.
     fn make_room(&mut self, members: &mut Vec<PoolMember>, now: WallAndMonotonic) -> bool {
         let mut room = ModelNameBudget::default();
         let revision = self.view.revision + 1;
@@ -195,7 +195,7 @@ impl Pool {
         }
         let revision = self.view.eds.revision + 1;
         for member in &mut self.members {
-            // An address that was in EDS before is known to Envoy; an endpoint that is no host does
+            // Envoy knows an address that was in EDS before. An endpoint that is not a host does
             // not wait for EDS.
             let address = member.instance.address;
             let eds = &self.view.eds.addresses;
@@ -223,8 +223,9 @@ impl DepartingHost {
     }
 }
 
-/// Decides whose adapters are sent to proxies, so that the names of all models are not too long.
-/// The models of the metadata go first. Other adapters are served only where they are in use.
+/// Decides which members' adapters are sent to proxies, so that the names of all models stay within
+/// the limit. The models of the metadata come first. Other adapters are served only where requests
+/// use them now.
 pub(super) fn fit_adapters(members: &mut [PoolMember]) {
     let mut room = ModelNameBudget::default();
     for member in &*members {

@@ -1,10 +1,10 @@
-//! Endpoints that discovery reports as not ready, but not because of their own report. Pure: the
-//! time is an argument.
+//! Endpoints that discovery reports as not ready for a reason that is not their own report. This
+//! module is pure: it takes the time as an argument.
 //!
 //! After an outage of the API server that is longer than the grace period of nodes, Kubernetes
-//! reports every pod of every node as not ready until its kubelet is back, although the engines
-//! serve all the time. Removing them would empty the pool. Discovery marks such endpoints
-//! ([`Instance::unconfirmed`]); their scrapes show whether they are alive:
+//! reports every pod of a node as not ready until its kubelet is back. The engines serve all the
+//! time. Removing them would empty the pool. Discovery marks such endpoints
+//! ([`Instance::unconfirmed`]), and their scrapes show whether they are alive:
 //!
 //! | the unconfirmed endpoint | in the pool |
 //! |---|---|
@@ -32,9 +32,9 @@ use crate::pool::member::{Absence, Absentee, MetricsStatus, PoolMember};
 /// deletes the pods of a lost node, so the pool and the cluster agree from then on.
 pub const UNCONFIRMED_MAX: Duration = Duration::from_secs(300);
 
-/// Nearly all endpoints are unconfirmed if at most one in this many is confirmed. Only then does an
-/// unconfirmed endpoint join without a successful scrape: otherwise the confirmed ones can do its
-/// work.
+/// Nearly all endpoints are unconfirmed if at most one in this many is confirmed. Only in that case
+/// does an unconfirmed endpoint join without a successful scrape. Otherwise the confirmed endpoints
+/// can do its work.
 const CONFIRMED_ONE_IN: usize = 10;
 
 /// The identity of a process: its namespace, name, generation and address.
@@ -44,11 +44,11 @@ pub(super) type EndpointKey = (String, String, String, SocketAddr);
 #[derive(Debug, Default)]
 pub(super) struct UnconfirmedEndpoints {
     known: BTreeMap<EndpointKey, Doubt>,
-    /// The last set of discovery, while it has unconfirmed endpoints.
+    /// The last set from discovery, while it has unconfirmed endpoints.
     set: Vec<Instance>,
 }
 
-/// Since when an endpoint is unconfirmed, on both clocks, and its place.
+/// The time since when an endpoint is unconfirmed, on both clocks, and its place.
 #[derive(Clone, Debug)]
 struct Doubt {
     since: Instant,
@@ -67,7 +67,7 @@ enum Standing {
     Left,
 }
 
-/// The identity of the process that is this instance.
+/// Returns the identity of the process behind this instance.
 pub(super) fn key(instance: &Instance) -> EndpointKey {
     (
         instance.namespace.clone(),
@@ -80,7 +80,8 @@ pub(super) fn key(instance: &Instance) -> EndpointKey {
 // === impl UnconfirmedEndpoints ===
 
 impl UnconfirmedEndpoints {
-    /// Applies a set of discovery. Returns the instances that belong in the pool, and the others.
+    /// Applies a set of instances from discovery. Returns the instances that belong in the pool,
+    /// and the others.
     pub(super) fn select(
         &mut self,
         set: Vec<Instance>,
@@ -137,7 +138,7 @@ impl UnconfirmedEndpoints {
         (kept, absent)
     }
 
-    /// The last set, if one of its endpoints must leave the pool now.
+    /// Returns the last set, if one of its endpoints must leave the pool now.
     pub(super) fn overdue(&self, members: &[PoolMember], now: Instant) -> Option<Vec<Instance>> {
         let leaves = |member: &PoolMember| {
             let doubt = self.known.get(&key(&member.instance));

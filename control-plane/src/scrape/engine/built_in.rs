@@ -7,7 +7,7 @@ use scheduler::metrics::{
 
 use super::{EngineSpec, EngineSpecBuilder, InvalidEngine, MetricMeaning, PROCESS_START};
 
-/// Where a built-in number comes from.
+/// The source of a built-in number.
 pub(super) enum BuiltInSource {
     /// The value of a series.
     Value(&'static str),
@@ -21,19 +21,20 @@ pub(super) struct BuiltInEngine {
     pub(super) metrics_path: &'static str,
     pub(super) metrics_port: Option<u16>,
     /// Series with equal values of these labels belong to the same scheduler (each tensor-parallel
-    /// rank reports it) and count once, by their largest value. Empty: each series counts by
-    /// itself.
+    /// rank reports it) and count once, by their largest value. If the list is empty, each series
+    /// counts by itself.
     pub(super) shard_labels: &'static [&'static str],
-    /// A series where this label is not empty is a part of the series where it is empty, and is not
-    /// counted again.
+    /// A series where this label is not empty is a part of the series where it is empty, so it is
+    /// not counted again.
     pub(super) part_label: Option<&'static str>,
-    /// The sources of each number, in order of preference. Numbers that are not listed are unknown.
+    /// The sources of each number, in order of preference. Numbers that are not listed are unknown
+    /// for the engine.
     pub(super) numbers: &'static [(&'static MetricDefinition, &'static [BuiltInSource])],
     pub(super) lora: &'static [&'static str],
     pub(super) counters: &'static [&'static str],
 }
 
-/// An engine with the usual location of metrics, and no metrics.
+/// An engine with the usual location of metrics, but without metrics.
 const PLAIN: BuiltInEngine = BuiltInEngine {
     name: "",
     metrics_path: "/metrics",
@@ -167,8 +168,8 @@ pub(super) const TABLE: &[BuiltInEngine] = &[
         metrics_port: Some(8002),
         numbers: &[
             (&QUEUE_DEPTH, &[Value("nv_inference_pending_request_count")]),
-            // No running requests: llm-d reads nv_inference_exec_count, which counts all executions
-            // since the start and only grows.
+            // The running requests are missing because llm-d reads nv_inference_exec_count here,
+            // which counts all executions since the start and only grows.
         ],
         counters: &["nv_inference_exec_count", "nv_inference_request_success"],
         ..PLAIN

@@ -327,7 +327,7 @@ fn cut<'a>(bytes: &'a [u8], cuts: &[prop::sample::Index]) -> Vec<&'a [u8]> {
         .collect()
 }
 
-/// Bytes that resemble a page enough to get deep into the parser.
+/// Bytes that resemble a page enough to get far into the parser.
 fn nearly_a_page() -> impl Strategy<Value = Vec<u8>> {
     let token = prop_oneof![
         Just(b"a".to_vec()),

@@ -25,7 +25,7 @@ fn built_in(name: &str) -> Arc<EngineSpec> {
     )
 }
 
-/// The reading as readable text; `?` is unknown.
+/// Formats the reading as text, with `?` for unknown values.
 fn shown(reading: &PageReading) -> String {
     fn show<T: ToString>(value: Option<T>) -> String {
         value.map_or("?".into(), |value| value.to_string())

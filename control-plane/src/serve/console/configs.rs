@@ -1,4 +1,4 @@
-//! The text of each pool's configuration, which a reader of the page edits to ask what if.
+//! The text of each pool's configuration. A reader of the page can edit it for a what-if question.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::pool::writer::PoolView;
 use crate::state::pool_views::PoolTable;
 
-/// The configuration of a pool without a file, as the text of one.
+/// The default text for a pool without a configuration file.
 const DEFAULT_TEXT: &str = "# This pool has no configuration file. This is the default.
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig

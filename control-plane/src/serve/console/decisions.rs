@@ -14,7 +14,7 @@ use crate::state::decision_log::{SAMPLES_PER_POOL_MAX, SampledDecision};
 use crate::state::reports::RequestReports;
 use crate::state::shared::DaemonState;
 
-/// A question: a sampled decision by its id, or a request; and variations.
+/// A question: a sampled decision by its id, or a request, each with optional variations.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ConsoleQuestion {
@@ -78,7 +78,7 @@ pub(super) async fn explain(
 // === impl ConsoleQuestion ===
 
 impl ConsoleQuestion {
-    /// The question with the record of the sampled decision that it names.
+    /// Replaces the id of a sampled decision in the question by its record.
     fn into_request(self, reports: &RequestReports) -> Result<ExplainRequest, QuestionRefusal> {
         let Self {
             pool,

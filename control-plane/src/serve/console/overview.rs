@@ -23,8 +23,8 @@ use crate::state::shared::DaemonState;
 use crate::state::snapshot_file::SnapshotFile;
 use crate::state::traffic::LatencyQuantiles;
 
-/// The most models of a pool in an answer, the busiest first: clients choose the names, and a page
-/// of hundreds helps no reader.
+/// The maximum number of models of a pool in an answer, the busiest first. Clients choose the
+/// names, and a page with hundreds of them helps no reader.
 const MODELS_SHOWN_MAX: usize = 100;
 
 /// The tables that the page shows.
@@ -228,7 +228,7 @@ fn band_row(view: &PoolView, priority: i32, band: &BandTotals) -> Value {
     })
 }
 
-/// `age` gives the milliseconds since a moment.
+/// `age` returns the milliseconds since a point in time.
 fn proxy_row(
     proxy: &ConnectedProxy,
     heard_at: Option<Instant>,

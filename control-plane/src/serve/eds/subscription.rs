@@ -1,10 +1,10 @@
-//! Decides the next response of one EDS stream. Pure, and the same for both variants of the
-//! protocol.
+//! Decides the next response of one EDS stream. This module is pure, and the same for both variants
+//! of the protocol.
 //!
-//! At most one response is unanswered. The next response, after Envoy's acknowledgement or refusal,
-//! has the newest set. A refused set is not sent again: Envoy keeps its last good one until the set
-//! changes. Envoys answer at once. An Envoy that has not applied a response for
-//! [`EDS_ACK_WAIT_MAX`] is late until it applies one.
+//! At most one response waits for an answer. After Envoy's acknowledgement or refusal, the next
+//! response has the newest set. A refused set is not sent again. Envoy keeps its last good set
+//! until the set changes. An Envoy normally answers at once. An Envoy that has not applied a
+//! response for [`EDS_ACK_WAIT_MAX`] is late until it applies one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,8 +15,8 @@ use crate::state::eds_streams::EdsAck;
 use crate::state::pool_views::PoolViews;
 
 /// How long pool updates wait for an Envoy to apply an EDS response. Envoys need milliseconds, a
-/// busy one up to a second. A client that takes longer is broken or not an Envoy, and must not
-/// withhold endpoints from its proxy forever.
+/// busy one up to a second. A client that takes longer is broken or is not an Envoy. It must not
+/// keep endpoints from its proxy forever.
 pub const EDS_ACK_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The subscriptions of a stream.
@@ -24,13 +24,13 @@ pub const EDS_ACK_WAIT_MAX: Duration = Duration::from_secs(5);
 pub struct EdsSubscription {
     names: BTreeSet<String>,
     in_flight: Option<PendingResponse>,
-    /// Revisions sent, by pool, answered or not.
+    /// The revisions sent, by pool, whether answered or not.
     sent: BTreeMap<String, u64>,
     acks: BTreeMap<String, EdsAck>,
     nonce: u64,
-    /// Whether names of this stream that are not served were logged.
+    /// Whether names of this stream that the daemon does not serve were logged.
     unserved: bool,
-    /// When the oldest response that is not applied was sent.
+    /// The time when the oldest response was sent that is not applied yet.
     waits: Option<Instant>,
 }
 
@@ -71,7 +71,7 @@ impl EdsSubscription {
         self.names = names;
     }
 
-    /// Whether names that are not served are reported for the first time on this stream.
+    /// Whether this stream reports names that are not served for the first time.
     pub fn is_first_unserved(&mut self) -> bool {
         !std::mem::replace(&mut self.unserved, true)
     }
@@ -89,7 +89,7 @@ impl EdsSubscription {
     }
 
     /// Applies Envoy's answer to the response with `nonce`. Returns whether it was the answer to
-    /// the last response; others are ignored.
+    /// the last response. Other answers are ignored.
     pub fn answer(&mut self, nonce: &str, answer: &EnvoyAnswer) -> bool {
         let Some(in_flight) = self.in_flight.take_if(|f| f.nonce == nonce) else {
             return false;
@@ -114,7 +114,7 @@ impl EdsSubscription {
         true
     }
 
-    /// When the stream becomes late if Envoy does not answer. `None` if all responses are
+    /// The time when the stream becomes late if Envoy does not answer. `None` if all responses are
     /// answered, or the stream is late already.
     #[must_use]
     pub fn late_at(&self) -> Option<Instant> {
@@ -134,7 +134,7 @@ impl EdsSubscription {
             .for_each(|(_, ack)| ack.late = true);
     }
 
-    /// The next response, if one is due. It counts as sent.
+    /// The next response, if one is due. The returned response counts as sent.
     pub fn due(&mut self, pools: &PoolViews, now: Instant) -> Option<DueResponse> {
         if self.in_flight.is_some() {
             return None;

@@ -1,9 +1,9 @@
 //! The Service that a gateway calls, by the `:authority` of its gRPC stream.
 //!
-//! An InferencePool names the Service of its picker. A gateway that reads it opens a cluster for
-//! that Service, and Envoy sends as authority the value that the gateway set, or else the name of
-//! the cluster. So pools that share a daemon need no metadata if each names its own Service or
-//! port.
+//! An InferencePool names the Service of its picker. A gateway that reads the InferencePool opens a
+//! cluster for that Service. As authority, Envoy sends the value that the gateway set, or else the
+//! name of the cluster. So pools that share a daemon need no metadata if each names its own Service
+//! or port.
 //!
 //! | gateway | authority |
 //! |---|---|
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use crate::pool::discovery_source::WatchedComponents;
 
-/// For each pool that is discovered, the requirements of its source, with the picker's Service.
+/// For each discovered pool, the requirements of its source, with the Service of the picker.
 #[derive(Debug)]
 pub struct PickerServices(Vec<(Arc<str>, watch::Receiver<BackendStatus>)>);
 

@@ -1,6 +1,6 @@
 //! The ext_proc server as a proxy of the daemon itself. It gets its messages from a
 //! [`StateSession`], as other proxies do, and reports the same counters. The daemon does not know
-//! the EDS streams of its gateways, so the server receives a new endpoint after the delay that
+//! the EDS streams of its gateways. So the server receives a new endpoint after the delay that
 //! replaces an acknowledgement.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::state::shared::DaemonState;
 /// The interval of a pool's housekeeping: a slice of the prefix index, and the ejections.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How often counters are reported: as often as filters do.
+/// The interval at which counters are reported, which is the same as for filters.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The node id of the ext_proc server; no Envoy has it.
@@ -40,7 +40,7 @@ pub struct DaemonLink {
 impl DaemonLink {
     #[must_use]
     pub fn new(server: Arc<ExtProcServer>, shared: Arc<DaemonState>) -> Self {
-        // 0 means no process.
+        // The process id 0 means no process.
         let process_id = rand::random::<u64>().max(1);
         Self {
             server,
@@ -67,8 +67,8 @@ impl DaemonLink {
         let mut memberships = Vec::new();
         loop {
             let views = pools.borrow_and_update().clone();
-            // A change is marked as seen only when it may be forwarded. An earlier change wakes
-            // this task later.
+            // A change is marked as seen only when it may be forwarded. If there was an earlier
+            // change, it wakes this task later.
             if session.relay_at(Instant::now()) <= Instant::now() {
                 relayed.borrow_and_update();
             }

@@ -14,13 +14,13 @@ use tokio::sync::mpsc;
 use crate::scrape::http_client;
 use crate::shutdown::Shutdown;
 
-/// The most spans of one call; each has one or two KB, mostly the candidates.
+/// The maximum number of spans of one call; each has one or two KB, mostly the candidates.
 const BATCH_MAX: usize = 256;
 
 /// How long a span waits for others.
 const BATCH_WAIT: Duration = Duration::from_secs(1);
 
-/// How long the collector may take to answer: less than tasks may take to stop.
+/// The maximum time that the collector may take to answer: less than tasks may take to stop.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// The path of traces below the endpoint.
@@ -38,8 +38,8 @@ struct SpanExporter {
     works: bool,
 }
 
-/// Sends spans until `shutdown`, then the ones that wait. What the collector does not take is
-/// counted and dropped: traces must not take the memory of requests.
+/// Sends spans until `shutdown`, then the ones that wait. Spans that the collector refuses are
+/// counted and dropped, because traces must not use the memory of requests.
 pub async fn export(
     endpoint: Url,
     mut spans: mpsc::Receiver<RequestSpan>,
@@ -72,7 +72,8 @@ pub async fn export(
             _ = spans.recv_many(&mut batch, BATCH_MAX) => {}
             () = shutdown.begun() => stops = true,
         }
-        // A full batch waits for no others. After the signal, streams that it ends get this time.
+        // A full batch does not wait for more spans. After the shutdown signal, streams that it
+        // ends get this time.
         if batch.len() < BATCH_MAX {
             tokio::select! {
                 () = tokio::time::sleep(BATCH_WAIT) => {}
@@ -89,7 +90,7 @@ pub async fn export(
 // === impl SpanExporter ===
 
 impl SpanExporter {
-    /// Fills the batch from those that wait, sends it and empties it.
+    /// Moves waiting spans into the batch, sends the batch and empties it.
     async fn send_waiting(
         &mut self,
         spans: &mut mpsc::Receiver<RequestSpan>,
@@ -137,7 +138,7 @@ impl SpanExporter {
     }
 }
 
-/// The URL for traces: an endpoint is the base of the URLs of all signals.
+/// The URL for traces. The endpoint is the base of the URLs of all signals.
 fn target(mut endpoint: Url) -> Url {
     let path = format!("{}/{PATH}", endpoint.path().trim_end_matches('/'));
     endpoint.set_path(&path);

@@ -19,22 +19,22 @@ pub enum ListenerName {
     Scaler,
 }
 
-/// The most connections of one listener.
+/// The maximum number of connections of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionBudget {
-    /// At once, with and without a request so far.
+    /// The number at once, with and without a request so far.
     pub connections_max: usize,
 }
 
 /// The number of descriptors assumed if the system sets no limit.
 const DESCRIPTORS_MAX: u64 = 1 << 20;
 
-/// The fewest connections of a listener, even with few descriptors: a quarter of it may wait for a
-/// first request.
+/// The minimum number of connections of a listener, even with few descriptors. A quarter of them
+/// may wait for a first request.
 const CONNECTIONS_MIN: usize = 8;
 
-/// Raises the soft limit of open files to the hard limit: scraping and proxies together may need
-/// more than the usual 1,024.
+/// Raises the soft limit of open files to the hard limit, because scraping and proxies together may
+/// need more than the usual 1,024.
 pub fn raise_descriptors() {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -80,9 +80,9 @@ impl ListenerName {
         self.budget_of(descriptors())
     }
 
-    /// At most `connections_max` connections, and at most `part` 32nds of all descriptors. The
-    /// parts add up to 16 of 32, and to 20 while connections close
-    /// ([`ConnectionBudget::open_max`]). The rest is for scraping, discovery and files; clients
+    /// The listener may have at most `connections_max` connections, and at most `part` 32nds of all
+    /// descriptors. The parts add up to 16 of 32, or to 20 while connections close
+    /// ([`ConnectionBudget::open_max`]). The rest is for scraping, discovery and files, and clients
     /// cannot use it up.
     fn budget_of(self, descriptors: u64) -> ConnectionBudget {
         let (connections_max, part) = match self {
@@ -90,7 +90,7 @@ impl ListenerName {
             Self::State => (8_192, 8),
             // One connection for each worker of each gateway.
             Self::ExtProc => (8_192, 4),
-            // Probes, scrapers and operators: a few at a time.
+            // Probes, scrapers and operators have a few connections at a time.
             Self::Health | Self::Admin | Self::Metrics | Self::Scaler => (256, 1),
         };
         let of_descriptors =
@@ -104,18 +104,18 @@ impl ListenerName {
 // === impl ConnectionBudget ===
 
 impl ConnectionBudget {
-    /// The most connections that have made no request so far.
+    /// The maximum number of connections that have made no request so far.
     pub(super) fn waiting_max(self) -> usize {
         self.connections_max / 4
     }
 
-    /// The most connections that have made a request.
+    /// The maximum number of connections that have made a request.
     pub(super) fn served_max(self) -> usize {
         self.connections_max - self.waiting_max()
     }
 
-    /// The most open descriptors: connections, and those that must close but hold their descriptor
-    /// until their task runs.
+    /// The maximum number of open descriptors: of connections, and of those that must close but
+    /// hold their descriptor until their task runs.
     pub(super) fn open_max(self) -> usize {
         self.connections_max + self.waiting_max()
     }

@@ -1,4 +1,5 @@
-//! Which client certificates a listener accepts: those of its CA, except the listener's own.
+//! Decides which client certificates a listener accepts: those of its CA, except the listener's
+//! own.
 
 use std::sync::Arc;
 
@@ -12,8 +13,8 @@ use rustls::{
 };
 use webpki::EndEntityCert;
 
-/// Accepts what [`WebPkiClientVerifier`] accepts, unless the key is the server's own: what may
-/// serve proxies is not a proxy.
+/// Accepts the certificates that [`WebPkiClientVerifier`] accepts, unless the key is the server's
+/// own: a server of proxies is not a proxy.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
     authority: Arc<dyn ClientCertVerifier>,
@@ -26,7 +27,7 @@ impl ClientVerifier {
     /// Accepts clients of `roots` in a listener whose certificate is `own`.
     ///
     /// # Errors
-    /// Says what is wrong with the CA or with the certificate.
+    /// The error says what is wrong with the CA or with the certificate.
     pub(super) fn try_new(
         roots: RootCertStore,
         own: &CertificateDer<'_>,

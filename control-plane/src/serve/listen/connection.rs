@@ -16,8 +16,8 @@ use tonic::transport::server::Connected;
 use super::ConnectionPermit;
 use super::peer::{PeerInfo, PeerName};
 
-/// How long a peer may read nothing of what is sent. HTTP/2 flow control holds back a slow stream
-/// alone; a whole connection stalls only if the peer reads nothing at all.
+/// How long a peer may read none of the bytes that are sent. HTTP/2 flow control holds back a slow
+/// stream alone, so a whole connection stalls only if the peer reads nothing at all.
 pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
 
 /// A connection whose TLS handshake is done. Reads and writes fail when the listener has to close
@@ -28,7 +28,7 @@ pub struct ServerConnection {
     permit: Arc<ConnectionPermit>,
     /// The signal to close; `None` once it was received.
     closed: Option<oneshot::Receiver<()>>,
-    /// Runs while a write waits for the peer.
+    /// The timer that runs while a write waits for the peer.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 

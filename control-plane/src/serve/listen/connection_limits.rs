@@ -1,10 +1,10 @@
-//! Decides which connections of a listener stay open when there are too many.
+//! Decides which connections of a listener stay open if there are too many.
 //!
 //! A connection is in the waiting group until its first request, and in the served group after it.
 //! Both groups have a maximum. When a group is full, the client address with the most connections
 //! in it loses one, so one address cannot keep others out. In the waiting group that is the oldest
-//! (a proper client makes a request within milliseconds), in the served group the newest (working
-//! connections stay).
+//! connection (a proper client makes a request within milliseconds). In the served group it is the
+//! newest (working connections stay).
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -16,8 +16,8 @@ use tokio::time::Instant;
 use super::ConnectionBudget;
 
 /// The time from accepting a connection to its first request, including the TLS and HTTP/2
-/// handshakes. A peer on the same network needs milliseconds; clients that connect long before
-/// their first request connect again.
+/// handshakes. A peer on the same network needs milliseconds. Clients that connect long before
+/// their first request have to connect again.
 pub const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The connections of one listener.
@@ -25,7 +25,7 @@ pub const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);
 pub(super) struct ConnectionLimits {
     waiting: ConnectionGroup,
     served: ConnectionGroup,
-    /// Open connections, including those that must close but have not yet.
+    /// Open connections, including those that must close but are still open.
     open: usize,
     open_max: usize,
     next: u64,
@@ -163,8 +163,8 @@ impl ConnectionGroup {
         if self.open <= self.open_max {
             return 0;
         }
-        // If addresses have equally many, the new connection's own address loses one: an address
-        // never loses a connection to another that has as many.
+        // If several addresses have the most connections, the new connection's own address loses
+        // one. So an address never loses a connection to another address that has as many.
         let heaviest = self
             .by_address
             .iter()

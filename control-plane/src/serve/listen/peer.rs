@@ -27,8 +27,8 @@ pub struct PeerInfo {
     pub(super) permit: Weak<ConnectionPermit>,
 }
 
-/// A layer that adds the peer's identity to the extensions of a request, and notes at the listener
-/// that the peer made a request.
+/// A layer that adds the peer's identity to the extensions of a request, and records at the
+/// listener that the peer made a request.
 pub type IdentifyLayer = InterceptorLayer<fn(Request<()>) -> Result<Request<()>, Status>>;
 
 /// The layer that every server on an [`Incoming`](super::Incoming) needs.

@@ -1,6 +1,6 @@
 //! Certificates of listeners. The files are read again when they change, so that certificates
-//! rotate without a restart. If new files do not fit together (a certificate whose key has not
-//! arrived yet), the old certificates stay in force and the log says so.
+//! rotate without a restart. If new files do not fit together (the key of a certificate has not
+//! arrived yet), the old certificates stay in use, and the log says so.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,8 +34,8 @@ pub enum ServerTls {
     Off,
     /// TLS with these files.
     Files(TlsFiles),
-    /// TLS with a self-signed certificate, created at each start. Clients cannot verify it: it only
-    /// keeps others on the network path from reading.
+    /// TLS with a self-signed certificate, created at each start. Clients cannot verify it. It only
+    /// prevents others on the network path from reading.
     SelfSigned,
 }
 
@@ -70,7 +70,7 @@ async fn follow(
     .flatten()
     .map(FileWatcher::new)
     .collect();
-    // The first content was just read.
+    // The first content was read just before.
     for follow in &mut follows {
         let _ = follow.changed().await;
     }
@@ -106,7 +106,7 @@ async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
     let key_pem = file_watcher::read(key).await.map_err(|e| e.to_string())?;
     let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes())
         .map_err(|e| format!("{}: {e}", key.display()))?;
-    // An error means that a provider is installed already; all code of this process installs the
+    // An error means that a provider is already installed. All code of this process installs the
     // same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = match client_ca {

@@ -1,4 +1,5 @@
-//! Flow control, under llm-d's names. Fairness ids are no labels: they may be those of users.
+//! Flow control, under llm-d's names. Fairness ids are not labels, because they may be ids of
+//! users.
 
 use std::fmt;
 

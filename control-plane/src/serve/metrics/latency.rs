@@ -1,4 +1,4 @@
-//! How well each pool's latencies are learned and predicted.
+//! The quality of learning and prediction of each pool's latencies.
 
 use std::fmt;
 

@@ -10,10 +10,10 @@ use crate::state::counters::TotalsHistogram;
 
 pub(super) type MetricLabels = Vec<(&'static str, String)>;
 
-/// What several families have in common: labels, and what their values are read from.
+/// The common part of several families: their labels, and the source of their values.
 pub(super) type Rows<T> = Vec<(MetricLabels, T)>;
 
-/// Name, help text, and how the value is read from a row.
+/// The name, the help text, and the function that reads the value from a row.
 pub(super) type Family<T, V> = (&'static str, &'static str, fn(T) -> V);
 
 /// A histogram as it is written: bounds with their counts (not cumulative), and the sum.
@@ -66,7 +66,7 @@ impl EncodeMetric for HistogramBuckets {
 // === impl MetricsPage ===
 
 impl MetricsPage<'_> {
-    /// Writes a counter. `name` has no `_total`; the encoder appends it.
+    /// Writes a counter. `name` has no `_total`, because the encoder appends it.
     pub(super) fn counter(
         &mut self,
         name: &str,
@@ -148,7 +148,7 @@ impl MetricsPage<'_> {
     }
 }
 
-/// Writes one row; without labels it has no braces either.
+/// Writes one row. Without labels, the row has no braces either.
 fn labelled(
     family: &mut MetricEncoder<'_>,
     labels: &MetricLabels,
@@ -187,7 +187,7 @@ pub(super) fn with(labels: &MetricLabels, key: &'static str, value: &str) -> Met
     labels
 }
 
-/// Mean and standard deviation of the known values; `None` if none is known.
+/// Mean and standard deviation of the known values; `None` if no value is known.
 pub(super) fn moments(values: impl Iterator<Item = f32>) -> Option<(f64, f64)> {
     let values: Vec<f64> = values.map(f64::from).collect();
     let n = count(values.len());

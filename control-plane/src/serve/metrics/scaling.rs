@@ -1,4 +1,4 @@
-//! The signals to scale by. Only the leader knows them: proxies report to no other daemon.
+//! The signals to scale by. Only the leader knows them, because proxies report to no other daemon.
 
 use std::fmt;
 

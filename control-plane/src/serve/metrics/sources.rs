@@ -64,7 +64,7 @@ impl MetricsCollector {
     }
 
     /// The age of the data of discovery. During an outage of its backend the last known set stays
-    /// in force, and the age grows.
+    /// in use, and the age grows.
     fn discovery(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let discovery = &self.shown.discovery;
         let pools = discovery

@@ -1,9 +1,9 @@
-//! Checks size and scope of the messages of proxies. The times in them are checked where load
+//! Checks the size and scope of the messages of proxies. The times in them are checked when load
 //! reports are read ([`proto::load_report::LoadReportHead::receive`]).
 //!
 //! A proxy may report only for itself, and only about pools that it requested and that this daemon
-//! serves. Parts outside these limits are dropped and counted, and the rest of the message is used:
-//! a faulty filter should lose only the faulty part.
+//! serves. Parts that exceed these limits are dropped and counted, and the rest of the message is
+//! used, because a faulty filter should lose only the faulty part.
 
 use prost::Message as _;
 use proto::observation::{OBSERVATION_BYTES, OBSERVATIONS_MAX};
@@ -16,11 +16,11 @@ use crate::state::peer_relay::ROW_BYTES_MAX;
 /// The longest node id and pool name accepted, in bytes.
 pub const NAME_BYTES_MAX: usize = 1024;
 
-/// The longest reason for a refusal that is kept, in bytes, for the log.
+/// The longest kept reason for a refusal, in bytes. It is kept for the log.
 pub const REASON_BYTES_MAX: usize = 1024;
 
-/// The most placements and claims in one message from a proxy, in bytes: twice the maximum of a
-/// filter.
+/// The maximum size of placements and claims in one message from a proxy, in bytes: twice the
+/// maximum of a filter.
 const SHARE_PLACEMENTS_BYTES_MAX: usize = 2 * PLACEMENTS_BYTES_MAX;
 
 /// The pools that a proxy may report about.
@@ -53,11 +53,12 @@ pub struct Admission {
     pub refused: u64,
 }
 
-/// Checks the first message of a stream. The schema becomes that of the stream. Which of the pools
-/// the proxy may have is decided by [`ClientNames`](crate::state::client_names::ClientNames).
+/// Checks the first message of a stream. The schema in it becomes that of the stream.
+/// [`ClientNames`](crate::state::client_names::ClientNames) decides which of the pools the proxy
+/// may have.
 ///
 /// # Errors
-/// Says which rule of the protocol the Hello breaks.
+/// The error says which rule of the protocol the Hello breaks.
 pub fn hello(mut hello: state::Hello) -> Result<state::Hello, Status> {
     let version = env!("CARGO_PKG_VERSION");
     let oldest = proto::SCHEMA_MIN;
@@ -94,7 +95,8 @@ impl ProxyScope {
     /// Checks a message.
     ///
     /// # Errors
-    /// [`Status::invalid_argument`] if the protocol does not allow the message at this point.
+    /// Returns [`Status::invalid_argument`] if the protocol does not allow the message at this
+    /// point.
     pub fn admit(&self, message: state::ProxyMessage) -> Result<Admission, Status> {
         let (said, refused) = match message.message {
             Some(proxy_message::Message::Ack(ack)) => {

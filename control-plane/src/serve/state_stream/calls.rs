@@ -1,4 +1,4 @@
-//! The state stream as HTTP calls, for proxies that do not allow their filters gRPC. The messages
+//! The state stream as HTTP calls, for proxies that do not let their filters use gRPC. The messages
 //! and the [`StateServer`] are the same.
 //!
 //! ```text
@@ -6,9 +6,9 @@
 //! POST /switchpoint/state/hear   nothing                         ──▶ 200 and messages, framed, as soon as there are any; none after HOLD_MAX
 //! ```
 //! A header names the connection that a call belongs to. The first call of a connection sends a
-//! Hello and starts the task of a stream; the calls feed and read its two channels. The connection
+//! Hello and starts the task of a stream. The calls feed and read its two channels. The connection
 //! ends when the daemon ends it, which the next call reports, or after [`SILENCE_MAX`] without a
-//! call. A lost message is not sent again: the proxy then begins a new connection, as after a
+//! call. A lost message is not sent again. The proxy then begins a new connection, as after a
 //! broken stream.
 
 use std::collections::BTreeMap;
@@ -37,18 +37,20 @@ use super::{StateServer, refusal};
 use crate::serve::listen::PeerName;
 use crate::state::peer::{Origin, RemoteAddress, StreamQuota};
 
-/// How long a call is held while there is no message. Metrics come at least twice a second, so this
-/// matters only for a proxy without known pools.
+/// How long a call is held while there is no message. Metrics are sent at least twice a second, so
+/// this matters only for a proxy without known pools.
 const HOLD_MAX: Duration = Duration::from_secs(1);
 
-/// How long a connection stays open without a call: far longer than the pause between two calls.
-/// After the same time a proxy counts the daemon as gone.
+/// How long a connection stays open without a call. This is far longer than the pause between two
+/// calls. A proxy assumes after the same time that the daemon is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// Messages of one connection that were received but not processed yet; a call with more waits.
+/// The number of messages of one connection that were received but not processed yet. A call with
+/// more has to wait.
 const UNREAD_MAX: usize = 16;
 
-/// The most messages of one call: those of several seconds without an answer from the daemon.
+/// The maximum number of messages in one call: those of several seconds without an answer from the
+/// daemon.
 const MESSAGES_MAX: usize = 4_096;
 
 /// An answer with this many bytes or more gets no further message.
@@ -57,7 +59,7 @@ const ANSWER_BYTES: usize = MESSAGE_BYTES_MAX / 4;
 /// The header that names a connection.
 const SESSION: &str = "x-switchpoint-session";
 
-/// How long the body of a call may take to arrive; a proxy sends it at once.
+/// The maximum time that the body of a call may take to arrive. A proxy sends it at once.
 const UPLOAD_MAX: Duration = Duration::from_secs(10);
 
 /// All connections, by the number in the header.
@@ -70,7 +72,7 @@ struct CallConnections {
 /// The proxy's side of a connection.
 #[derive(Debug)]
 struct CallConnection {
-    /// The origin that began the connection; calls of other origins cannot use it.
+    /// The origin that began the connection. Calls of other origins cannot use it.
     origin: Origin,
     from_proxy: mpsc::Sender<Result<state::ProxyMessage, Status>>,
     to_proxy: AsyncMutex<mpsc::Receiver<Result<state::DaemonMessage, Status>>>,
@@ -96,8 +98,8 @@ async fn receive_call(
     body: Body,
 ) -> Result<(), CallRefusal> {
     let session = session(&headers)?;
-    // The permit is acquired before the body is read and held until the whole body is processed,
-    // because a body takes as much memory as a message may. Its messages are decoded one by one.
+    // The permit is acquired before the body is read, and held until the whole body is processed,
+    // because a body can be as large as a message. Its messages are decoded one by one.
     let _permit = calls
         .server
         .shared
@@ -155,7 +157,7 @@ async fn poll_call(
         () = &mut newer => return Ok(answer),
         () = tokio::time::sleep(HOLD_MAX) => return Ok(answer),
     }
-    // Add the messages that are ready now. If the connection ended, the next call reports it.
+    // Adds the messages that are ready now. If the connection ended, the next call reports it.
     while answer.len() < ANSWER_BYTES
         && let Ok(Ok(message)) = to_proxy.try_recv()
     {
@@ -281,7 +283,7 @@ impl CallConnections {
                 () = ours.wait_for_silence() => Ok(()),
             };
             if let Err(status) = ended {
-                // The error goes to the call that waits, or to the next one.
+                // The error goes to the waiting call, or to the next one.
                 let _ = tokio::time::timeout(SILENCE_MAX, outbound.send(Err(status))).await;
                 let _ = tokio::time::timeout(SILENCE_MAX, outbound.reserve()).await;
             }
@@ -328,7 +330,7 @@ impl CallConnection {
     }
 }
 
-/// Why a call is refused: the status that a stream would have ended with.
+/// The reason why a call is refused: the status that would have ended a stream.
 struct CallRefusal(Status);
 
 impl From<Status> for CallRefusal {

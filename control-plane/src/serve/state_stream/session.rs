@@ -1,7 +1,7 @@
-//! Decides the next message for one proxy. Pure, with time as an argument.
+//! Decides the next message for one proxy. This module is pure, and takes the time as an argument.
 //!
 //! A session has no queue. Whenever the stream can take a message, [`StateSession::next`] makes the
-//! newest one that is due, so a slow reader skips outdated messages.
+//! newest one that is due. So a slow reader skips outdated messages.
 //!
 //! ```text
 //! no pool update yet ── all members known to its Envoy, or FIRST_POOL_UPDATE_WAIT over ──▶ pool update ──▶ metrics, metrics, ...
@@ -24,32 +24,34 @@ use crate::state::pool_views::PoolViews;
 use crate::state::proxies::ProxyPool;
 use crate::state::shared::DaemonState;
 
-/// How long after a Hello an EDS stream of the same proxy may take to open. After that the daemon
-/// assumes that the proxy's Envoy gets its hosts from elsewhere (Istio, static clusters). For such
-/// an Envoy it is also how long a new endpoint is withheld, so that the other source can deliver
-/// it.
+/// The maximum time from a Hello until an EDS stream of the same proxy opens. After that, the
+/// daemon assumes that the proxy's Envoy gets its hosts from another source (Istio, static
+/// clusters). For such an Envoy, this is also how long a new endpoint is withheld, so that the
+/// other source can deliver it.
 pub const EDS_ABSENT_GRACE: Duration = Duration::from_millis(300);
 
-/// How long the first pool update of a stream waits to be complete. An Envoy acknowledges EDS in
-/// milliseconds, and a proxy without state parks its requests for 2 s at most.
+/// How long the first pool update of a stream waits to be complete. An Envoy acknowledges EDS
+/// within milliseconds, and a proxy without state parks its requests for at most 2 s.
 pub const FIRST_POOL_UPDATE_WAIT: Duration = Duration::from_secs(1);
 
-/// The least time between two metrics messages of a pool. Engines change their gauges no faster
+/// The minimum time between two metrics messages of a pool. Engines change their gauges no faster
 /// than their steps of about 20 ms, and a proxy's own in-flight ledger is newer anyway.
 pub const METRICS_INTERVAL_MIN: Duration = Duration::from_millis(50);
 
-/// How often unchanged metrics are sent: twice as often as the filter requires.
+/// The interval at which unchanged metrics are sent. It is half of the interval that the filter
+/// requires.
 const HEARTBEAT: Duration = Duration::from_millis(METRICS_INTERVAL_MAX_MS / 2);
 
-/// Sent pool updates whose acknowledgement is awaited. A proxy that is further behind acknowledges
-/// a newer one later.
+/// The number of sent pool updates whose acknowledgement is awaited. A proxy that is further behind
+/// acknowledges a newer update later.
 const UNACKED_MAX: usize = 64;
 
-/// How often the term of a stream is raised, for each pool, because the proxy holds state of a
-/// later term. A correct proxy needs one; each costs a whole pool update.
+/// The number of times that the term of a stream is raised, for each pool, because the proxy holds
+/// state of a later term. A correct proxy needs one raise, and each raise costs a whole pool
+/// update.
 pub const RAISES_MAX: u32 = 3;
 
-/// The messages that one proxy has been sent.
+/// The messages that were sent to one proxy.
 #[derive(Debug)]
 pub struct StateSession {
     peer: ProxyProcess,
@@ -57,19 +59,19 @@ pub struct StateSession {
     pools: BTreeMap<String, PoolSession>,
 }
 
-/// The messages of one pool that a proxy has been sent.
+/// The messages of one pool that were sent to a proxy.
 #[derive(Debug, Default)]
 struct PoolSession {
     pool_update: Option<SentPoolUpdate>,
     metrics: Option<SentMetrics>,
     unacked: VecDeque<(Version, u64)>,
-    /// The least term of the proxy's pool updates: above the term of the state that the proxy held
-    /// when it refused one. The daemon's own term does not change, so a false report of one proxy
-    /// does not affect others.
+    /// The lowest term of the proxy's pool updates. It is above the term of the state that the
+    /// proxy held when it refused one. The daemon's own term does not change, so a false report of
+    /// one proxy does not affect others.
     term_min: u64,
     raises: u32,
-    /// A version of a newer daemon that the proxy holds, and when it said so. The term is raised
-    /// when it is certain that this daemon still leads.
+    /// A version of a newer daemon that the proxy holds, and the time when the proxy reported it.
+    /// The term is raised when it is certain that this daemon still leads.
     held: Option<HeldVersion>,
     relayed: RelayCursor,
     /// The sequence of the models sent last.
@@ -102,9 +104,10 @@ struct SentMetrics {
 enum MemberGate {
     /// The members of this EDS revision, which the proxy's Envoy acknowledged.
     Eds(u64),
-    /// The members that joined before this moment: the proxy's Envoy gets its hosts from elsewhere.
+    /// The members that joined before this time, because the proxy's Envoy gets its hosts from
+    /// another source.
     JoinedBefore(Instant),
-    /// No members: the proxy's Envoy may still open an EDS stream.
+    /// No members, because the proxy's Envoy may still open an EDS stream.
     Undecided,
 }
 
@@ -124,8 +127,8 @@ impl StateSession {
         }
     }
 
-    /// The state that the proxy has of each pool, for display and for waits for its
-    /// acknowledgement.
+    /// The state that the proxy has of each pool. It is used for display, and to wait for the
+    /// proxy's acknowledgement.
     #[must_use]
     pub fn status(&self) -> BTreeMap<String, ProxyPool> {
         self.pools
@@ -192,8 +195,8 @@ impl StateSession {
         None
     }
 
-    /// When the proxy may next get the load of other proxies, over all pools. A past time means at
-    /// once.
+    /// When the proxy may next get the load of other proxies, over all pools. A time in the past
+    /// means at once.
     #[must_use]
     pub fn relay_at(&self, now: Instant) -> Instant {
         self.pools
@@ -203,7 +206,7 @@ impl StateSession {
             .unwrap_or(now)
     }
 
-    /// When to call [`Self::next`] again if nothing changes.
+    /// The time when to call [`Self::next`] again if nothing changes.
     #[must_use]
     pub fn wake_at(&self, pools: &PoolViews, now: Instant) -> Instant {
         let mut at = now + HEARTBEAT;
@@ -241,8 +244,8 @@ impl StateSession {
         at
     }
 
-    /// Records an acknowledgement or refusal of a pool update. One for a version that was not sent
-    /// changes nothing.
+    /// Records an acknowledgement or refusal of a pool update. It ignores a version that was not
+    /// sent.
     pub fn ack(&mut self, ack: state::Ack, now: Instant) -> Option<&ProxyPool> {
         let state::Ack {
             pool,
@@ -281,8 +284,8 @@ impl StateSession {
 
 impl PoolSession {
     /// Raises the term above `held`, the version of the state that the proxy has from another
-    /// daemon, or from a start of this daemon whose clock was ahead. The proxy refuses anything
-    /// older. If the term is at the end of its range, the proxy keeps its state until it is
+    /// daemon, or from a start of this daemon whose clock was ahead. The proxy refuses any older
+    /// version. If the term is at the end of its range, the proxy keeps its state until it is
     /// restarted.
     fn raise_above(&mut self, held: Version) {
         if let Some(above) = held.term.checked_add(1)
@@ -325,14 +328,14 @@ impl PoolSession {
         self.status.withheld = withheld;
         let due = match &self.pool_update {
             // A first pool update without all members would replace a complete one that the proxy
-            // may have, or end its parking too soon.
+            // may have, or end its parking too early.
             None => {
                 withheld == 0 && !matches!(gate, MemberGate::Undecided)
                     || now >= begun + FIRST_POOL_UPDATE_WAIT
             }
             Some(sent) => sent.revision != view.revision || sent.rows != rows,
         };
-        // If all members are withheld, send nothing, because the proxy would treat the pool as
+        // If all members are withheld, sends nothing, because the proxy would treat the pool as
         // empty.
         if !due || (rows.is_empty() && withheld > 0) {
             return None;
@@ -384,8 +387,8 @@ impl PoolSession {
         if !due {
             return None;
         }
-        // While a newer pool update is withheld, the sent endpoints are not those of the view: send
-        // a heartbeat with unknown metrics.
+        // While a newer pool update is withheld, the sent endpoints are not those of the view, so
+        // this sends a heartbeat with unknown metrics.
         let current = pool_update.revision == view.revision;
         let of_row = |&i: &usize| {
             view.metrics
@@ -414,7 +417,7 @@ impl PoolSession {
         is_new.then(|| {
             let mut learned = (*newest).clone();
             if let Some(version) = &mut learned.version {
-                // The models may be older than the term. Proxies refuse those of an earlier term.
+                // The models may be older than the term. Proxies refuse models of an earlier term.
                 version.term = shared.life.term().max(self.term_min);
             }
             learned

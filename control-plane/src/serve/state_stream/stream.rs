@@ -1,4 +1,4 @@
-//! A proxy's stream without the sockets: distributes the messages of the proxy, and makes the
+//! A proxy's stream without the sockets. It distributes the messages of the proxy, and makes the
 //! messages for it.
 
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl StateStream {
     /// the proxy.
     ///
     /// # Errors
-    /// Says which rule of the protocol the Hello breaks.
+    /// The error says which rule of the protocol the Hello breaks.
     pub fn begin(
         shared: &Arc<DaemonState>,
         hello: state::Hello,
@@ -111,7 +111,7 @@ impl StateStream {
     /// Processes a message of the proxy.
     ///
     /// # Errors
-    /// Says why the stream must end.
+    /// The error says why the stream must end.
     pub fn receive(&mut self, message: state::ProxyMessage, now: Instant) -> Result<(), Status> {
         let Admission {
             message: said,
@@ -151,20 +151,20 @@ impl StateStream {
     /// The newest message that is due, if any.
     pub fn next(&mut self, now: Instant) -> Option<state::DaemonMessage> {
         let message = self.session.next(&self.shared, now)?;
-        // Peer load is sent some hundred times a second and does not change the status.
+        // Peer load is sent some hundred times a second, and does not change the status.
         if !matches!(message.message, Some(daemon_message::Message::PeerLoad(_))) {
             self.update();
         }
         Some(message)
     }
 
-    /// When the proxy may next get the load of other proxies.
+    /// The time when the proxy may next get the load of other proxies.
     #[must_use]
     pub fn relay_at(&self, now: Instant) -> Instant {
         self.session.relay_at(now)
     }
 
-    /// When to call [`Self::next`] again if nothing changes.
+    /// The time when to call [`Self::next`] again if nothing changes.
     #[must_use]
     pub fn wake_at(&self, pools: &PoolViews, now: Instant) -> Instant {
         self.session.wake_at(pools, now)
@@ -177,8 +177,8 @@ impl StateStream {
         if !ack.refused.is_empty() {
             self.refusals += 1;
             self.shared.reports.counters().pool_updates_refused += 1;
-            // Log the first refusal of a stream, then ever fewer: a peer can refuse as fast as it
-            // can send.
+            // Logs the first refusal of a stream and then fewer and fewer, because a peer can
+            // refuse as fast as it can send.
             if self.refusals.is_power_of_two() {
                 tracing::error!(
                     pool = ack.pool,
@@ -231,7 +231,7 @@ fn scope(
 
 impl Drop for StateStream {
     fn drop(&mut self) {
-        // If a newer stream has replaced this one, the row is gone.
+        // If a newer stream has replaced this one, the row is missing.
         self.shared
             .proxies
             .streams

@@ -1,4 +1,4 @@
-//! What arrived in a pool since the last look: the growth of the counts of each VM.
+//! The requests that arrived in a pool since the last call, as the growth of the counts of each VM.
 //!
 //! A total of cumulative counts would jump when a proxy connects to a restarted daemon, because its
 //! VMs count since their own start. So the first report of a VM only sets its baseline.
@@ -10,7 +10,7 @@ use scheduler::{Generation, Slot};
 use super::totals::ENDPOINTS_KNOWN_MAX;
 use super::{CounterTotals, MODELS_MAX, ModelTotals, OTHER, TotalsLabel};
 
-/// Requests of a pool, picked or ended in some time.
+/// The requests of a pool that were picked or ended in a period.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PoolArrivals {
     /// Requests picked, by endpoint.
@@ -36,7 +36,7 @@ pub struct EndedRequests {
 // === impl PoolArrivals ===
 
 impl PoolArrivals {
-    /// Adds what a VM counted between two reports.
+    /// Adds the counts of a VM between two reports.
     pub(super) fn add(&mut self, before: &CounterTotals, now: &CounterTotals) {
         for (id, row) in &now.endpoints {
             let more = row
@@ -57,7 +57,7 @@ impl PoolArrivals {
         self.refused = self
             .refused
             .saturating_add(refused(now).saturating_sub(refused(before)));
-        // Rows that gave way to others are part of `other` now, and arrived before.
+        // Rows that were replaced by others are part of `other` now. Their requests arrived before.
         let moved = before
             .models
             .iter()
@@ -102,7 +102,7 @@ impl EndedRequests {
         }
     }
 
-    /// The sum of both.
+    /// The sum of both values.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         self.each(other, u64::saturating_add)

@@ -1,4 +1,4 @@
-//! The endpoints whose counts are taken: those that a pool has, and those that it lately had.
+//! The endpoints whose counts are accepted: those that a pool has, and those that it recently had.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,14 +9,15 @@ use tokio::time::Instant;
 use super::CounterTotals;
 use crate::pool::writer::{Absence, PoolView};
 
-/// How long counts of an endpoint are taken after it left the pool. A proxy reports once a second,
-/// and applies an update within the 30 s that the endpoint keeps its slot.
+/// How long counts of an endpoint are accepted after it left the pool. A proxy reports once a
+/// second, and applies an update within the 30 s that the endpoint keeps its slot.
 const DEPARTED_KEPT: Duration = Duration::from_secs(60);
 
-/// The most endpoints that left and are still known: three full pools within that time.
+/// The maximum number of endpoints that left and are still known: three full pools within that
+/// time.
 const DEPARTED_MAX: usize = 3 * ENDPOINTS_MAX;
 
-/// The endpoints that a pool has or lately had.
+/// The endpoints that a pool has or recently had.
 #[derive(Debug, Default)]
 pub struct KnownEndpoints {
     /// The revision of the view that the endpoints are from.
@@ -28,7 +29,7 @@ pub struct KnownEndpoints {
 // === impl KnownEndpoints ===
 
 impl KnownEndpoints {
-    /// Follows the pool. Returns whether an endpoint is not known any more.
+    /// Takes over the endpoints of a view. Returns whether an endpoint is no longer known.
     pub fn follow(&mut self, view: &PoolView, now: Instant) -> bool {
         if self.revision != view.revision {
             self.revision = view.revision;
@@ -60,7 +61,7 @@ impl KnownEndpoints {
         self.departed.len() < before
     }
 
-    /// Whether counts of an endpoint are taken.
+    /// Whether the counts of an endpoint are accepted.
     pub fn has(&self, endpoint: &(Generation, Slot)) -> bool {
         self.present.contains(endpoint) || self.departed.contains_key(endpoint)
     }

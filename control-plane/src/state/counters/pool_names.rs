@@ -1,4 +1,4 @@
-//! The names by which the counts of a pool are shown.
+//! The names under which the counts of a pool are shown.
 
 use tokio::time::Instant;
 
@@ -13,12 +13,12 @@ pub struct PoolNames {
     pub priorities: ReportedNames<i32>,
 }
 
-/// What happens to counts of names that are not shown.
+/// The treatment of counts whose names are not shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherNames {
-    /// Counts under them are added to [`super::OTHER`]; counts of bands are left out.
+    /// Counts under these names are added to [`super::OTHER`]. Counts of bands are left out.
     Count,
-    /// Counts under them are left out.
+    /// Counts under these names are left out.
     Leave,
 }
 
@@ -42,7 +42,7 @@ impl PoolNames {
         self.priorities.report(origin, totals.bands.keys(), now);
     }
 
-    /// Forgets the names that are not reported any more, in these totals too.
+    /// Forgets the names that are no longer reported, also in these totals.
     pub fn expire(&mut self, now: Instant, merged: &mut [&mut CounterTotals]) {
         let models = self.models.expire(now);
         let reasons = self.reasons.expire(now);

@@ -1,9 +1,9 @@
-//! The names by which a pool's counts are shown: models, drop reasons, bands. Clients choose some
-//! of them, and a proxy may make them up.
+//! The names under which a pool's counts are shown: models, drop reasons, bands. Clients choose
+//! some of them, and a proxy may invent them.
 //!
-//! A name that several origins report needs no share. Of the others each origin has a share, once
-//! there is another origin; its further names count as one. A name goes when no VM reports it any
-//! more.
+//! A name that several origins report needs no share. Each origin has a share of the other names,
+//! once there is another origin. Its further names count as one. A name is removed when no VM
+//! reports it any more.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,20 +12,20 @@ use tokio::time::Instant;
 
 use crate::state::peer::Origin;
 
-/// How long a name stays after the last report with it: longer than a proxy takes to restart or to
-/// find the daemon again.
+/// How long a name stays after the last report with it. This is longer than a proxy takes to
+/// restart or to find the daemon again.
 pub const NAME_KEPT: Duration = Duration::from_secs(600);
 
-/// While there are others, an origin may use this part of all names: of models that is more than
-/// one VM reports ([`pool_state::MODELS_MAX`]).
+/// While there are other origins, an origin may use this part of all names. For models, that is
+/// more than one VM reports ([`pool_state::MODELS_MAX`]).
 const SHARE_PARTS: usize = 8;
 
-/// The names in use, and who reports them.
+/// The names in use, and the origins that report them.
 #[derive(Debug)]
 pub struct ReportedNames<N> {
     names_max: usize,
     names: BTreeMap<N, NameUse>,
-    /// When each origin reported last.
+    /// The time when each origin last reported.
     origins: BTreeMap<Origin, OriginNames>,
 }
 
@@ -46,7 +46,7 @@ struct OriginNames {
 // === impl ReportedNames ===
 
 impl<N: Ord + Clone> ReportedNames<N> {
-    /// No names yet, and at most `names_max`.
+    /// Starts without names, and keeps at most `names_max`.
     pub fn new(names_max: usize) -> Self {
         Self {
             names_max,
@@ -107,7 +107,7 @@ impl<N: Ord + Clone> ReportedNames<N> {
         }
     }
 
-    /// Forgets what is no longer reported. Returns the names that go.
+    /// Forgets the names that are no longer reported. Returns the forgotten names.
     pub fn expire(&mut self, now: Instant) -> Vec<N> {
         let is_old = |at: Instant| now.saturating_duration_since(at) >= NAME_KEPT;
         let expired: Vec<N> = self
@@ -121,7 +121,7 @@ impl<N: Ord + Clone> ReportedNames<N> {
         expired
     }
 
-    /// The most names that only one origin reports.
+    /// The maximum number of names that only one origin reports.
     fn share(&self) -> usize {
         if self.origins.len() > 1 {
             self.names_max / SHARE_PARTS
@@ -130,7 +130,7 @@ impl<N: Ord + Clone> ReportedNames<N> {
         }
     }
 
-    /// Keeps the share of each origin when it begins to bind.
+    /// Applies the share of each origin when the limit begins to apply.
     fn trim_all(&mut self) {
         let share = self.share();
         let mut excess = Vec::new();
@@ -176,7 +176,7 @@ mod tests {
         assert!(names.has(&1) && names.has(&2));
         names.report(&of(1), &made_up, now);
         assert_eq!(names.names.len(), 8 + 2, "an eighth");
-        // What two origins report does not count against a share.
+        // Names that two origins report do not count against a share.
         names.report(&of(3), &(1..=11).collect::<Vec<_>>(), now);
         assert!((1..=10).all(|name| names.has(&name)) && !names.has(&11));
     }

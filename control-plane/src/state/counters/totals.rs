@@ -1,5 +1,5 @@
 //! Counts of a pool, and their addition. Clients choose some of the names, so each kind of name has
-//! a limit; all names beyond the limit are counted as one.
+//! a limit. All names beyond the limit are counted as one.
 
 use std::collections::BTreeMap;
 
@@ -10,25 +10,25 @@ use scheduler::{ENDPOINTS_MAX, Generation, Slot};
 
 use super::pool_names::{OtherNames, PoolNames};
 
-/// The most models counted separately in a pool; the rest counts as [`OTHER`]. llm-d has the same
-/// limit.
+/// The maximum number of models counted separately in a pool. The rest counts as [`OTHER`]. llm-d
+/// has the same limit.
 pub const MODELS_MAX: usize = 1000;
 
-/// The most of them that only clients name, over all VMs: as many as one VM has. With some 90 lines
-/// each, they are at most 2.5 MB of a page.
+/// The maximum number of these that only clients name, over all VMs. It equals the limit of one VM.
+/// With some 90 lines each, they are at most 2.5 MB of a page.
 const UNLISTED_MAX: usize = pool_state::MODELS_MAX;
 
 /// The label of all models beyond the limit.
 pub const OTHER: &str = "other";
 
-/// The most drop reasons or HTTP statuses counted separately in one place.
+/// The maximum number of drop reasons or HTTP statuses counted separately in one place.
 pub(super) const KEYS_MAX: usize = 64;
 
-/// The most endpoints of a pool that are counted: those that it has, and three times as many that
-/// it lately had.
+/// The maximum number of endpoints of a pool that are counted: those that it has, and three times
+/// as many that it recently had.
 pub(super) const ENDPOINTS_KNOWN_MAX: usize = 4 * ENDPOINTS_MAX;
 
-/// The most bands of a VM that count: as many as a VM has.
+/// The maximum number of bands of a VM that count. It equals the limit of a VM.
 pub(super) const BANDS_MAX: usize = 64;
 
 /// Counts of a pool.
@@ -48,7 +48,7 @@ pub struct CounterTotals {
     pub prefix_entries: u64,
     /// Entries evicted from prefix indexes.
     pub prefix_evictions: u64,
-    /// Placements that were not sent to others because too many waited.
+    /// Placements that were not sent to others because too many were waiting.
     pub placements_dropped: u64,
     /// The running requests with an SLO, one text for each VM, as [`exchange::record::running`]
     /// writes it.
@@ -97,24 +97,24 @@ pub struct EndpointTotals {
     pub served: u64,
     /// Requests refused or reset before a response.
     pub failed: u64,
-    /// Requests outstanding now.
+    /// Requests in flight now.
     pub requests: u64,
-    /// Prompt tokens outstanding now.
+    /// Prompt tokens in flight now.
     pub prefill_tokens: u64,
     /// Tokens being generated now.
     pub decode_tokens: u64,
     /// Prompts that wait for their first token now.
     pub prompts: u64,
-    /// Requests with an SLO outstanding now.
+    /// Requests with an SLO in flight now.
     pub tracked: u64,
-    /// Requests whose client does not read the reply, now.
+    /// Requests now whose client does not read the reply.
     pub unread: u64,
 }
 
-/// Counts of one model. It has many fields because each is a metric of its own.
+/// Counts of one model. It has many fields because each is a separate metric.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelTotals {
-    /// Whether discovery, an object or an engine lists the model; else only clients name it.
+    /// Whether discovery, an object or an engine lists the model. Otherwise only clients name it.
     pub listed: bool,
     /// Requests begun.
     pub requests: u64,
@@ -131,19 +131,19 @@ pub struct ModelTotals {
     pub completion_tokens: u64,
     /// Tokens of prompts that the engine had cached.
     pub cached_tokens: u64,
-    /// The other tokens of prompts, by [`pool_state::MISS_CAUSES`].
+    /// The other tokens of prompts by cause, in the order of [`pool_state::MISS_CAUSES`].
     pub missed_tokens: [u64; MISS_CAUSES.len()],
     /// Bytes of request bodies.
     pub request_bytes: u64,
     /// Bytes of response bodies.
     pub response_bytes: u64,
-    /// Requests outstanding now.
+    /// Requests in flight now.
     pub running: u64,
     /// Requests with an SLO: met, missed, shed.
     pub slo: [u64; 3],
 }
 
-/// Counts by bucket of [`HISTOGRAM_BOUNDS`], the last one unbounded.
+/// Counts by bucket of [`HISTOGRAM_BOUNDS`]. The last bucket is unbounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TotalsHistogram {
     /// Counts by bucket.
@@ -156,7 +156,7 @@ pub struct TotalsHistogram {
 impl CounterTotals {
     /// The approximate memory of the totals, in bytes.
     pub(super) fn bytes(&self) -> usize {
-        // Memory of a tree for each entry, beside the entry.
+        // The memory that a tree uses for each entry, in addition to the entry.
         const NODE: usize = 16;
         let counts = |counts: &BTreeMap<String, u64>| {
             counts
@@ -186,7 +186,8 @@ impl CounterTotals {
             + running
     }
 
-    /// Adds the counts of `other` by `names`. Its outstanding requests count only if `fresh`.
+    /// Adds the counts of `other` under the shown `names`. Its requests in flight count only if
+    /// `fresh`.
     pub(super) fn add(&mut self, other: &Self, fresh: bool, names: &PoolNames, others: OtherNames) {
         if fresh {
             self.vms += other.vms;
@@ -225,7 +226,7 @@ impl CounterTotals {
         add_to(&mut self.placements_dropped, other.placements_dropped);
     }
 
-    /// The row of a model; that of all others, if there is no room for another name.
+    /// The row of a model. If there is no room for another name, it is the row of all other models.
     pub(super) fn model_mut(
         &mut self,
         label: &TotalsLabel,
@@ -251,7 +252,7 @@ impl CounterTotals {
 // === impl TotalsLabel ===
 
 impl TotalsLabel {
-    /// The label of models without one of their own.
+    /// The label of models that have no label of their own.
     pub(super) fn other() -> Self {
         Self {
             model: OTHER.to_owned(),
@@ -316,7 +317,7 @@ impl EndpointTotals {
 // === impl ModelTotals ===
 
 impl ModelTotals {
-    /// Adds the counts of `other`. Its outstanding requests count only if `fresh`.
+    /// Adds the counts of `other`. Its requests in flight count only if `fresh`.
     pub(crate) fn add(&mut self, other: &Self, fresh: bool) {
         add_to(&mut self.requests, other.requests);
         add_counts(

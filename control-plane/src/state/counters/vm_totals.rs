@@ -10,14 +10,14 @@ use super::totals::{
     TotalsLabel, add_counts,
 };
 
-/// The most models kept of one VM.
+/// The maximum number of models kept of one VM.
 const MODELS_PER_VM_MAX: usize = pool_state::MODELS_MAX + 1;
 
-/// The longest model name or reason kept, in bytes; longer ones are truncated.
+/// The longest model name or reason kept, in bytes. Longer ones are truncated.
 const NAME_BYTES_MAX: usize = 256;
 
-/// The longest list of a VM's running requests that is kept, in bytes: several times what a filter
-/// writes.
+/// The longest list of a VM's running requests that is kept, in bytes. It is several times the size
+/// that a filter writes.
 const RUNNING_BYTES_MAX: usize = 64 << 10;
 
 // === impl CounterTotals ===
@@ -187,8 +187,8 @@ impl TotalsHistogram {
     }
 }
 
-/// The label of an HTTP status. A status that is not assigned counts as [`OTHER`]: each one more
-/// would be a row of metrics for each model.
+/// The label of an HTTP status. A status that is not assigned counts as [`OTHER`], because each
+/// further status would be a row of metrics for each model.
 fn status(key: &str) -> String {
     let is_assigned = key.parse().is_ok_and(|status: u16| {
         matches!(status, 100..=103 | 200..=208 | 226 | 300..=308 | 400..=418 | 421..=426 | 428 | 429 | 431 | 451 | 499 | 500..=511 | 520..=530)

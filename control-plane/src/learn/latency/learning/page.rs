@@ -1,4 +1,4 @@
-//! What pages show of a learner: its counts, its scores, and its models.
+//! The values that pages show of a learner: its counts, its scores and its models.
 
 use std::sync::PoisonError;
 
@@ -103,7 +103,8 @@ impl LearningTask {
             .iter()
             .zip(model.limits())
             .map(|(feature, limit)| (feature.name.to_owned(), json!(limit)));
-        // Only endpoints of the current generation: values of another generation do not apply.
+        // Only endpoints of the current generation are shown, because values of another generation
+        // do not apply.
         let named = |known: EndpointRef| {
             members
                 .iter()
