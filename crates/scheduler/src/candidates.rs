@@ -2,7 +2,8 @@
 
 use crate::endpoint::EndpointIndex;
 
-/// Endpoints that can still be picked, each with the score it has so far. The order has no meaning.
+/// Endpoints that can still be picked, each with the score it has so far. Their order has no
+/// meaning.
 #[derive(Clone, Debug, Default)]
 pub struct Candidates {
     indices: Vec<EndpointIndex>,
@@ -54,8 +55,8 @@ impl Candidates {
         scores.truncate(write);
     }
 
-    /// Ranks the endpoints that match `is_last` behind all others and keeps the order of their
-    /// scores. A weighted draw takes scores below 0 as 0.
+    /// Ranks the endpoints that match `is_last` behind all others, and keeps the order of their
+    /// scores. A weighted draw treats scores below 0 as 0.
     pub fn sink(&mut self, is_last: &dyn Fn(EndpointIndex) -> bool) {
         for (score, &index) in self.scores.iter_mut().zip(&self.indices) {
             if is_last(index) {
@@ -73,7 +74,7 @@ impl Candidates {
     }
 }
 
-/// `score` limited to 0..=1; 0 for NaN.
+/// Returns `score` limited to 0..=1, or 0 for NaN.
 pub(crate) fn unit(score: f32) -> f32 {
     if score.is_nan() {
         0.0

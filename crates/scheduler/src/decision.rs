@@ -5,11 +5,12 @@ use crate::latency::NoPrediction;
 use crate::predictions::EndpointPrediction;
 use crate::slo::Slo;
 
-/// The most endpoints in a ranked list. Each stands for one more attempt of the same request; after
-/// a few failures the pool has a problem that retries do not solve.
+/// The maximum number of endpoints in a ranked list. Each endpoint allows one more attempt of the
+/// same request. After a few failures the pool has a problem that retries do not solve.
 pub const RANKED_MAX: usize = 8;
 
-/// Endpoints to try, best first; at least one, at most [`RANKED_MAX`], none twice.
+/// Endpoints to try, best first. There is at least one and at most [`RANKED_MAX`], and no endpoint
+/// occurs twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankedList {
     first: EndpointIndex,
@@ -21,7 +22,7 @@ pub struct RankedList {
 pub enum Decision {
     /// Send it to an endpoint.
     Route(Route),
-    /// Refuse it for now (429): the pool could serve it, but a policy forbids that.
+    /// Refuse it for now (429): the pool could serve it, but a policy forbids this.
     Shed(ShedReason),
     /// No endpoint can serve it (503).
     Unavailable(UnavailableReason),
@@ -29,21 +30,21 @@ pub enum Decision {
     UnknownProfile(Box<str>),
 }
 
-/// Where a request goes.
+/// The endpoints that a request goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The endpoints to try, best first.
     pub ranked: RankedList,
-    /// The endpoint that computes the prompt first, if not the one that decodes.
+    /// The endpoint that computes the prompt first, if it is not the one that decodes.
     pub prefill: Option<EndpointIndex>,
-    /// The endpoints that encode images, videos and audio first; empty when the prefill endpoint
-    /// does that.
+    /// The endpoints that encode images, videos and audio first. It is empty if the prefill
+    /// endpoint does that.
     pub encode: Vec<EndpointIndex>,
     /// The data-parallel rank that serves the request behind the only endpoint of the list.
     pub data_parallel: Option<EndpointIndex>,
 }
 
-/// Why a request was shed.
+/// The reason why a request was shed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShedReason {
     /// The pool is saturated and the request's priority is below zero.
@@ -54,7 +55,7 @@ pub enum ShedReason {
     Slo,
 }
 
-/// Why no endpoint can serve a request.
+/// The reason why no endpoint can serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnavailableReason {
     /// No endpoint of the pool is ready.
@@ -84,8 +85,8 @@ pub struct Explanation {
     pub uncached_tokens: Vec<u32>,
     /// The SLOs of the request.
     pub asks: Slo,
-    /// The predicted latency at each endpoint, or why there is none, parallel to the snapshot's
-    /// endpoints; empty without predictions.
+    /// The predicted latency at each endpoint, or the reason why there is none, parallel to the
+    /// snapshot's endpoints. Empty without predictions.
     pub predictions: Vec<Result<EndpointPrediction, NoPrediction>>,
     /// Endpoints dropped before any profile ran, in order.
     pub dropped: Vec<DroppedEndpoint>,
@@ -121,7 +122,7 @@ pub type CostTerms = (EndpointIndex, Vec<(&'static str, f32)>);
 // === impl Route ===
 
 impl Route {
-    /// A route where one endpoint does all the work: the first of the list that answers.
+    /// A route where one endpoint does all the work: the first in the list that answers.
     #[must_use]
     pub fn to(ranked: RankedList) -> Self {
         Self {

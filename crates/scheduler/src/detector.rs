@@ -1,7 +1,9 @@
-//! Saturation detectors: how full the pool is and, used as filters, which endpoints are full.
+//! Saturation detectors. They measure how full the pool is; used as filters, they find the full
+//! endpoints.
 //!
 //! **Unknown is not full.** llm-d counts an endpoint with missing or old metrics as saturated, so
-//! that one late scrape stops a pool. Here it is left out of the mean and stays a candidate.
+//! that one late scrape stops a pool. Here such an endpoint is left out of the mean and stays a
+//! candidate.
 
 pub(crate) mod backlog;
 pub(crate) mod concurrency;
@@ -17,7 +19,7 @@ const HEADROOM: Parameter = Parameter::number(
 
 const IN_FLIGHT_PRODUCER: Parameter = producer_name("inFlightLoadProducerName");
 
-/// The headroom as a factor of the threshold.
+/// Returns the factor for the threshold that follows from the headroom.
 fn relaxed(parameters: &Parameters<'_>) -> Result<f32, InvalidParameter> {
     // Within the range of an f32.
     let headroom = parameters.number(HEADROOM.name, 0.0..=1e6)? as f32;

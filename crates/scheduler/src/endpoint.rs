@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-/// The most endpoints in one snapshot. Slots have 16 bits on the wire, but the ledger and the
-/// prefix index of every worker's VM have tables of this size.
+/// The maximum number of endpoints in one snapshot. Slots have 16 bits on the wire, but the ledger
+/// and the prefix index of every worker's VM have tables of this size.
 pub const ENDPOINTS_MAX: usize = 1024;
 
 /// The label with the stages that an endpoint serves.
@@ -14,8 +14,8 @@ pub const ROLE_LABEL: &str = "llm-d.ai/role";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u16);
 
-/// The generation of the endpoint behind a slot: it changes when another process takes the address.
-/// State learned about one generation does not apply to another.
+/// The generation of the endpoint behind a slot. It changes when another process takes over the
+/// address. State learned about one generation does not apply to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u32);
 
@@ -46,7 +46,8 @@ impl EndpointIndex {
 pub enum Readiness {
     /// The endpoint may be picked.
     Ready,
-    /// The endpoint is known but must not be picked (starting, failing its probe, draining).
+    /// The endpoint is known but must not be picked: it is starting, failing its probe, or
+    /// draining.
     NotReady,
 }
 
@@ -59,22 +60,22 @@ pub struct Endpoint {
     pub name: Box<str>,
     /// `ip:port`, IPv6 in brackets: the bytes that Envoy gets.
     pub address: Box<str>,
-    /// Whether it may be picked.
+    /// Whether the endpoint may be picked.
     pub readiness: Readiness,
     /// Labels, sorted by key.
     pub labels: Box<[(Box<str>, Box<str>)]>,
-    /// Names of the models it serves, sorted; empty means that it may serve any. Endpoints with the
-    /// same list share it.
+    /// Names of the models that the endpoint serves, sorted. An empty list means that it may serve
+    /// any model. Endpoints with the same list share it.
     pub models: Arc<[Box<str>]>,
-    /// How long it had been in the pool when the snapshot was made, ms: ranked lists end with an
-    /// endpoint that has been there a while.
+    /// How long the endpoint had been in the pool when the snapshot was made, in ms. Ranked lists
+    /// end with an endpoint that has been there for a while.
     pub age_ms: u64,
 }
 
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// Whether its metadata names this model.
+    /// Whether the metadata of the endpoint names this model.
     pub(crate) fn names(&self, model: &str) -> bool {
         self.models
             .binary_search_by(|named| (**named).cmp(model))
@@ -89,7 +90,8 @@ impl Endpoint {
         self.labels.get(at).map(|(_, value)| &**value)
     }
 
-    /// Whether it may get whole requests: not if its [`ROLE_LABEL`] names only earlier stages.
+    /// Whether the endpoint may get whole requests. It may not if its [`ROLE_LABEL`] names only
+    /// earlier stages.
     pub fn decodes(&self) -> bool {
         decodes(self.label(ROLE_LABEL))
     }
@@ -117,8 +119,8 @@ impl Endpoint {
     }
 }
 
-/// Whether an endpoint with this value of [`ROLE_LABEL`] answers requests. Only values that name
-/// earlier stages alone do not; `None` is an endpoint without the label.
+/// Whether an endpoint with this value of [`ROLE_LABEL`] answers requests. It does, unless the
+/// value names only earlier stages. `None` is an endpoint without the label.
 #[must_use]
 pub fn decodes(role: Option<&str>) -> bool {
     !matches!(role, Some("prefill" | "encode" | "encode-prefill"))

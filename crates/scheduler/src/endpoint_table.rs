@@ -1,4 +1,4 @@
-//! The endpoints of a pool with everything that plugins read about them: one immutable value.
+//! The endpoints of a pool with all data that plugins read about them, as one immutable value.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::objects::Objects;
 use crate::session::name_hash;
 use crate::sort::sort_by;
 
-/// The endpoints of a pool, their metrics, their configuration and what was learned about them.
+/// The endpoints of a pool, their metrics, their configuration, and the data learned about them.
 #[derive(Debug)]
 pub struct EndpointTable {
     endpoints: Arc<[Endpoint]>,
@@ -23,10 +23,10 @@ pub struct EndpointTable {
     all_ready: bool,
     /// Whether any endpoint names the models that it serves.
     names_models: bool,
-    /// The addresses, parsed once instead of by every request with a subset hint; `None` where one
-    /// is not `ip:port`.
+    /// The addresses, parsed once instead of in every request with a subset hint. `None` means that
+    /// an address is not `ip:port`.
     sockets: Arc<[Option<SocketAddr>]>,
-    /// Hashes of the endpoints' names, for session affinity, computed once instead of by every
+    /// Hashes of the endpoints' names for session affinity, computed once instead of in every
     /// request.
     name_hashes: Arc<[u64]>,
     pub(crate) objects: Arc<Objects>,
@@ -34,17 +34,17 @@ pub struct EndpointTable {
     pub(crate) latency: Option<Arc<LatencyModel>>,
 }
 
-/// Why a snapshot was refused as a whole. The sender has to change it; sending it again does not
-/// help.
+/// The reason why a snapshot was refused as a whole. The sender has to change it. Sending it again
+/// does not help.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidSnapshot {
     /// More endpoints than [`ENDPOINTS_MAX`].
     TooManyEndpoints(usize),
-    /// The metrics column does not have the length of the endpoints.
+    /// The metrics column has another length than the endpoints.
     MetricsLength(usize),
-    /// Two endpoints have one slot.
+    /// Two endpoints have the same slot.
     DuplicateSlot(Slot),
-    /// Two endpoints have one address.
+    /// Two endpoints have the same address.
     DuplicateAddress(Box<str>),
     /// A slot at or above [`ENDPOINTS_MAX`].
     SlotOutOfRange(Slot),
@@ -174,7 +174,7 @@ impl EndpointTable {
         self.metrics.get(index.get())
     }
 
-    /// The parsed address at a position; `None` where it is not `ip:port` and so cannot be in a
+    /// The parsed address at a position. `None` if it is not `ip:port`, so that it cannot be in a
     /// subset hint.
     pub fn socket(&self, index: EndpointIndex) -> Option<SocketAddr> {
         self.sockets.get(index.get()).copied().flatten()
@@ -201,7 +201,7 @@ impl EndpointTable {
     }
 
     /// Whether every endpoint may serve this model. True for an empty name (an opaque body), and
-    /// for the target of an object that no metadata names.
+    /// for the target of an object if no metadata names it.
     #[inline(never)]
     pub fn serves_anywhere(&self, model: &str) -> bool {
         model.is_empty() || (self.objects.targets(model) && !self.is_named(model))
@@ -229,8 +229,8 @@ impl EndpointTable {
         self.endpoints.iter().any(|endpoint| endpoint.names(model))
     }
 
-    /// Whether this endpoint may serve this model: its metadata names it or names none, or its
-    /// engine reports it as an adapter.
+    /// Whether this endpoint may serve this model. It may if its metadata names the model or no
+    /// model at all, or if its engine reports the model as an adapter.
     #[inline(never)]
     pub fn serves(&self, index: EndpointIndex, model: &str) -> bool {
         let lora = || {
@@ -243,9 +243,10 @@ impl EndpointTable {
     }
 
     /// The number of adapters that fit into the engine's memory at once, if this model needs one of
-    /// these places. `None` if the engine serves no adapters, or if it or the endpoint's metadata
-    /// names the model as a base model. The models of an endpoint have adapters too, so they count
-    /// only where the engine names no base model: there, what it reports as an adapter is one.
+    /// these places. `None` if the engine serves no adapters, or if the engine or the endpoint's
+    /// metadata names the model as a base model. An endpoint's list of models contains adapters
+    /// too. So the list counts only if the engine names no base model; a name that such an engine
+    /// reports as an adapter is one.
     pub fn adapter_places(&self, index: EndpointIndex, model: &str) -> Option<u32> {
         let lora = self.metrics_of(index)?.lora.as_ref()?;
         let is_named =
@@ -261,8 +262,8 @@ impl EndpointTable {
     }
 }
 
-/// The first endpoint that `order` finds equal to another. (`order` is a reference so that the sort
-/// is compiled once.)
+/// Returns the first endpoint that `order` finds equal to another. (`order` is a reference so that
+/// the sort is compiled once.)
 fn first_duplicate<'e>(
     endpoints: &'e [Endpoint],
     order: &dyn Fn(&Endpoint, &Endpoint) -> Ordering,

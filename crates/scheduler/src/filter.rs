@@ -1,4 +1,4 @@
-//! Scheduling filters: which endpoints may be picked at all.
+//! Scheduling filters decide which endpoints may be picked at all.
 //!
 //! Four of them are structural: [`ReadinessFilter`], [`SubsetFilter`], [`ServesModelFilter`] and
 //! [`EjectionFilter`]. [`crate::schedule()`] applies them to every request before the filters of
@@ -30,7 +30,7 @@ pub(crate) use subset::SubsetFilter;
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
 
-/// Keeps the endpoints that `passes` accepts; with `fall_back`, keeps all if it accepts none.
+/// Keeps the endpoints that `passes` accepts. With `fall_back`, keeps all if it accepts none.
 pub(crate) fn keep(
     candidates: &mut Candidates,
     fall_back: bool,

@@ -1,7 +1,8 @@
-//! Flow control: which of the requests that wait goes next, and whether an endpoint has room for
-//! it. Pure rules; the queues are in `pool-state`.
+//! Flow control: which waiting request goes next, and whether an endpoint has room for it. This
+//! module has pure rules. The queues are in `pool-state`.
 //!
-//! A *band* holds the requests of one priority, a *flow* those of one fairness id within a band.
+//! A *band* holds the requests of one priority. A *flow* holds those of one fairness id within a
+//! band.
 
 mod control;
 pub use control::{BandRules, FLOW_CONTROL, FlowControl};
@@ -24,12 +25,12 @@ use crate::endpoint::EndpointRef;
 use crate::plugin::{PluginDebug, debug_by_show};
 use crate::time::Timestamp;
 
-/// The tokens of a request that its flow is charged for.
+/// The tokens that a flow is charged for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FlowCost {
     /// Prompt tokens that the picked endpoint has not cached, as estimated.
     pub prompt: f64,
-    /// Output tokens: the expected ones until the request ends.
+    /// Output tokens. Until the request ends, these are the expected ones.
     pub output: f64,
 }
 
@@ -38,63 +39,63 @@ pub struct FlowCost {
 pub struct FlowAccount {
     /// The virtual time at which the next request of the flow starts, in tokens.
     pub start: f64,
-    /// The number of the band's turn in which the flow was last served; 0 is never.
+    /// The number of the band's turn in which the flow was last served; 0 means never.
     pub turn: u64,
-    /// Weighted tokens received, decayed until `attained_at`.
+    /// The weighted tokens received, decayed until the time `attained_at`.
     pub attained: f64,
-    /// The moment of `attained`.
+    /// The time of `attained`.
     pub attained_at: Timestamp,
 }
 
 /// The service of a band so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BandAccount {
-    /// The lowest start among the requests that waited when one was served last, in tokens.
+    /// The lowest start among the requests that waited when a request was last served, in tokens.
     pub virtual_time: f64,
     /// The number of requests served.
     pub turn: u64,
 }
 
-/// A request that waits, as ordering policies see it.
+/// A waiting request, in the form that ordering policies use.
 #[derive(Clone, Copy, Debug)]
 pub struct QueuedFacts {
-    /// When the request arrived.
+    /// The time when the request arrived.
     pub arrived: Timestamp,
-    /// When it is given up.
+    /// The time when the request is given up.
     pub expires: Timestamp,
     /// The TTFT SLO of the request, in µs, if it has one.
     pub ttft_slo_us: Option<u32>,
 }
 
-/// The room that a request waits for: a running request may be given up for it.
+/// The room that a request waits for. A running request may be given up to make this room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomAsk {
-    /// Where it must be; `None` if room anywhere in the pool helps.
+    /// The endpoint that needs room; `None` if room anywhere in the pool helps.
     pub endpoint: Option<EndpointRef>,
-    /// The priority of the request that waits. Only work of a lower one is given up.
+    /// The priority of the request that waits. Only work of a lower priority is given up.
     pub priority: i32,
 }
 
 /// How full an endpoint or a pool may be for a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoomLimits {
-    /// Whether the request is of the highest band in use. Lower bands leave a reserve.
+    /// Whether the request belongs to the highest band in use. Lower bands leave a reserve.
     pub critical: bool,
     /// The saturation that the band may fill.
     pub ceiling: UsageCeiling,
-    /// The share of all this that the proxy may fill, above 0 to 1.
+    /// The share of all this that the proxy may fill, above 0 and up to 1.
     pub share: f64,
 }
 
-/// The saturation from which on a band is held; 1 is full.
+/// The saturation from which on the requests of a band are held; 1 is full.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum UsageCeiling {
-    /// The same at every load.
+    /// The same limit at every load.
     Fixed(f64),
-    /// Falls as the load rises: 1 - `share` x saturation. Above it, requests pass in one of
-    /// saturation / (1 - saturation) turns. `turn` is the number of this one.
+    /// The limit falls as the load rises: 1 - `share` x saturation. Above it, requests pass in one
+    /// of saturation / (1 - saturation) turns. `turn` is the number of the current turn.
     Reflective {
-        /// 0 for the highest band, 1 for the lowest, those between in equal steps.
+        /// 0 for the highest band, 1 for the lowest, and equal steps for the bands between.
         share: f64,
         /// How often a request of the band was tried before.
         turn: u64,
@@ -114,15 +115,15 @@ pub struct BandRank {
 
 /// Chooses among the flows of a band.
 pub trait FairnessPolicy: PluginDebug + Send + Sync {
-    /// The rank of a flow whose first request has waited for `waited_ms`: the lowest goes first.
-    /// Among equals, the ordering policy decides.
+    /// Returns the rank of a flow whose first request has waited for `waited_ms`. The flow with the
+    /// lowest rank goes first. If ranks are equal, the ordering policy decides.
     fn rank(&self, flow: &FlowAccount, band: &BandAccount, waited_ms: f64, now: Timestamp) -> f64;
 
     /// Called when the first request of a flow arrives, while no other request of the flow waits.
     fn begin(&self, _flow: &mut FlowAccount, _band: &BandAccount) {}
 
-    /// A request of the band goes to an endpoint now. `lowest` is the lowest rank among the flows
-    /// that wait and its own, before it is charged.
+    /// A request of the band goes to an endpoint now. `lowest` is the lowest rank among the waiting
+    /// flows and the request's own flow, before that flow is charged.
     fn advance(&self, _band: &mut BandAccount, _lowest: f64) {}
 
     /// Charges the flow for a request that goes to an endpoint now.
@@ -134,10 +135,11 @@ pub trait FairnessPolicy: PluginDebug + Send + Sync {
         now: Timestamp,
     );
 
-    /// Corrects the charge of a request that has ended: its output differed by `output` tokens.
+    /// Corrects the charge of a request that has ended. Its output differed from the expectation by
+    /// `output` tokens.
     fn settle(&self, flow: &mut FlowAccount, output: f64);
 
-    /// The share of all tokens that a band gets in any case while it waits behind a higher one.
+    /// The share of all tokens that a band always gets while it waits behind a higher band.
     fn minimum_share(&self) -> f64 {
         0.0
     }
@@ -145,14 +147,15 @@ pub trait FairnessPolicy: PluginDebug + Send + Sync {
 
 /// Orders the requests of a flow.
 pub trait OrderingPolicy: PluginDebug + Send + Sync {
-    /// The key of a request: the lowest goes first; among equals, the one that arrived first.
+    /// The key of a request. The request with the lowest key goes first; if keys are equal, the one
+    /// that arrived first.
     fn key(&self, request: &QueuedFacts) -> u64;
 }
 
-/// Says how much of the pool a band may fill.
+/// Decides how much of the pool a band may fill.
 pub trait UsageLimitPolicy: PluginDebug + Send + Sync {
-    /// How much of the pool the band may fill. `turn` is how often a request of the band was tried
-    /// before.
+    /// Returns how much of the pool the band may fill. `turn` is how often a request of the band
+    /// was tried before.
     fn ceiling(&self, band: BandRank, turn: u64) -> UsageCeiling;
 }
 
@@ -180,7 +183,7 @@ impl UsageCeiling {
         if share <= 0.0 || saturation < 1.0 - share * saturation {
             return 1.0;
         }
-        // Positive, and a greater period is as good as the greatest.
+        // The number is positive, and no period greater than the greatest makes a difference.
         let period = libm::round(saturation / (1.0 - saturation)).max(1.0) as u64;
         if saturation < 1.0 && turn.is_multiple_of(period) {
             1.0

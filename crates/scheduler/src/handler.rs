@@ -1,4 +1,5 @@
-//! Profile handlers: which profiles run for a request, and how their picks become one decision.
+//! Profile handlers decide which profiles run for a request, and how their picks become one
+//! decision.
 
 pub(crate) mod data_parallel;
 pub(crate) mod disagg;

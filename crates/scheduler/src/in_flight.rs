@@ -1,13 +1,13 @@
-//! The in-flight ledger: what this proxy has outstanding, by endpoint slot.
+//! The in-flight ledger: the requests and tokens that this proxy has in flight, by endpoint slot.
 //!
-//! It is fresher than any scrape: a row changes at the pick, not when the engine confirms. Every
-//! counted request has an [`InFlightTicket`]. A ticket cannot be copied and [`InFlight::release`]
-//! consumes it, so no request is released twice. A ticket that is dropped without a release stays
-//! counted as long as the ledger exists. So callers release tickets in the one function that ends
-//! the state of a request; a VM that traps loses its ledger too.
+//! It is newer than any scrape, because a row changes at the pick, not when the engine confirms it.
+//! Every counted request has an [`InFlightTicket`]. A ticket cannot be copied and
+//! [`InFlight::release`] consumes it, so no request is released twice. A ticket that is dropped
+//! without a release stays counted as long as the ledger exists. So callers release tickets in the
+//! one function that ends the state of a request. A VM that traps loses its ledger too.
 //!
 //! A row belongs to one generation of one endpoint. The first admission for another generation
-//! resets the row; tickets of the old generation then count nowhere.
+//! resets the row, and tickets of the old generation no longer count.
 //!
 //! Requests with an SLO are also in the queue of their endpoint ([`RunningRequest`]), whose lowest
 //! SLOs are part of its load.
@@ -42,7 +42,7 @@ use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 use crate::metrics::EndpointMetrics;
 use crate::slo::{Slo, TrackedSlo};
 
-/// The ledger. One writer; reads are array look-ups.
+/// The in-flight ledger. It has one writer, and reads are array look-ups.
 #[derive(Debug, Default)]
 pub struct InFlight {
     /// Rows by slot, up to the highest slot so far, at most [`ENDPOINTS_MAX`].
@@ -64,7 +64,7 @@ pub struct InFlight {
 #[must_use = "a ticket that is never released stays counted"]
 pub struct InFlightTicket {
     endpoint: EndpointRef,
-    /// The epoch of the row that counts the request; [`NOWHERE`] if none does.
+    /// The epoch of the row that counts the request, or [`NOWHERE`] if no row counts it.
     row_epoch: u64,
     /// The load that the request adds to that row.
     load: EndpointLoad,
@@ -74,7 +74,7 @@ pub struct InFlightTicket {
     output_tokens: u32,
     /// The place of the request in a queue, if it has an SLO.
     entry: Option<RunningKey>,
-    /// The id by which operators find the request, while it is suspended.
+    /// The request id for operators, while the request is suspended.
     suspended: Option<Box<str>>,
 }
 
@@ -91,7 +91,8 @@ struct LedgerRow {
 
 const NOWHERE: u64 = 0;
 
-/// Prompts over which their length is averaged: enough for a mean, few enough to follow traffic.
+/// The number of prompts whose mean length is kept: enough for a mean, and few enough to follow the
+/// traffic.
 const PROMPTS_AVERAGED: f32 = 64.0;
 
 const EMPTY: LedgerRow = LedgerRow {
@@ -105,8 +106,8 @@ const EMPTY: LedgerRow = LedgerRow {
 
 impl InFlight {
     /// Counts one more request at `endpoint` with a prompt of `prefill_tokens`, none of it cached.
-    /// `endpoint` is of the current snapshot: a row of another generation is reset. A slot at or
-    /// above [`ENDPOINTS_MAX`], which no snapshot has, is not counted.
+    /// `endpoint` must be of the current snapshot, because a row of another generation is reset. A
+    /// slot at or above [`ENDPOINTS_MAX`], which no snapshot has, is not counted.
     pub fn admit(&mut self, endpoint: EndpointRef, prefill_tokens: u32) -> InFlightTicket {
         self.admit_prompt(endpoint, prefill_tokens, prefill_tokens)
     }
@@ -152,8 +153,8 @@ impl InFlight {
         self.add(ticket);
     }
 
-    /// The first token arrived: the prefill is done, and `prompt_tokens` (the whole prompt, cached
-    /// or not) are context of every further token. A second call changes nothing.
+    /// Records that the first token arrived. The prefill is done, and `prompt_tokens` (the whole
+    /// prompt, cached or not) are context of every further token. A second call changes nothing.
     pub fn first_token(&mut self, ticket: &mut InFlightTicket, prompt_tokens: u32) {
         if !std::mem::replace(&mut ticket.past_first_token, true) {
             self.subtract(ticket);
@@ -246,7 +247,7 @@ impl InFlight {
         });
     }
 
-    /// The load of `endpoint`: our own and that of others.
+    /// The load of `endpoint`: that of this VM and that of others.
     pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.own(endpoint).with(self.others.load(endpoint))
     }
@@ -260,7 +261,7 @@ impl InFlight {
         own.saturating_add(self.others.requests(endpoint))
     }
 
-    /// Our own load at `endpoint`; empty for another generation than the row's.
+    /// The own load of this VM at `endpoint`. It is empty for another generation than the row's.
     pub fn own(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.row(endpoint.slot)
             .filter(|row| row.is_of(endpoint))
@@ -277,18 +278,19 @@ impl InFlight {
         self.last_picks.set(endpoint, pick);
     }
 
-    /// The number of the last pick of `endpoint`, in numbers that grow with every pick; 0 if it was
-    /// never picked.
+    /// The number of the last pick of `endpoint`. The numbers grow with every pick, and 0 means
+    /// that it was never picked.
     pub fn last_pick(&self, endpoint: EndpointRef) -> u64 {
         self.last_picks.of(endpoint)
     }
 
-    /// The load of others, to update it.
+    /// The load of others, for updates.
     pub fn others_mut(&mut self) -> &mut PeerLoads {
         &mut self.others
     }
 
-    /// New metrics of these endpoints arrived: [`Self::requests_now`] adds changes from now on.
+    /// Records that new metrics of these endpoints arrived. From now on, [`Self::requests_now`]
+    /// adds the changes since then.
     pub fn scraped(&mut self, endpoints: &[EndpointRef]) {
         let mut scraped = std::mem::take(&mut self.scraped);
         scraped.start(
@@ -329,8 +331,8 @@ impl InFlight {
             .map(endpoint)
     }
 
-    /// Calls `each` with every own row that changed since the last call. The cost is that of the
-    /// changed rows.
+    /// Calls `each` with every own row that changed since the last call. The cost depends only on
+    /// the number of changed rows.
     pub fn take_changed(&mut self, mut each: impl FnMut(EndpointRef, EndpointLoad)) {
         for slot in self.changed.drain(..) {
             if let Some(row) = self.rows.get_mut(usize::from(slot)) {
@@ -379,7 +381,7 @@ impl InFlight {
         });
     }
 
-    /// Changes the queue of a ticket, and then the strictest SLOs of its endpoint.
+    /// Changes the queue entry of a ticket, and then updates the strictest SLOs of its endpoint.
     fn queued(
         &mut self,
         ticket: &InFlightTicket,
@@ -413,7 +415,7 @@ impl InFlight {
             .map_or(NOWHERE, |row| row.epoch)
     }
 
-    /// The load of the row that counts the ticket, to change it.
+    /// The load of the row that counts the ticket, for changes.
     fn counting(&mut self, ticket: &InFlightTicket) -> Option<&mut EndpointLoad> {
         let slot = ticket.endpoint.slot.0;
         let row = self

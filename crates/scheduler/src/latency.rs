@@ -1,16 +1,17 @@
 //! Latency prediction: how long a request would take at an endpoint.
 //!
-//! There are two models. [`step::StepModel`] is physical: the time of a prefill and of a decode
-//! step of this engine, in ms, and a relative speed for each endpoint. [`LatencyModel`] is
-//! statistical and uses the first: TTFT and TPOT in log space from [`features()`], with a residual
-//! for each endpoint (a slow pod is learned without labels) and quantiles of the remaining error.
+//! There are two models. [`step::StepModel`] is physical. It has the time of a prefill and of a
+//! decode step of this engine in ms, and a relative speed for each endpoint. [`LatencyModel`] is
+//! statistical and uses the first. It has TTFT and TPOT in log space from [`features()`], a
+//! residual for each endpoint (so a slow pod is learned without labels), and quantiles of the
+//! remaining error.
 //!
 //! The inputs at a pick are [`Conditions`], and only [`features()`] converts them to numbers. The
 //! proxy that predicts and the daemon that learns (crate `learning`) call the same
 //! function, so there is no training/serving skew.
 //!
-//! A model does not guess: with too little data, or outside the range it has seen,
-//! [`LatencyModel::predict`] abstains and says why.
+//! A model does not guess. With too little data, or outside the range it has seen,
+//! [`LatencyModel::predict`] abstains and gives the reason.
 
 mod conditions;
 pub use conditions::Conditions;

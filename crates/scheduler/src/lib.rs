@@ -13,8 +13,8 @@
 #![cfg_attr(not(test), deny(clippy::float_cmp))]
 #![forbid(unsafe_code)]
 
-// Lowest layer first: a module uses only its own layer and those above this line. One exception:
-// `run` uses two structural filters and the ranking that all pickers share.
+// The lowest layer comes first. A module uses only its own layer and the layers above it in this
+// file. One exception: `run` uses two structural filters and the ranking that all pickers share.
 
 // Leaves: numbers, names and texts.
 mod rng;

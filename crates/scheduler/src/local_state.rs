@@ -16,11 +16,11 @@ pub struct LocalState<'a> {
     /// length an endpoint gets, on average, between two requests that the copy will serve. At most
     /// [`REQUESTED_ONCE`].
     pub reuse_interval: f32,
-    /// The share of the prompt tokens computed lately that an endpoint had cached before and had
-    /// evicted, 0 to 1: how scarce the memory of caches is.
+    /// The share of the recently computed prompt tokens that an endpoint had cached before and had
+    /// evicted, 0 to 1. It shows how scarce the memory of caches is.
     pub evicted_share: f32,
-    /// When each endpoint last answered a request of this proxy, in growing numbers, by slot; 0 is
-    /// never, and an empty list means never for all.
+    /// When each endpoint last answered a request of this proxy, by slot. The numbers grow with
+    /// time, 0 means never, and an empty list means never for all.
     pub last_answers: &'a [u64],
     /// Endpoints ejected now, parallel to the snapshot's endpoints; empty when none is.
     pub ejected: &'a [bool],
@@ -34,8 +34,9 @@ pub struct LocalState<'a> {
     /// Whether each endpoint has the request's adapter in GPU memory, as estimated, parallel to the
     /// snapshot's endpoints; empty when that is unknown.
     pub adapter_rooms: &'a [AdapterRoom],
-    /// Whether other proxies pick too and their placements do not arrive here: a prompt that is
-    /// cached nowhere goes to its rendezvous endpoint ([`crate::prefix::rendezvous_endpoint`]).
+    /// Whether other proxies pick too, and their placements do not arrive here. In this case a
+    /// prompt that is cached nowhere goes to its rendezvous endpoint
+    /// ([`crate::prefix::rendezvous_endpoint`]).
     pub peers_unreachable: bool,
     /// Whether scraped metrics are too old and count as unknown.
     pub metrics_stale: bool,
@@ -45,7 +46,7 @@ pub struct LocalState<'a> {
 /// keeps an unused adapter until another one needs its place, but reports only those in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AdapterRoom {
-    /// Unknown, or the request is for the base model and needs no room.
+    /// The room is unknown, or the request is for the base model and needs no room.
     #[default]
     Unknown,
     /// The adapter is loaded: a request used it, and since then fewer other adapters were used than
@@ -61,8 +62,8 @@ pub enum AdapterRoom {
 }
 
 impl<'a> LocalState<'a> {
-    /// Requests outstanding, and nothing else known. Callers add other state by struct update, so
-    /// that each column has one default, here.
+    /// A state with these requests in flight and no other data. Callers add other state by struct
+    /// update, so that each column has one default, here.
     #[must_use]
     pub fn new(in_flight: &'a InFlight) -> Self {
         Self {
@@ -85,7 +86,7 @@ impl<'a> LocalState<'a> {
         self.matched_blocks.get(index.get()).copied().unwrap_or(0)
     }
 
-    /// When this endpoint last got a request whose prefix was cached nowhere; 0 is never.
+    /// The time when this endpoint last got a request whose prefix was cached nowhere; 0 is never.
     pub fn last_cold_pick(&self, index: EndpointIndex) -> u64 {
         self.last_cold_picks.get(index.get()).copied().unwrap_or(0)
     }
@@ -98,7 +99,7 @@ impl<'a> LocalState<'a> {
             .unwrap_or_default()
     }
 
-    /// When the endpoint in this slot last answered a request of this proxy; 0 is never.
+    /// The time when the endpoint in this slot last answered a request of this proxy; 0 is never.
     pub fn last_answer(&self, slot: Slot) -> u64 {
         self.last_answers
             .get(usize::from(slot.0))

@@ -1,14 +1,14 @@
 //! The last report of a model server about itself.
 
-/// The most attributes of an endpoint. Each is a metric that the operator named in a configuration
-/// file, and is sent with every refresh of every endpoint.
+/// The maximum number of attributes of an endpoint. Each attribute is a metric that the operator
+/// named in a configuration file. It is sent with every refresh of every endpoint.
 pub const ATTRIBUTES_MAX: usize = 32;
 
-/// The attribute with the most requests that an engine runs at once, if its metadata has it;
-/// further requests queue in the engine.
+/// The attribute with the maximum number of requests that an engine runs at once, if its metadata
+/// has it. Further requests queue in the engine.
 pub const SEQUENCES_MAX_ATTRIBUTE: &str = "max_num_seqs";
 
-/// The last report of a model server. `None` is unknown, which is neither idle nor full.
+/// The last report of a model server. `None` means unknown, which is neither idle nor full.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EndpointMetrics {
     /// Requests waiting to be scheduled by the engine.
@@ -41,16 +41,16 @@ pub struct MetricDefinition {
     pub unit: MetricUnit,
     /// How the series of several schedulers behind one address become one number.
     pub fold: MetricFold,
-    /// Reads the number. Exact for whole numbers up to 2^24; greater ones are rounded.
+    /// Reads the number. It is exact for whole numbers up to 2^24. Greater numbers are rounded.
     pub get: fn(&EndpointMetrics) -> Option<f32>,
     /// Sets the number.
     pub set: fn(&mut EndpointMetrics, Option<f32>),
 }
 
-/// The valid values of a number. Other values are unknown.
+/// The valid values of a number. Other values count as unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricUnit {
-    /// Requests, from 0.
+    /// A number of requests, from 0.
     Requests,
     /// A share, 0 to 1.
     Share,
@@ -135,10 +135,10 @@ pub struct LoraMetrics {
     pub running: Box<[Box<str>]>,
     /// Adapters with requests waiting for a place.
     pub waiting: Box<[Box<str>]>,
-    /// Adapters that fit at once.
+    /// The number of adapters that fit into memory at once.
     pub max: u32,
     /// Names of the base model, by the label `model_name` of the engine's metrics and its
-    /// `/v1/models`; empty if unknown. A request for one of them needs no adapter.
+    /// `/v1/models`; empty if unknown. A request for one of these names needs no adapter.
     pub base_models: Box<[Box<str>]>,
 }
 

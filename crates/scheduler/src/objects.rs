@@ -1,26 +1,26 @@
 //! Configuration about requests instead of endpoints: objectives, models and rewrites of one pool.
 //!
-//! Three small tables, compiled once and read by every request: from an objective's name to its
-//! priority, from a model's name to its targets, from a rewrite's match to its targets. They come
-//! from `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite` objects. The code that
-//! reads these objects sorts them oldest first, because the older of two conflicting objects wins.
+//! It has three small tables, which are compiled once and read by every request: from the name of
+//! an objective to its priority, from the name of a model to its targets, and from the match of a
+//! rewrite to its targets. They come from `InferenceObjective`, `InferenceModel` and
+//! `InferenceModelRewrite` objects. The code that reads these objects sorts them oldest first,
+//! because the older of two conflicting objects wins.
 //!
-//! Rules do not chain: a target is the model that the engine gets, whatever other objects say about
-//! that name.
+//! Rules do not chain: the engine gets the target model, even if other objects also name it.
 
 use crate::sort::sort_by;
 use std::fmt;
 
 use crate::rng::Rng;
 
-/// The most objectives, models or rewrite rules of one pool: as many as endpoints, because every
-/// worker keeps the tables.
+/// The maximum number of objectives, models or rewrite rules of one pool. It equals the maximum
+/// number of endpoints, because every worker keeps the tables.
 pub const OBJECTS_MAX: usize = 1024;
 
-/// The most matches or targets of one model or rule. The CRD allows ten targets.
+/// The maximum number of matches or targets of one model or rule. The CRD allows ten targets.
 pub const TARGETS_MAX: usize = 64;
 
-/// The longest name, in bytes: object names have at most 253; model names are paths at worst.
+/// The longest name, in bytes. Object names have at most 253; model names can be paths.
 pub const NAME_BYTES_MAX: usize = 256;
 
 /// Maximum bytes of all names of one pool together: a quarter of the largest message, which also
@@ -47,7 +47,7 @@ pub struct ObjectsSpec {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectiveSpec {
     pub name: String,
-    /// Higher is more important; below 0 may be shed.
+    /// A higher number is more important. A request below 0 may be shed.
     pub priority: i32,
 }
 
@@ -56,7 +56,7 @@ pub struct ObjectiveSpec {
 pub struct ModelSpec {
     /// The model name in requests.
     pub name: String,
-    /// Priority of its requests; see [`Criticality::priority`].
+    /// Priority of the model's requests; see [`Criticality::priority`].
     pub priority: i32,
     /// The models that the engine gets; empty means the model itself.
     pub targets: Vec<TargetSpec>,
@@ -65,7 +65,7 @@ pub struct ModelSpec {
 /// A rule of an `InferenceModelRewrite`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RewriteSpec {
-    /// The models that it matches; empty matches all.
+    /// The models that the rule matches. An empty list matches all.
     pub models: Vec<String>,
     /// The models that the engine gets; empty means the model itself.
     pub targets: Vec<TargetSpec>,
@@ -84,22 +84,22 @@ pub struct TargetSpec {
 /// The criticality of an `InferenceModel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Criticality {
-    /// Never shed.
+    /// Requests are never shed.
     Critical,
-    /// The default.
+    /// The default criticality.
     Standard,
-    /// May be shed.
+    /// Requests may be shed.
     Sheddable,
 }
 
 /// The objects of a pool, compiled.
 #[derive(Debug, Default)]
 pub struct Objects {
-    /// By name.
+    /// Objectives by name.
     objectives: Box<[(Box<str>, i32)]>,
-    /// By name.
+    /// Models by name.
     models: Box<[(Box<str>, ServedModel)]>,
-    /// By model; positions in `rules`.
+    /// Rewrites by model, as positions in `rules`.
     exact: Box<[(Box<str>, usize)]>,
     /// The rule for models that no rule names; a position in `rules`.
     generic: Option<usize>,
@@ -115,15 +115,15 @@ struct ServedModel {
     targets: WeightedTargets,
 }
 
-/// Targets with the sum of the weights up to and including each.
+/// Targets, each with the sum of the weights up to and including its own.
 #[derive(Debug)]
 struct WeightedTargets(Box<[(Box<str>, u32)]>);
 
 /// The model and the objective of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ModelRequest<'a> {
-    /// The model in the request's body; empty when the body is opaque: then no rule for models
-    /// applies.
+    /// The model in the request's body. It is empty if the body is opaque, and then no rule for
+    /// models applies.
     pub model: &'a str,
     /// The name of the request's objective.
     pub objective: Option<&'a str>,
@@ -134,22 +134,22 @@ pub struct ModelRequest<'a> {
 /// The result of [`Objects::resolve`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResolvedModel<'a> {
-    /// The model that the engine gets; `None` is the model in the body.
+    /// The model that the engine gets. `None` means the model in the body.
     pub target_model: Option<&'a str>,
-    /// Higher is more important; below 0 may be shed.
+    /// A higher number is more important. A request below 0 may be shed.
     pub priority: i32,
 }
 
-/// The request names a model that this pool does not serve. The client has to change it; the same
-/// request will fail again.
+/// The request names a model that this pool does not serve. The client has to change the request,
+/// because the same request will fail again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownModel<'a>(pub &'a str);
 
-/// Why objects were refused as a whole. The sender has to change them; sending them again does not
-/// help.
+/// The reason why objects were refused as a whole. The sender has to change them. Sending them
+/// again does not help.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidObjects {
-    /// Too many rows of one kind.
+    /// There are too many rows of one kind.
     TooMany {
         /// The kind.
         what: &'static str,
@@ -158,7 +158,7 @@ pub enum InvalidObjects {
         /// The limit.
         max: usize,
     },
-    /// A name that is empty or longer than [`NAME_BYTES_MAX`].
+    /// A name is empty or longer than [`NAME_BYTES_MAX`].
     Name {
         what: &'static str,
         /// The length of the name, in bytes.
@@ -166,7 +166,7 @@ pub enum InvalidObjects {
     },
     /// All names together are longer than [`NAMES_BYTES_MAX`].
     TooLong(usize),
-    /// A weight above [`TARGET_WEIGHT_MAX`].
+    /// A weight is above [`TARGET_WEIGHT_MAX`].
     Weight(u32),
 }
 
@@ -187,7 +187,8 @@ impl Criticality {
 // === impl Objects ===
 
 impl Objects {
-    /// Checks and compiles. Of two objectives or models of one name the first counts.
+    /// Checks and compiles the objects. If two objectives or models have the same name, the first
+    /// one counts.
     ///
     /// # Errors
     /// [`InvalidObjects`] names the limit that is exceeded.
@@ -245,14 +246,15 @@ impl Objects {
     /// Returns the model for the engine and the priority of the request. `is_served` says whether
     /// the metadata of an endpoint names a model.
     ///
-    /// Targets of an `InferenceModel` win over rewrites, because they are about this model in this
-    /// pool; then a rewrite that names the model wins over one for all models; then the older one
-    /// wins; then the rewrite in the request itself. An objective of this pool wins over the
-    /// model's criticality.
+    /// Targets of an `InferenceModel` have precedence over rewrites, because they are about this
+    /// model in this pool. Next comes a rewrite that names the model, then one for all models.
+    /// Among these the older one wins. Last comes the rewrite in the request itself. An objective
+    /// of this pool has precedence over the model's criticality.
     ///
     /// # Errors
-    /// [`UnknownModel`] where the pool lists its models and this one (or the one in `rewrite`) is
-    /// not listed, or has only targets of weight 0: a name that is known but not served.
+    /// Returns [`UnknownModel`] if the pool lists its models, and this one (or the one in
+    /// `rewrite`) is not listed or has only targets of weight 0, which is a known name that is not
+    /// served.
     pub fn resolve<'a>(
         &'a self,
         asked: ModelRequest<'a>,
@@ -327,7 +329,7 @@ impl Objects {
     }
 }
 
-/// Sorted by name; of equal names the first is kept.
+/// Sorts rows by name. If names are equal, the first one is kept.
 fn table<V>(rows: impl IntoIterator<Item = (Box<str>, V)>) -> Box<[(Box<str>, V)]> {
     let mut rows: Vec<(usize, Box<str>, V)> = rows
         .into_iter()
@@ -363,7 +365,7 @@ impl WeightedTargets {
         self.0.is_empty()
     }
 
-    /// One target, by weight; `None` when no weight is above 0.
+    /// Chooses one target by weight; `None` if no weight is above 0.
     fn choose(&self, rng: &mut Rng) -> Option<&str> {
         let total = self.0.last().map_or(0, |(_, sum)| *sum);
         let drawn = u32::try_from(rng.below(usize::try_from(total).ok()?)).ok()?;

@@ -1,8 +1,8 @@
-//! Pickers: from scored candidates to the ranked list.
+//! Pickers turn scored candidates into the ranked list.
 //!
 //! All three select the top few candidates by a key. They differ only in the key: the score, a
-//! sample weighted by the score, or nothing. Equal keys are ordered by a random draw, so that a tie
-//! never favours a position in the pool.
+//! sample weighted by the score, or nothing. Candidates with equal keys are ordered randomly, so
+//! that a tie never favours a position in the pool.
 
 pub(crate) mod max_score;
 pub(crate) mod random;
@@ -31,7 +31,7 @@ pub(crate) fn list_length(parameters: &Parameters<'_>) -> Result<Option<usize>, 
     Ok(usize::try_from(length).ok().filter(|&length| length > 0))
 }
 
-/// A candidate's place in the order: key, then chance.
+/// A candidate's place in the order, by key and then by a random number.
 #[derive(Clone, Copy)]
 struct CandidateRank {
     key: f32,
@@ -48,7 +48,7 @@ impl CandidateRank {
     }
 }
 
-/// The `max` candidates with the greatest `key` of their score, greatest first.
+/// Returns the `max` candidates with the greatest `key` of their score, greatest first.
 pub(crate) fn rank(
     candidates: &Candidates,
     max: usize,

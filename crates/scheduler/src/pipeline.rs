@@ -103,8 +103,8 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Takes plugins that work by being declared or named by the pipeline; profiles have their own
-    /// instances.
+    /// Takes the plugins that work when they are declared, or when the pipeline names them.
+    /// Profiles have their own instances of plugins.
     fn declare(&mut self, name: &str, built: Plugin, spec: &PipelineSpec) {
         let (built, headers) = built.split();
         self.read_headers(&headers.read);
@@ -129,7 +129,7 @@ impl Pipeline {
         }
     }
 
-    /// Turns flow control on. Without a declared detector, the backlog decides.
+    /// Turns flow control on. If no detector is declared, the backlog detector decides.
     fn hold_requests(
         &mut self,
         settings: FlowSettings,
@@ -157,8 +157,8 @@ impl Pipeline {
         self.flow_control.as_ref()
     }
 
-    /// The most requests that one endpoint may have at once: flow control holds further ones.
-    /// `None` without flow control, and if its detector has no such limit.
+    /// The maximum number of requests that one endpoint may have at once. Flow control holds
+    /// further requests. `None` without flow control, or if its detector has no such limit.
     pub fn requests_max(&self) -> Option<f64> {
         self.flow_control
             .as_ref()
@@ -175,7 +175,7 @@ impl Pipeline {
         self.detector.has_room(context, route, limits)
     }
 
-    /// Whether a request needs room at its own endpoint, not just in the pool.
+    /// Whether a request needs room at its own endpoint, and not only in the pool.
     pub fn needs_room_at_endpoint(&self) -> bool {
         self.detector.is_per_endpoint()
     }
@@ -222,8 +222,8 @@ impl Pipeline {
         self.predicts && self.handler.demands_slo()
     }
 
-    /// Whether a request may be split among endpoints of several roles. Then endpoints that never
-    /// decode are no destination for the proxy.
+    /// Whether a request may be split among endpoints of several roles. In this case the proxy
+    /// sends no request to endpoints that never decode.
     pub fn disaggregates(&self) -> bool {
         self.handler.disaggregates()
     }
@@ -241,7 +241,7 @@ impl Pipeline {
         &*self.handler
     }
 
-    /// Whether to shed the request when these candidates could serve it, and why.
+    /// Whether to shed the request if these candidates could serve it, and the reason.
     pub(crate) fn sheds(
         &self,
         context: &Context<'_>,
@@ -249,7 +249,7 @@ impl Pipeline {
         rng: &mut Rng,
     ) -> Option<ShedReason> {
         let sheddable = context.request.priority < 0;
-        // With flow control, such a request waits.
+        // With flow control, such a request waits instead.
         if sheddable
             && self.flow_control.is_none()
             && self.detector.saturation(context, candidates) >= 1.0

@@ -49,8 +49,8 @@ pub trait Scorer: PluginDebug + Send + Sync {
     }
 }
 
-/// Applies SLOs to a profile: with a shedder, endpoints that would be late are ranked behind all
-/// others, whatever their score.
+/// Applies SLOs to a profile. With a shedder, endpoints that would be too slow are ranked behind
+/// all others, whatever their score.
 pub trait Shedder: PluginDebug + Send + Sync {
     /// Whether to shed the request instead of sending it to any of `endpoints`.
     fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool;
@@ -69,26 +69,27 @@ pub trait Picker: PluginDebug + Send + Sync {
 
 /// Decides whether a stage (prefill, encode) of a request runs on another endpoint.
 pub trait Decider: PluginDebug + Send + Sync {
-    /// Whether the stage runs on another endpoint, if `decode` serves the rest.
+    /// Whether the stage runs on another endpoint if `decode` serves the rest.
     fn disaggregates(&self, context: &Context<'_>, decode: EndpointIndex) -> bool;
 }
 
 /// Measures how full the pool is. In a profile it is a filter: it drops full endpoints, unless all
 /// are full.
 pub trait Detector: Filter {
-    /// The saturation of `endpoints`; 1 and more is full. Endpoints with unknown load do not count;
-    /// 0 if the load of all is unknown.
+    /// The saturation of `endpoints`; 1 or more means full. Endpoints with unknown load do not
+    /// count. The result is 0 if the load of all is unknown.
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64;
 
-    /// The most requests that one endpoint may have at once, if the detector has such a limit.
+    /// The maximum number of requests that one endpoint may have at once, if the detector has such
+    /// a limit.
     fn requests_max(&self) -> Option<f64> {
         None
     }
 
-    /// With flow control: whether the request may go to the endpoints of `route` now. By default,
-    /// whether the saturation of the pool is below the limit, as in llm-d: that of the fuller stage
-    /// where some endpoints do not decode. A pool without requests has room, whatever its last
-    /// report says.
+    /// With flow control, whether the request may go to the endpoints of `route` now. By default it
+    /// may if the saturation of the pool is below the limit, as in llm-d. If some endpoints do not
+    /// decode, the saturation of the fuller stage counts. A pool without requests has room,
+    /// whatever its last report says.
     fn has_room(&self, context: &Context<'_>, _route: &Route, limits: RoomLimits) -> bool {
         let decodes = |endpoint: &EndpointIndex| {
             context
@@ -108,8 +109,8 @@ pub trait Detector: Filter {
             || saturation() < limits.ceiling.at(|| saturation() / limits.share) * limits.share
     }
 
-    /// Whether [`Self::has_room`] looks at the endpoints of the route only: room elsewhere does not
-    /// help.
+    /// Whether [`Self::has_room`] checks only the endpoints of the route, so that room elsewhere
+    /// does not help.
     fn is_per_endpoint(&self) -> bool {
         false
     }

@@ -16,7 +16,7 @@ pub enum Plugin {
     Filter(Box<dyn Filter>),
     /// Rates the candidates.
     Scorer(Box<dyn Scorer>),
-    /// Narrows first and rates later.
+    /// Rates candidates, and sheds requests that would be too slow everywhere.
     FilteringScorer(Box<dyn Filter>, Box<dyn Scorer>),
     /// Rates, and sheds requests that would be late everywhere.
     SheddingScorer(Box<dyn Scorer>, Box<dyn Shedder>),
@@ -40,7 +40,7 @@ pub enum Plugin {
     Producer(ProducerSetting),
     /// Selects an API whose requests are read; its type.
     Parser(&'static str),
-    /// One of the others, with the client headers that it uses.
+    /// Another plugin of this list, with the client headers that it uses.
     WithHeaders(ClientHeaders, Box<Plugin>),
 }
 
@@ -87,9 +87,9 @@ pub enum PluginKind {
 /// One row of [`crate::registry::PLUGINS`].
 #[derive(Debug)]
 pub struct PluginType {
-    /// The state it may read, with any parameters.
+    /// The `type` of the plugin in a configuration file.
     pub name: &'static str,
-    /// Builds it from checked parameters; other crates call [`PluginType::build`].
+    /// The phase in which the plugin works.
     pub kind: PluginKind,
     /// One line for the printed reference: the formula.
     pub doc: &'static str,
@@ -98,17 +98,18 @@ pub struct PluginType {
     pub parameters: &'static [Parameter],
     /// The state that the plugin reads; if its parameters choose, all state that it may read.
     pub needs: &'static [RequiredState],
-    /// Makes one from checked parameters; callers outside go through [`PluginType::build`].
+    /// Builds the plugin from checked parameters. Other crates call [`PluginType::build`].
     pub build: fn(&Parameters<'_>) -> Result<Plugin, InvalidParameter>,
 }
 
 // === impl PluginType ===
 
 impl PluginType {
-    /// Builds it from the given parameters and defaults.
+    /// Builds the plugin from the given parameters and the defaults.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if one is unknown, given twice, of another type or out of range.
+    /// Returns [`InvalidParameter`] if a parameter is unknown, given twice, of another type or out
+    /// of range.
     pub fn build(&self, given: &[(String, ParameterValue)]) -> Result<Plugin, InvalidParameter> {
         (self.build)(&Parameters::check(self.parameters, given)?)
     }

@@ -23,7 +23,7 @@ pub struct Request<'a> {
     pub prefix_blocks: &'a [u64],
     /// Tokens in one of those blocks.
     pub prefix_block_tokens: u32,
-    /// The most output tokens that the client allows, if it sets a limit.
+    /// The maximum number of output tokens that the client allows, if it sets a limit.
     pub max_tokens: Option<u32>,
     /// Images, videos and audio clips in the prompt.
     pub media_items: u32,

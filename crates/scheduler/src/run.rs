@@ -67,7 +67,7 @@ pub enum Stage {
     Serving,
     /// Computing its prompt first.
     Prefill,
-    /// Encoding its images, videos and audio clips first.
+    /// Encoding the images, videos and audio clips of the request first.
     Encode,
 }
 
@@ -126,7 +126,7 @@ impl<'r> SchedulingRun<'r> {
     /// Runs the only profile.
     ///
     /// # Errors
-    /// The decision if the profile leaves no endpoint or sheds the request.
+    /// Returns the decision if the profile leaves no endpoint or sheds the request.
     pub fn only_profile(&mut self) -> Result<RankedList, Decision> {
         self.profiles
             .only()
@@ -137,7 +137,8 @@ impl<'r> SchedulingRun<'r> {
     /// Runs a profile for a ranked list.
     ///
     /// # Errors
-    /// The decision if the profile leaves no endpoint, does not exist, or sheds the request.
+    /// Returns the decision if the profile leaves no endpoint, does not exist, or sheds the
+    /// request.
     pub fn ranked(&mut self, profile: &str) -> Result<RankedList, Decision> {
         self.profiles
             .get(profile)
@@ -148,7 +149,8 @@ impl<'r> SchedulingRun<'r> {
     /// Runs a profile for a ranked list of endpoints whose role lets them decode.
     ///
     /// # Errors
-    /// The decision if the profile leaves no endpoint, does not exist, or sheds the request.
+    /// Returns the decision if the profile leaves no endpoint, does not exist, or sheds the
+    /// request.
     pub fn decoders(&mut self, profile: &str) -> Result<RankedList, Decision> {
         let decoder: (&str, &dyn Filter) = ("role", &DecoderFilter);
         self.profiles
@@ -161,7 +163,8 @@ impl<'r> SchedulingRun<'r> {
     /// or one endpoint.
     ///
     /// # Errors
-    /// The decision if the profile leaves no endpoint, does not exist, or sheds the request.
+    /// Returns the decision if the profile leaves no endpoint, does not exist, or sheds the
+    /// request.
     pub fn early(&mut self, profile: &str) -> Result<RankedList, Decision> {
         self.context.early_stage = true;
         let ranked = self
@@ -180,7 +183,8 @@ impl<'r> SchedulingRun<'r> {
             .is_some_and(|decider| decider.disaggregates(&self.context, decode))
     }
 
-    /// Runs a profile for a list of `max`, with one more filter before its own if given.
+    /// Runs a profile for a list of at most `max` endpoints, with one more filter before its own,
+    /// if given.
     fn run(
         &mut self,
         profile: &Profile,
@@ -283,7 +287,7 @@ pub(crate) fn narrow(
     }));
 }
 
-/// Adds up the weighted scores, through one column that all scorers share, and notes them.
+/// Adds up the weighted scores, through one column that all scorers share, and records them.
 fn score(
     context: &Context<'_>,
     profile: &Profile,
@@ -321,8 +325,8 @@ fn score(
     }
 }
 
-/// Draws the list with the profile's picker. Where a scorer ranks late endpoints last, only the
-/// first endpoint of a draw may be late, so that the model still learns about late endpoints.
+/// Draws the list with the profile's picker. If a scorer ranks late endpoints last, only the first
+/// endpoint of a draw may be late, so that the model still learns about late endpoints.
 fn pick(
     context: &Context<'_>,
     profile: &Profile,
@@ -376,8 +380,8 @@ fn is_late(context: &Context<'_>, index: EndpointIndex) -> bool {
         .is_some_and(|predicted| !predicted.is_valid())
 }
 
-/// Makes the best settled endpoint the last of the list, if the list has none and has more than one
-/// place.
+/// Makes the best settled endpoint the last one of the list, if the list has no settled endpoint
+/// and more than one place.
 fn end_settled(
     table: &EndpointTable,
     candidates: &Candidates,
@@ -390,7 +394,7 @@ fn end_settled(
             .endpoint(index)
             .is_some_and(|e| e.age_ms >= SETTLED_MS)
     };
-    // The first place is not changed, because a new endpoint has to get requests too.
+    // The first place is not changed, because a new endpoint also has to get requests.
     if max < 2 || ranked.iter().any(settled) {
         return ranked;
     }
@@ -403,8 +407,8 @@ fn end_settled(
     RankedList::new(ranked.iter().take(kept).chain(last.iter())).unwrap_or(ranked)
 }
 
-/// Makes the endpoint that answered last the second of the list, because a retry must not meet
-/// another dead endpoint. Where late endpoints are ranked last, only endpoints that are not late
+/// Makes the endpoint that most recently answered the second of the list, because a retry must not
+/// meet another dead endpoint. If late endpoints are ranked last, only endpoints that are not late
 /// are considered, if there are any.
 fn second_answers(context: &Context<'_>, ranked: RankedList, late_last: bool) -> RankedList {
     let last_answer = |index: &EndpointIndex| {
@@ -425,7 +429,7 @@ fn second_answers(context: &Context<'_>, ranked: RankedList, late_last: bool) ->
         0
     };
     let considered = if in_time > 0 { in_time } else { rest.len() };
-    // Of equal answers the first in the list wins, so that the ranking decides where nothing is
+    // If answers are equal, the first in the list wins, so the ranking decides where nothing is
     // known.
     let Some(best) = (0..considered)
         .rev()

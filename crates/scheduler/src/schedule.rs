@@ -16,7 +16,7 @@ use crate::run::{SchedulingRun, narrow};
 use crate::slo::TrackedSlo;
 use crate::snapshot::Snapshot;
 
-/// The filters of every request: their names in explanations, and the result when one leaves no
+/// The filters of every request: their names in explanations, and the result if one leaves no
 /// endpoint.
 const STRUCTURAL: [(&str, &dyn Filter, UnavailableReason); 3] = [
     (
@@ -32,15 +32,15 @@ const STRUCTURAL: [(&str, &dyn Filter, UnavailableReason); 3] = [
     ),
 ];
 
-/// The share of a prompt that its rendezvous endpoint is assumed to have cached. In simulation 60 %
-/// halved the loss from state that is not shared.
+/// The share of a prompt that its rendezvous endpoint is assumed to have cached. In the simulation,
+/// 60 % halved the loss from state that is not shared.
 const HOME_PERCENT: u32 = 60;
 
-/// Decides on `request` by the snapshot's pipeline. Changes nothing but `rng`: the caller records
-/// the outcome.
+/// Decides on `request` by the snapshot's pipeline. It changes only `rng`; the caller records the
+/// outcome.
 ///
-/// `explanation`, if given, gets the dropped endpoints and the scores of each scorer; without it,
-/// reasons cost nothing.
+/// If `explanation` is given, it receives the dropped endpoints and the scores of each scorer.
+/// Without it, reasons cost nothing.
 #[must_use]
 pub fn schedule(
     snapshot: &Snapshot,
@@ -53,8 +53,8 @@ pub fn schedule(
     decide(snapshot, request, local, &predictions, rng, explanation)
 }
 
-/// Repeats an earlier decision: like [`schedule`], with the predictions of that time, `predicted`,
-/// instead of the current model's.
+/// Repeats an earlier decision. It works like [`schedule`], but with the predictions of that time,
+/// `predicted`, instead of the current model's.
 #[must_use]
 pub fn schedule_again(
     snapshot: &Snapshot,
@@ -68,8 +68,8 @@ pub fn schedule_again(
     decide(snapshot, request, local, &predictions, rng, explanation)
 }
 
-/// The predicted latency of `request` at each endpoint, parallel to the snapshot's, or why there is
-/// none; empty where nothing is predicted.
+/// The predicted latency of `request` at each endpoint, parallel to the snapshot's endpoints, or
+/// the reason why there is none. Empty if prediction is off.
 #[must_use]
 pub fn predict(
     snapshot: &Snapshot,
@@ -100,8 +100,8 @@ pub fn tracked_slo(
     )
 }
 
-/// Whether `request` may go to the endpoints of `route` now, as far as the limits of its band
-/// allow; always, without flow control.
+/// Whether `request` may go to the endpoints of `route` now, within the limits of its band. Always
+/// true without flow control.
 #[must_use]
 pub fn has_room(
     snapshot: &Snapshot,
@@ -119,8 +119,8 @@ pub fn has_room(
         )
 }
 
-/// Whether the limits leave no room at the endpoint for a request without tokens, so for none that
-/// needs no other endpoint.
+/// Whether the limits leave no room at the endpoint even for a request without tokens. Then no
+/// request that needs only this endpoint has room.
 #[must_use]
 pub fn is_full(
     snapshot: &Snapshot,
@@ -139,7 +139,7 @@ pub fn is_full(
     })
 }
 
-/// How full the endpoints of the pool that count are, by its detector; 1 is full.
+/// The saturation of the endpoints of the pool that count, by its detector; 1 is full.
 #[must_use]
 pub fn saturation(
     snapshot: &Snapshot,

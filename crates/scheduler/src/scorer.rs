@@ -1,4 +1,4 @@
-//! Scorers: how good each candidate is, 0 to 1, more is better.
+//! Scorers rate how good each candidate is, from 0 to 1. More is better.
 //!
 //! **Unknown is neither full nor idle.** An endpoint whose metric is missing, stale or not a valid
 //! number gets the mean score of the other candidates, so that the scorer is neutral about it. A
@@ -24,15 +24,15 @@ pub(crate) mod token_load;
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Parameter, producer_name};
 
-/// The score of all candidates when no metric is known: the middle, so that a sampling picker
+/// The score of all candidates if no metric is known. It is the middle, so that a sampling picker
 /// weighs the other scorers as in an average pool.
 pub(crate) const UNKNOWN: f32 = 0.5;
 
 /// The name of the prefix index that a plugin reads.
 pub(crate) const PREFIX_PRODUCER: Parameter = producer_name("prefixMatchInfoProducerName");
 
-/// Writes the `rating` of each endpoint into the score column; where it is `None`, the mean of the
-/// known ratings.
+/// Writes the `rating` of each endpoint into the score column. Where the rating is `None`, writes
+/// the mean of the known ratings.
 pub(crate) fn rate(
     endpoints: &[EndpointIndex],
     scores: &mut [f32],
@@ -53,8 +53,8 @@ pub(crate) fn rate_by_load(
     let mut min = f32::INFINITY;
     let mut max = f32::NEG_INFINITY;
     for &load in &*scores {
-        // Both are false for NaN. `f32::min` and `f32::max` would skip it too, but cost more in
-        // wasm.
+        // Both comparisons are false for NaN. `f32::min` and `f32::max` would skip it too, but cost
+        // more in wasm.
         if load < min {
             min = load;
         }
@@ -74,14 +74,14 @@ pub(crate) fn rate_by_load(
 }
 
 /// The share of the values other than `moment` that are before it. `sorted` contains all values,
-/// `moment` included. 0 if there is no other.
+/// `moment` included. The result is 0 if there is no other value.
 pub(crate) fn share_before(sorted: &[u64], moment: u64) -> f32 {
     let before = sorted.partition_point(|&other| other < moment);
     // A pool has far fewer endpoints than an f32 has digits.
     before as f32 / sorted.len().saturating_sub(1).max(1) as f32
 }
 
-/// Writes one finite number for each endpoint into the column, NaN where it is unknown.
+/// Writes one finite number for each endpoint into the column, and NaN where the number is unknown.
 fn write(
     endpoints: &[EndpointIndex],
     scores: &mut [f32],
@@ -92,7 +92,7 @@ fn write(
     }
 }
 
-/// Replaces each NaN by the mean of the others; [`UNKNOWN`] when there are none.
+/// Replaces each NaN by the mean of the other scores, or by [`UNKNOWN`] if there are none.
 fn give_unknown_the_mean(scores: &mut [f32]) {
     if !scores.iter().any(|score| score.is_nan()) {
         return;

@@ -1,5 +1,5 @@
-//! Endpoint names in sessions: as a token that a client sends back, and as a hash that is the same
-//! on every host.
+//! Endpoint names in sessions: a token that a client sends back, and a hash that is the same on
+//! every host.
 
 use crate::prefix::xxh64;
 
@@ -8,7 +8,7 @@ use crate::prefix::xxh64;
 pub struct SessionToken {
     /// The header, lower-case.
     pub header: Box<str>,
-    /// The profile whose pick it names; empty for the endpoint that served.
+    /// The profile whose pick the token names. It is empty for the endpoint that served.
     pub profile: Box<str>,
 }
 

@@ -17,7 +17,7 @@ pub enum ProducerSetting {
     Identity(IdentitySettings),
     /// How latency is predicted.
     Latency(LatencySettings),
-    /// Nothing: the state it stands for always exists.
+    /// No setting: the state that the plugin stands for always exists.
     Tracker,
 }
 
@@ -51,9 +51,9 @@ pub struct PrefixSettings {
 /// How much load a request counts for while it is in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadSettings {
-    /// Expected output tokens for each prompt token; 0 where output does not count.
+    /// Expected output tokens for each prompt token; 0 if output does not count.
     pub(crate) output_ratio: f64,
-    /// The most expected output of a request.
+    /// The maximum expected output of a request, in tokens.
     pub(crate) output_tokens_max: u32,
 }
 

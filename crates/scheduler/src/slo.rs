@@ -2,7 +2,7 @@
 
 use crate::latency::Prediction;
 
-/// Service level objectives of one request. `None` is no objective.
+/// Service level objectives of one request. `None` means no objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slo {
     /// Time to the first token, µs.
@@ -18,7 +18,7 @@ pub struct TrackedSlo {
     /// The SLOs of the request.
     pub slo: Slo,
     /// The request's SLOs that the endpoint could meet if it were idle. An SLO that the endpoint
-    /// could never meet would keep other requests away without a benefit.
+    /// could never meet would keep other requests away without any benefit.
     pub counts: Slo,
     /// The prediction, if there was one.
     pub predicted: Option<Prediction>,

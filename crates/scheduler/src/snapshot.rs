@@ -11,18 +11,18 @@ use crate::metrics::EndpointMetrics;
 use crate::objects::Objects;
 use crate::pipeline::Pipeline;
 
-/// State version: a newer `term` (each start of the daemon has its own) forces a full snapshot;
-/// within a term `sequence` only grows.
+/// State version. A newer `term` (each start of the daemon has its own) forces a full snapshot.
+/// Within a term, `sequence` only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// The start of the daemon that wrote it.
+    /// The start of the daemon that wrote the state.
     pub term: u64,
     /// The position within that term.
     pub sequence: u64,
 }
 
-/// The state of a pool at one version, with the pipeline that schedules its requests. Immutable: a
-/// new version is a new value.
+/// The state of a pool at one version, with the pipeline that schedules its requests. It is
+/// immutable: a new version is a new value.
 #[derive(Debug)]
 pub struct Snapshot {
     version: Version,
@@ -36,7 +36,7 @@ impl Snapshot {
     /// Checks and seals a snapshot.
     ///
     /// # Errors
-    /// [`InvalidSnapshot`] when it breaks a rule that readers rely on.
+    /// Returns [`InvalidSnapshot`] when the snapshot breaks a rule that readers rely on.
     pub fn try_new(
         version: Version,
         endpoints: Vec<Endpoint>,
@@ -54,7 +54,7 @@ impl Snapshot {
     /// Other endpoints under the same pipeline and objects.
     ///
     /// # Errors
-    /// As of [`Self::try_new`].
+    /// The same as for [`Self::try_new`].
     pub fn with_endpoints(
         &self,
         version: Version,
@@ -96,7 +96,7 @@ impl Snapshot {
     /// only the metrics are copied.
     ///
     /// # Errors
-    /// [`InvalidSnapshot::MetricsLength`] when the column is not parallel to the endpoints.
+    /// Returns [`InvalidSnapshot::MetricsLength`] when the column is not parallel to the endpoints.
     pub fn with_metrics(
         &self,
         version: Version,

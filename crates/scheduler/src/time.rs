@@ -1,6 +1,7 @@
 //! Time as an argument.
 
-/// A moment on a monotonic clock, in nanoseconds. Only differences mean anything.
+/// A point in time on a monotonic clock, in nanoseconds. Only differences between two of them have
+/// a meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp(pub u64);
 
@@ -17,7 +18,7 @@ impl Timestamp {
         self.0.saturating_sub(earlier.0) / 1_000
     }
 
-    /// `ms` milliseconds later.
+    /// The time `ms` milliseconds later.
     #[must_use]
     pub fn plus_ms(self, ms: u64) -> Self {
         Self(self.0.saturating_add(ms.saturating_mul(1_000_000)))

@@ -1,4 +1,4 @@
-//! `always-disagg-pd-decider` and `always-disagg-multimodal-decider`: for every request, and for
+//! `always-disagg-pd-decider` decides so for every request; `always-disagg-multimodal-decider` for
 //! every request with media to encode.
 
 use crate::endpoint::EndpointIndex;

@@ -1,6 +1,6 @@
-//! `backlog-detector`: an endpoint is full for a request if the request would wait there, by the
-//! ledger and the learned step times, corrected by the engine's reports. No limit comes from a load
-//! test.
+//! `backlog-detector`: an endpoint is full for a request if the request would have to wait there.
+//! The ledger and the learned step times decide this, corrected by the engine's reports. No limit
+//! needs a load test.
 
 use crate::candidates::Candidates;
 use crate::decision::Route;
@@ -64,10 +64,10 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// A wave takes the sequences of lower bands before the tokens of the highest band have become
-/// slower, and keeps them for as long as its outputs are. The highest band then needs up to twice
-/// the sequences. With long outputs at twice the capacity, chat's time to first token is 3 s at
-/// p99 with a tenth, and 125 ms with a quarter, for 2 % of the tokens (`simulator flow`).
+/// A burst in lower bands takes the sequences before the tokens of the highest band have become
+/// slower. It keeps the sequences until its outputs end. The highest band then needs up to twice
+/// the sequences. With long outputs at twice the capacity, chat's time to first token is 3 s at p99
+/// with a tenth, and 125 ms with a quarter, for 2 % of the tokens (`simulator flow`).
 const SEQUENCE_RESERVE: f64 = 0.25;
 
 #[derive(Debug)]
@@ -104,8 +104,8 @@ impl BacklogDetector {
         f64::from(context.table.step.backlog_ms(&load.prefills) * speed)
     }
 
-    /// The share of the endpoint's sequences that `requests` use; `None` if their number is
-    /// unknown.
+    /// The share of the endpoint's sequences that `requests` use; `None` if the number of sequences
+    /// is unknown.
     fn sequences(context: &Context<'_>, endpoint: EndpointIndex, requests: u32) -> Option<f64> {
         let max = context
             .table
@@ -117,7 +117,8 @@ impl BacklogDetector {
 
     /// The share of the endpoint's KV cache in use with a prompt of `more` tokens, `uncached` of
     /// which are not cached there; `None` if the size of the cache is unknown. The ledger counts a
-    /// prefix that requests share once for each, and the engine's report is late: the lower counts.
+    /// shared prefix once for each request, and the engine's report is late, so the lower of the
+    /// two counts.
     fn kv_cache(
         context: &Context<'_>,
         endpoint: EndpointIndex,
@@ -249,8 +250,8 @@ mod tests {
         .unwrap()
     }
 
-    /// How many requests with prompts of so many tokens go to the endpoint, each at its first
-    /// token when the next one comes.
+    /// Counts how many requests with prompts of this many tokens go to the endpoint. Each is at its
+    /// first token when the next one arrives.
     fn admitted(tokens: u32, critical: bool, share: f64) -> usize {
         let snapshot = snapshot();
         let mut ledger = InFlight::default();
@@ -280,7 +281,7 @@ mod tests {
             [true, false].map(|critical| admitted(10, critical, 1.0)),
             [20, 15]
         );
-        // 95 % of 1,600 tokens, and nine tenths of that.
+        // 95 % of 1,600 tokens, and nine tenths of that number.
         assert_eq!(
             [true, false].map(|critical| admitted(100, critical, 1.0)),
             [16, 14]

@@ -1,5 +1,5 @@
-//! `concurrency-detector`: saturation by the load in flight. The ledger counts it, so it is never
-//! stale and never unknown.
+//! `concurrency-detector`: saturation by the load in flight. The ledger counts the load, so the
+//! load is never stale and never unknown.
 
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
@@ -89,7 +89,7 @@ impl ConcurrencyDetector {
         of(requests).max(of(tokens))
     }
 
-    /// The configured limit, or the engine's own if that is lower.
+    /// The configured limit, or the engine's own limit if it is lower.
     fn requests_max_of(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f64 {
         let own = context
             .table

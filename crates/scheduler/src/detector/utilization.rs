@@ -99,9 +99,9 @@ impl UtilizationThresholds {
         }
     }
 
-    /// The mean over the endpoints with known metrics; 0 if there are none. The largest of several
-    /// counts at most as full, or as the mean of the others: one engine's claims shed no request
-    /// while others have room.
+    /// The mean over the endpoints with known metrics. It is 0 if there are none. If there are
+    /// several endpoints, the largest value counts at most as full, or as the mean of the others.
+    /// So the claims of one engine shed no request while others have room.
     pub(crate) fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         let known = endpoints
             .iter()
@@ -135,7 +135,7 @@ impl UtilizationDetector {
         })
     }
 
-    /// The detector of a pipeline that names none.
+    /// The detector of a pipeline that does not name one.
     pub(crate) fn with_defaults() -> Result<Self, InvalidParameter> {
         Self::read(&Parameters::check(PLUGIN.parameters, &[])?)
     }

@@ -5,8 +5,8 @@ use crate::endpoint::Endpoint;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `role`: where requests are split by role, an endpoint that serves only earlier stages is not in
-/// the proxy's cluster.
+/// `role`: if requests are split by role, an endpoint that serves only earlier stages is not in the
+/// proxy's cluster.
 #[derive(Debug)]
 pub(crate) struct DecoderFilter;
 

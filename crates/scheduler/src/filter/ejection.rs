@@ -4,8 +4,9 @@ use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `ejected`: if a profile would have no endpoint left, [`crate::schedule()`] runs it again without
-/// this filter. An ejection is a guess from a few failures; trying is better than refusing.
+/// `ejected`: if a profile has no endpoint left, [`crate::schedule()`] runs it again without this
+/// filter. An ejection is a guess from a few failures, so trying the endpoint is better than
+/// refusing the request.
 #[derive(Debug)]
 pub(crate) struct EjectionFilter;
 

@@ -32,7 +32,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The same filter under the name that llm-d deprecates.
+/// The same filter under a name that is deprecated in llm-d.
 pub(crate) const BY_LABEL_SELECTOR: PluginType = PluginType {
     name: "by-label-selector",
     doc: readable("Deprecated name of label-selector-filter."),
@@ -58,8 +58,8 @@ pub(crate) struct LabelSelectorFilter(Vec<LabelRequirement>);
 struct LabelRequirement {
     key: Box<str>,
     values: Box<[Box<str>]>,
-    /// Whether the condition holds for a label with a listed value, with another value, and without
-    /// the label.
+    /// Whether the condition holds for a label with a listed value, for a label with another value,
+    /// and without the label.
     holds: LabelOperator,
 }
 

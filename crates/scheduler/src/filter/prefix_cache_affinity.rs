@@ -67,11 +67,12 @@ const QUANTITY_MAX: f64 = 1e9;
 struct PrefixCacheAffinityFilter {
     threshold: f64,
     exploration: f64,
-    /// The extra cost accepted for a cached prompt; `None` is no limit.
+    /// The extra cost that is accepted for a cached prompt. `None` means no limit.
     penalty: Option<AffinityPenalty>,
 }
 
-/// How far the best endpoint with the prompt cached may be behind the best of the others.
+/// The limit for how far the best endpoint with the prompt cached may be behind the best other
+/// endpoint.
 #[derive(Clone, Copy, Debug)]
 enum AffinityPenalty {
     /// A difference in prompt tokens in flight.
@@ -108,8 +109,8 @@ impl PrefixCacheAffinityFilter {
         f64::from(matched) >= self.threshold * f64::from(blocks)
     }
 
-    /// Whether another endpoint is better by more than the penalty than all that have the prompt
-    /// cached.
+    /// Whether another endpoint is better by more than the penalty than every endpoint that has the
+    /// prompt cached.
     fn too_slow(&self, context: &Context<'_>, candidates: &Candidates) -> bool {
         let Some(penalty) = self.penalty else {
             return false;

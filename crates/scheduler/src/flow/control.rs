@@ -1,12 +1,12 @@
-//! The settings of flow control: the section `flowControl` of a configuration, as a plugin that
-//! the reader of the file makes of it.
+//! The settings of flow control. The reader of the file turns the section `flowControl` of a
+//! configuration into this plugin.
 
 use super::settings::{FlowSettings, SECTION};
 use super::{FairnessPolicy, OrderingPolicy, UsageLimitPolicy, fairness, ordering, usage_limit};
 use crate::plugin::{InvalidParameter, ParameterValue, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
-/// The name of the plugin. Files do not declare it.
+/// The name of the plugin. No file declares it.
 pub const FLOW_CONTROL: &str = "flow-control";
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -42,9 +42,9 @@ pub struct FlowControl {
 
 #[derive(Clone, Copy, Debug)]
 pub struct BandRules<'f> {
-    /// The most requests queued.
+    /// The maximum number of requests queued.
     pub max_requests: u64,
-    /// The most bytes queued.
+    /// The maximum number of bytes queued.
     pub max_bytes: u64,
     /// The longest wait, in ms.
     pub ttl_ms: u64,
@@ -57,7 +57,7 @@ pub struct BandRules<'f> {
 // === impl Policies ===
 
 impl Policies {
-    /// Adds the policies that apply without being declared.
+    /// Adds the policies that apply even if they are not declared.
     fn add_defaults(&mut self, minimum_share: f64) -> Result<(), InvalidParameter> {
         let share = [(
             fairness::MINIMUM_SHARE.name.to_owned(),
@@ -92,10 +92,10 @@ impl Policies {
 // === impl FlowControl ===
 
 impl FlowControl {
-    /// Finds the policies of the settings among the declared ones and the defaults.
+    /// Finds the policies of the settings among the declared and the default ones.
     ///
     /// # Errors
-    /// The kind and the name of a policy that does not exist.
+    /// The error has the kind and the name of a policy that does not exist.
     pub(crate) fn build(
         settings: FlowSettings,
         mut policies: Policies,
@@ -136,12 +136,13 @@ impl FlowControl {
         })
     }
 
-    /// The most requests and bytes queued in all.
+    /// The maximum number of requests and bytes queued in all.
     pub fn limits(&self) -> (u64, u64) {
         (self.settings.max_requests, self.settings.max_bytes)
     }
 
-    /// The longest wait while no endpoint is ready, in ms; 0: such a request is refused at once.
+    /// The longest wait while no endpoint is ready, in ms. With 0, such a request is refused at
+    /// once.
     pub fn no_endpoint_ttl_ms(&self) -> u64 {
         self.settings.no_endpoint_ttl_ms
     }
@@ -158,7 +159,7 @@ impl FlowControl {
         })
     }
 
-    /// Whether running requests are given up for requests of higher priority that wait.
+    /// Whether running requests are given up for waiting requests of higher priority.
     pub fn evicts(&self) -> bool {
         self.settings.eviction
     }
@@ -169,7 +170,7 @@ impl FlowControl {
     }
 }
 
-/// The policy of that name; a declared one goes before a default.
+/// Returns the policy of that name. A declared policy has precedence over a default one.
 fn named<'p, P: ?Sized>(policies: &'p [(Box<str>, Box<P>)], name: &str) -> Option<&'p P> {
     policies
         .iter()

@@ -1,4 +1,4 @@
-//! Fairness policies: which flow of a band goes next.
+//! Fairness policies choose which flow of a band goes next.
 
 use super::settings::FAIRNESS_DEFAULT;
 use super::{BandAccount, FairnessPolicy, FlowAccount, FlowCost};
@@ -81,13 +81,14 @@ const LEAST_SERVICE_PARAMETERS: &[Parameter] = &[
     ),
 ];
 
-/// An output token takes a step of the engine, a prompt token a fraction of one. llm-d's weight.
+/// The weight of an output token, as in llm-d: it takes a step of the engine, a prompt token only a
+/// fraction of one.
 const OUTPUT_WEIGHT: f64 = 2.0;
 
-/// Service is compared with seconds of waiting: a thousand tokens are about one second of a stream.
+/// Converts service to seconds of waiting: a thousand tokens are about one second of a stream.
 const SERVICE_UNIT: f64 = 1_000.0;
 
-/// The share of a band that waits behind higher ones, where nothing else is configured.
+/// The minimum share of a band that waits behind higher ones, if nothing else is configured.
 pub(super) const MINIMUM_SHARE_DEFAULT: f64 = 0.05;
 
 pub(super) const MINIMUM_SHARE: Parameter = Parameter::number(
@@ -183,8 +184,8 @@ impl FairnessPolicy for TokenFairness {
         flow.start
     }
 
-    /// A flow that was idle saves nothing. A flow that waits keeps what it is owed, even if others
-    /// go first because its own endpoint has no room.
+    /// A flow that was idle saves up nothing. A flow that waits keeps its claim, even if others go
+    /// first because its own endpoint has no room.
     fn begin(&self, flow: &mut FlowAccount, band: &BandAccount) {
         flow.start = flow.start.max(band.virtual_time);
     }
@@ -218,7 +219,8 @@ mod tests {
         }
     }
 
-    /// Serves `turns` requests to flows that always wait. Returns the tokens that each received.
+    /// Serves `turns` requests to flows that always have a waiting request. Returns the tokens that
+    /// each received.
     fn served(policy: &dyn FairnessPolicy, costs: &[f64], turns: usize) -> Vec<f64> {
         let mut flows = vec![FlowAccount::default(); costs.len()];
         let mut band = BandAccount::default();
@@ -319,8 +321,8 @@ mod tests {
     }
 
     proptest! {
-        /// The law of start-time fair queueing: two flows that wait all the time differ by at most
-        /// one request of each.
+        /// The law of start-time fair queueing: two flows that always wait differ by at most one
+        /// request each.
         #[test]
         fn flows_that_wait_receive_equal_tokens(costs in prop::collection::vec(1.0_f64..5_000.0, 2..6), turns in 1_usize..400) {
             let tokens = served(&*policy(&TOKENS), &costs, turns);

@@ -1,14 +1,14 @@
-//! One order over the VMs of a process, which hold requests for one pool.
+//! One order over the VMs of a process that hold requests for one pool.
 //!
 //! The VMs share one value, the [`SharedOrder`]. Each VM reads it, decides alone, and writes it
 //! back only if no other VM wrote meanwhile (compare and set); otherwise it reads again.
 //!
-//! - An event that may have made room begins a *round*. In a round each request is tried at most
-//!   once, the smallest [`QueuedTag`] of all VMs first. A VM tries its own next request while that is
-//!   the smallest; then it passes the turn on and wakes the owner of the smallest.
-//! - A VM first publishes its load with the pick, then writes the order: the *claim*. If the write
-//!   fails, it takes the pick back. A VM reads the loads of the others after the order, so of two
-//!   VMs that saw the same room, one writes too late.
+//! - An event that may have made room begins a new *round*. In a round, each request is tried at
+//!   most once, the smallest [`QueuedTag`] of all VMs first. A VM tries its own next request while
+//!   that is the smallest. Then it passes the turn on, and wakes the owner of the smallest.
+//! - A VM first publishes its load with the pick, and then writes the order. This is the *claim*.
+//!   If the write fails, it takes the pick back. A VM reads the loads of the others after the
+//!   order. So if two VMs saw the same room, one of them writes too late.
 //! - A VM that was woken and has done nothing for [`WAKE_MS`], or has not written its row for
 //!   [`SILENT_MS`], is passed over until it writes again.
 
@@ -27,27 +27,29 @@ const SILENT_MS: u64 = 1_000;
 /// A VM that holds requests writes its row at least this often, in ms.
 const REFRESH_MS: u64 = 200;
 
-/// The most requests that are tried at one full endpoint in one round.
+/// The maximum number of requests that are tried at one full endpoint in one round.
 pub const TRIES_AT_ENDPOINT: u32 = 2;
 
-/// The most flows of a band in the order; those that received the fewest tokens are left out.
+/// The maximum number of flows of a band in the order. Those that received the fewest tokens are
+/// left out.
 const SHARED_FLOWS_MAX: usize = 256;
 
-/// A flow that lags behind by more tokens does not wait: it would have been next long before. Flows
-/// lag because requests give back what their output was shorter than expected.
+/// A flow that is behind by more tokens than this does not wait: it would have been next long
+/// before. A flow can be behind because a request gives back tokens if its output was shorter than
+/// expected.
 const OWED_TOKENS_MAX: f64 = 10_000.0;
 
 /// The place of a request among all that wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueuedTag {
-    /// Whether its band is owed its minimum share.
+    /// Whether the band of the request has a claim on its minimum share.
     pub owed: bool,
     /// The priority of its band.
     pub priority: i32,
-    /// The hash of its fairness id. 0 if its VM holds several flows of the band: when the rank of
-    /// this one changes, another may be first.
+    /// The hash of the request's fairness id. It is 0 if the VM holds several flows of the band,
+    /// because another flow may come first when the rank of this one changes.
     pub flow: u64,
-    /// The rank of its flow, if those before it in its VM are sent first.
+    /// The rank of the request's flow, if the requests before it in its VM are sent first.
     pub rank: f64,
     /// The key of the request within its flow.
     pub key: u64,
@@ -68,7 +70,7 @@ pub struct FullEndpoint {
     pub endpoint: EndpointRef,
     /// The highest priority that found no room.
     pub priority: i32,
-    /// How many requests found none.
+    /// The number of requests that found no room there.
     pub tries: u32,
 }
 
@@ -76,22 +78,23 @@ pub struct FullEndpoint {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OrderRow {
     pub vm: u64,
-    /// When it wrote the row.
+    /// The time when the VM wrote the row.
     pub written: Timestamp,
-    /// When another VM woke it; 0 since it wrote the row.
+    /// The time when another VM woke it; 0 after it wrote the row.
     pub woken: Timestamp,
-    /// The round of `next`.
+    /// The round that `next` belongs to.
     pub round: u64,
     /// The first request of the VM.
     pub first: Option<QueuedTag>,
     /// The first request that was not tried in `round`.
     pub next: Option<QueuedTag>,
-    /// How many requests of its lowest band it must refuse, because the limits of all are reached.
+    /// The number of requests of its lowest band that the VM must refuse, because the common limits
+    /// are reached.
     pub evict: u64,
     /// The requests that the VM holds.
     pub bands: Vec<QueuedInBand>,
-    /// The endpoints that the requests wait for, and the highest priority at each. Empty if one may
-    /// go elsewhere: then the VM must look itself.
+    /// The endpoints that the requests wait for, and the highest priority at each. The list is
+    /// empty if a request may also go elsewhere. In that case the VM must check itself.
     pub endpoints: Vec<(EndpointRef, i32)>,
 }
 
@@ -99,7 +102,7 @@ pub struct OrderRow {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BandService {
     pub priority: i32,
-    /// Tokens that the band is owed for its minimum share.
+    /// The tokens that the band can still claim for its minimum share.
     pub credit: f64,
     pub account: BandAccount,
     /// The flows by the hash of their fairness id.
@@ -109,11 +112,11 @@ pub struct BandService {
 /// The next step of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderStep {
-    /// Try the request of its `next`.
+    /// Try the request in its `next`.
     Try,
     /// Write the order, then wake this VM.
     Write(Option<u64>),
-    /// Nothing.
+    /// Do nothing.
     Rest,
 }
 
@@ -122,7 +125,7 @@ pub enum OrderStep {
 pub struct SharedOrder {
     /// The number of the round.
     pub round: u64,
-    /// When it began.
+    /// The time when the round began.
     pub began: Timestamp,
     /// The VMs that hold requests.
     pub rows: Vec<OrderRow>,
@@ -134,7 +137,7 @@ pub struct SharedOrder {
 // === impl QueuedTag ===
 
 impl QueuedTag {
-    /// The smallest goes first.
+    /// The smallest tag goes first.
     pub fn compare(&self, other: &Self) -> Ordering {
         let bands = other
             .owed
@@ -158,7 +161,7 @@ impl FullEndpoint {
 // === impl OrderRow ===
 
 impl OrderRow {
-    /// Whether the VM counts for `vm`: it is another one, and answers.
+    /// Whether the row counts for `vm`: it belongs to another VM that still answers.
     fn is_rival(&self, vm: u64, now: Timestamp) -> bool {
         let is_late = self.woken.0 != 0 && now.ms_since(self.woken) >= WAKE_MS;
         self.vm != vm && !is_late && now.ms_since(self.written) < SILENT_MS
@@ -173,7 +176,7 @@ impl OrderRow {
         }
     }
 
-    /// Whether enough requests found no room at each endpoint that those of the VM wait for.
+    /// Whether enough requests found no room at every endpoint that the VM's requests wait for.
     fn is_hopeless(&self, full: &[FullEndpoint]) -> bool {
         let is_full = |(endpoint, priority): &(EndpointRef, i32)| {
             full.iter().any(|full| full.stops(*endpoint, *priority))
@@ -181,12 +184,13 @@ impl OrderRow {
         !self.endpoints.is_empty() && self.endpoints.iter().all(is_full)
     }
 
-    /// The rank of a flow has changed from `before` to `after`: so have the tags of the row, which
-    /// its VM wrote some time ago. Otherwise that VM would be woken, and pass the turn on at once.
+    /// Records that the rank of a flow has changed from `before` to `after`. The tags in the row
+    /// change too, although its VM wrote them some time ago. Otherwise that VM would be woken, and
+    /// pass the turn on at once.
     pub fn change_rank(&mut self, priority: i32, flow: u64, before: f64, after: f64) {
         let tags = [&mut self.first, &mut self.next].into_iter().flatten();
         for tag in tags.filter(|tag| tag.priority == priority && tag.flow == flow) {
-            // Exactly the rank that its VM will compute, so that equal ranks stay equal.
+            // This is exactly the rank that its VM will compute, so that equal ranks stay equal.
             tag.rank = if tag.rank.total_cmp(&before).is_eq() {
                 after
             } else {
@@ -195,7 +199,7 @@ impl OrderRow {
         }
     }
 
-    /// Whether writing `self` in place of `before` tells the others anything.
+    /// Whether replacing `before` by `self` gives the other VMs new information.
     fn is_news(&self, before: &Self) -> bool {
         let same = Self {
             written: before.written,
@@ -208,7 +212,7 @@ impl OrderRow {
 // === impl SharedOrder ===
 
 impl SharedOrder {
-    /// An event may have made room: every request may be tried again.
+    /// Records that an event may have made room, so every request may be tried again.
     pub fn begin_round(&mut self, now: Timestamp) {
         self.round += 1;
         self.began = now;
@@ -219,7 +223,7 @@ impl SharedOrder {
         self.rows.iter().find(|row| row.vm == vm)
     }
 
-    /// The rows of the other VMs. A VM that is gone has none.
+    /// Returns the rows of the other VMs. A VM that no longer exists has no row.
     pub fn rivals(&self, vm: u64, now: Timestamp) -> impl Iterator<Item = &OrderRow> {
         self.rows
             .iter()
@@ -236,8 +240,8 @@ impl SharedOrder {
         untried.min_by(|(a, a_vm), (b, b_vm)| a.compare(b).then(a_vm.cmp(b_vm)))
     }
 
-    /// Decides on the next step of the VM of this row. `begun`: it has begun a round that is not
-    /// written yet.
+    /// Decides on the next step of the VM of this row. `begun` says whether the VM has begun a
+    /// round that is not written yet.
     pub fn step(&mut self, own: OrderRow, begun: bool) -> OrderStep {
         let vm = own.vm;
         let now = own.written;
@@ -253,8 +257,8 @@ impl SharedOrder {
         }
     }
 
-    /// Puts the row of a VM that writes in any case. [`OrderStep::Try`]: after the write, the turn
-    /// is still its own.
+    /// Sets the row of a VM that writes in any case. [`OrderStep::Try`] means that after the write,
+    /// the VM still has the turn.
     pub fn put(&mut self, own: OrderRow) -> OrderStep {
         let vm = own.vm;
         let now = own.written;
@@ -273,8 +277,8 @@ impl SharedOrder {
             .is_none_or(|(other, other_vm)| tag.compare(&other).then(vm.cmp(&other_vm)).is_lt())
     }
 
-    /// Replaces the row of a VM; one that holds nothing has none. Returns whether that is worth a
-    /// write.
+    /// Replaces the row of a VM. A VM that holds no request has no row. Returns whether the change
+    /// is worth a write.
     pub fn set_row(&mut self, row: OrderRow) -> bool {
         let at = self.rows.iter().position(|known| known.vm == row.vm);
         let known = at.and_then(|at| self.rows.get_mut(at));
@@ -339,7 +343,7 @@ impl BandService {
         }
     }
 
-    /// Leaves out flows that received nothing that counts, and those beyond [`SHARED_FLOWS_MAX`].
+    /// Removes flows that received too little to count, and those beyond [`SHARED_FLOWS_MAX`].
     pub fn trim(&mut self) {
         let idle = self.account.virtual_time;
         let is_owed = |start: f64| start < idle && start > idle - OWED_TOKENS_MAX;
@@ -347,7 +351,7 @@ impl BandService {
             flow.start > idle || is_owed(flow.start) || flow.turn > 0 || flow.attained > 0.0
         });
         while self.flows.len() > SHARED_FLOWS_MAX {
-            // Sorting would be the largest function of this file.
+            // A sort would be the largest function of this file.
             let flows = self.flows.iter().enumerate();
             let least = flows.min_by(|(_, (_, a)), (_, (_, b))| {
                 a.turn.cmp(&b.turn).then(a.start.total_cmp(&b.start))

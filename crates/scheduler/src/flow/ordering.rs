@@ -1,4 +1,4 @@
-//! Ordering policies: which request of a flow goes next.
+//! Ordering policies choose which request of a flow goes next.
 
 use super::settings::ORDERING_DEFAULT;
 use super::{OrderingPolicy, QueuedFacts};

@@ -2,19 +2,20 @@
 
 use crate::plugin::{InvalidParameter, Parameter, Parameters};
 
-/// The policies of bands and pools that name none.
+/// The policies of bands and pools that do not name one.
 pub(crate) const FAIRNESS_DEFAULT: &str = "token-fairness-policy";
 pub(crate) const ORDERING_DEFAULT: &str = "fcfs-ordering-policy";
 pub(crate) const USAGE_LIMIT_DEFAULT: &str = "static-usage-limit-policy";
 
-/// The most bands of a configuration. Every release goes through them.
+/// The maximum number of bands of a configuration. Every release of a request goes through all
+/// bands.
 const BANDS_MAX: usize = 32;
 
-/// Requests and bytes that a band holds at most, where the file sets no limit: llm-d's defaults.
+/// The default limits for the requests and bytes that a band holds. They are llm-d's defaults.
 const BAND_REQUESTS: f64 = 5_000.0;
 const BAND_BYTES: f64 = 1e9;
 
-/// The longest TTL, in ms: one day, which no proxy waits for.
+/// The longest TTL in ms. It is one day, which is more than any proxy waits.
 const TTL_MS_MAX: f64 = 86_400_000.0;
 
 /// How long a request waits by default, in ms: llm-d's default.
@@ -58,18 +59,18 @@ const BAND: &[Parameter] = &[
     Parameter::text("ordering", ORDERING_DEFAULT, "ordering policy"),
 ];
 
-/// The section as given; policies by name.
+/// The section as given, with policies by name.
 #[derive(Debug)]
 pub struct FlowSettings {
     pub(super) max_requests: u64,
     pub(super) max_bytes: u64,
     pub(super) ttl_ms: u64,
-    /// 0: requests do not wait for the first endpoint.
+    /// With 0, requests do not wait for the first endpoint.
     pub(super) no_endpoint_ttl_ms: u64,
     pub(super) usage_limit: Box<str>,
     pub(super) minimum_share: f64,
     pub(super) eviction: bool,
-    /// The templates of bands that are not listed: from priority 0, and below.
+    /// The templates of bands that are not listed: from priority 0 on, and below 0.
     pub(super) templates: [BandSettings; 2],
     pub(super) bands: Vec<BandSettings>,
 }
@@ -79,27 +80,27 @@ pub(super) struct BandSettings {
     pub(super) priority: i32,
     pub(super) max_requests: u64,
     pub(super) max_bytes: u64,
-    /// `None`: that of the section.
+    /// `None` means the TTL of the section.
     pub(super) ttl_ms: Option<u64>,
     pub(super) fairness: Box<str>,
     pub(super) ordering: Box<str>,
 }
 
-/// Reads a limit; 0 is `zero`.
+/// Reads a limit; the value 0 means `zero`.
 fn limit(parameters: &Parameters<'_>, name: &str, zero: f64) -> Result<u64, InvalidParameter> {
     let given = parameters.number(name, 0.0..=1e18)?;
-    // Within 0 and 1e18, or saturating.
+    // The number is between 0 and 1e18, or the conversion saturates.
     let whole = (if given > 0.0 { given } else { zero }) as u64;
     Ok(whole)
 }
 
-/// Reads a TTL; 0 is none.
+/// Reads a TTL; 0 means none.
 fn ttl(parameters: &Parameters<'_>, name: &str) -> Result<u64, InvalidParameter> {
     parameters.number(name, 0.0..=TTL_MS_MAX)?;
     limit(parameters, name, f64::INFINITY)
 }
 
-/// Reads the wait while no endpoint is ready; 0 is none.
+/// Reads the wait while no endpoint is ready; 0 means none.
 fn no_endpoint_ttl(parameters: &Parameters<'_>) -> Result<u64, InvalidParameter> {
     parameters.number("noEndpointTtlMs", 0.0..=TTL_MS_MAX)?;
     limit(parameters, "noEndpointTtlMs", 0.0)

@@ -1,4 +1,4 @@
-//! Usage limit policies: how much of the pool a band may fill.
+//! Usage limit policies decide how much of the pool a band may fill.
 
 use super::settings::USAGE_LIMIT_DEFAULT;
 use super::{BandRank, UsageCeiling, UsageLimitPolicy};
@@ -112,13 +112,14 @@ impl UsageLimitPolicy for SoftReflectiveCeiling {
 // === impl BandRank ===
 
 impl BandRank {
-    /// 0 for the highest band, 1 for the lowest, those between in equal steps.
+    /// 0 for the highest band, 1 for the lowest, and equal steps for the bands between.
     // There are few bands.
     fn share_by_rank(self) -> f64 {
         share(self.higher as f64, self.bands.saturating_sub(1) as f64)
     }
 
-    /// 0 for the highest band, 1 for the lowest, those between in proportion to their priority.
+    /// 0 for the highest band, 1 for the lowest, and values in proportion to their priority for the
+    /// bands between.
     fn share_by_value(self) -> f64 {
         let (own, highest, lowest) = self.priorities;
         share(

@@ -1,10 +1,10 @@
 //! `data-parallel-profile-handler`: each rank of a model server is an endpoint with its own port,
-//! but requests enter at one of them. Its sidecar forwards a request to the rank that a header
-//! names.
+//! but requests enter at one of them. The sidecar there forwards a request to the rank that a
+//! header names.
 //!
-//! The list has one entry: the header names one rank, and the primary port of another pod cannot
-//! reach it. If the primary port of the picked rank is not an allowed endpoint, the request goes to
-//! the rank itself.
+//! The list has only one entry, because the header names one rank, and the primary port of another
+//! pod cannot reach that rank. If the primary port of the picked rank is not an allowed endpoint,
+//! the request goes to the rank itself.
 
 use std::net::SocketAddr;
 

@@ -1,10 +1,10 @@
-//! `disagg-profile-handler`: decodes on one model server and, if a decider decides so, prefills on
-//! a second and encodes on others before that.
+//! `disagg-profile-handler`: one model server decodes. If a decider says so, a second one prefills
+//! and others encode before that.
 //!
-//! Decode is picked first: the proxy sends the request there, and its sidecar calls the other
-//! servers, which headers name. A stage runs at the next stage's endpoint if its decider decides
-//! against it, if its profile leaves no endpoint, or if its profile picks that endpoint. So a
-//! request never fails for lack of a prefill server.
+//! Decode is picked first, because the proxy sends the request there. Its sidecar calls the other
+//! servers, which are named in headers. A stage runs at the endpoint of the next stage in three
+//! cases: its decider decides against another endpoint, its profile leaves no endpoint, or its
+//! profile picks that endpoint. So a request never fails for lack of a prefill server.
 
 use crate::decision::{Decision, Route};
 use crate::endpoint::EndpointIndex;
@@ -89,7 +89,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl RemoteStage {
-    /// The endpoints that the stage's profile picks, without `next`; empty if the decider does not
+    /// The endpoints that the stage's profile picks, without `next`. Empty if the decider does not
     /// want the stage to run elsewhere.
     fn picked(
         &self,

@@ -18,8 +18,8 @@ pub struct EndpointLoad {
     pub tpot_slo_us: Option<u32>,
 }
 
-/// Prompts that wait for their prefill or are in it, as the sums from which a linear step model
-/// computes their time.
+/// Prompts that wait for their prefill or are in it. A linear step model computes their time from
+/// these sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PendingPrefills {
     /// The number of prompts that have uncached tokens.

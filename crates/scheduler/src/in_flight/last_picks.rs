@@ -1,5 +1,5 @@
-//! The last pick of each endpoint, as a number that grows with every pick. Of endpoints with equal
-//! costs, the one picked least recently is next.
+//! The last pick of each endpoint, as a number that grows with every pick. If endpoints have equal
+//! costs, the one that was picked least recently is next.
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 

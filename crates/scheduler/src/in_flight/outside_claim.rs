@@ -1,57 +1,57 @@
-//! The load that the other proxies say they have at an endpoint, held against what the endpoint
+//! The load that other proxies claim at an endpoint, compared with the load that the endpoint
 //! itself shows.
 //!
-//! The scrape of an endpoint counts the requests of all proxies. What the others claim is newer, so
-//! it counts in full until a scrape could have shown it. A claim that scrapes do not confirm is
-//! *refuted*: then the others' load is at most what the scrape shows beside our own. A proxy that
-//! lies, repeats old reports or repeats those of others can so make an endpoint seem busy for some
-//! seconds and not for good.
+//! The scrape of an endpoint counts the requests of all proxies. The claims of the others are
+//! newer, so they count in full until a scrape could have shown them. A claim that scrapes do not
+//! confirm is *refuted*. Then the load of the others is at most the load that the scrape shows
+//! beyond our own. So a proxy that lies, or repeats old reports or those of others, can make an
+//! endpoint seem busy for some seconds, but not permanently.
 //!
-//! The test is one of averages, because a scrape is a sample: between two scrapes requests begin
-//! and end. The claim minus [`TIMES_SHOWN`] times what is shown is added up over time, in shares of
-//! the largest value of late. That sum is the time for which the claim was unconfirmed. An honest
-//! claim is confirmed by the next scrape and its sum falls again.
+//! The test compares averages, because a scrape is a sample: requests begin and end between two
+//! scrapes. The difference between the claim and [`TIMES_SHOWN`] times the shown load is added up
+//! over time, as a share of the largest recent value. That sum is the time for which the claim was
+//! unconfirmed. An honest claim is confirmed by the next scrape, and its sum falls again.
 
 use super::{ATTENTION_UNIT, EndpointLoad, InFlight, PendingPrefills};
 use crate::endpoint::EndpointRef;
 use crate::metrics::EndpointMetrics;
 
-/// The others' load may be this many times what a scrape shows beside our own load: requests are on
-/// their way, and a scrape is some time old. Lies of this size make endpoints that are equally
-/// loaded differ by less than a third.
+/// The load of the others may be this many times the load that a scrape shows beyond our own:
+/// requests are on their way, and a scrape is some time old. With lies of this size, endpoints with
+/// equal load seem to differ by less than a third.
 const TIMES_SHOWN: f32 = 1.5;
 
-/// The most requests beyond [`TIMES_SHOWN`] that count before a scrape shows them: what an engine
-/// runs at once by default. Beyond it an endpoint is full anyway.
+/// The maximum number of requests beyond [`TIMES_SHOWN`] that count before a scrape shows them. An
+/// engine runs this many at once by default. With more requests an endpoint is full anyway.
 const UNSEEN_MAX: f32 = 256.0;
 
 /// A request may have this many times the tokens of a usual one before the rest counts as further
-/// requests. Prompts of one pool differ, so their sum over an endpoint is compared.
+/// requests. The prompts of one pool differ, so their sum over an endpoint is compared.
 const TIMES_TOKENS: f32 = 4.0;
 
-/// The least tokens of a usual request: below that, tokens cost little.
+/// The minimum number of tokens of a usual request. Fewer tokens cost little.
 const TOKENS_MIN: f32 = 1_024.0;
 
-/// How long the largest value of late is remembered, µs: some bursts.
+/// How long the largest recent value is remembered, in µs: the time of some bursts.
 const LARGEST_US: f32 = 10_000_000.0;
 
-/// The least value of it, in requests: a single short request is often between two scrapes.
+/// The minimum of that value, in requests: a single short request often lies between two scrapes.
 const LARGEST_MIN: f32 = 2.0;
 
-/// How fast the unconfirmed time falls at least while the claim is confirmed, or nothing is
-/// claimed. After a lie that was refuted, claims count in full again within 30 s.
+/// The minimum speed at which the unconfirmed time falls while the claim is confirmed, or nothing
+/// is claimed. After a lie that was refuted, claims count in full again within 30 s.
 const RECOVERY: f32 = 0.1;
 
-/// The longest time between two scrapes that is judged, µs: longer ones were lost, and the last
-/// claim may be too old.
+/// The longest time between two scrapes that is judged, in µs. In a longer time scrapes were lost,
+/// and the last claim may be too old.
 const JUDGED_US_MAX: u64 = 500_000;
 
 /// The load that an endpoint shows in a scrape.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShownLoad {
-    /// Requests that run or wait there.
+    /// Requests that run or wait at the endpoint.
     pub requests: f32,
-    /// The waiting ones among them.
+    /// The waiting requests among them.
     pub waiting: f32,
     /// The tokens of a usual request.
     pub tokens: f32,
@@ -61,19 +61,19 @@ pub struct ShownLoad {
 #[derive(Clone, Debug, Default)]
 pub(super) struct OutsideClaim {
     claim: EndpointLoad,
-    /// The part of it that counts.
+    /// The part of the claim that counts.
     counted: EndpointLoad,
     /// The load that the endpoint shows beside our own; `None` if that is unknown.
     shown: Option<ShownLoad>,
     standing: ClaimStanding,
-    /// The sum of the claim over the time since it was last judged, in requests times µs, ...
+    /// The sum of the claim over the time since it was last judged, in requests times µs.
     sum: f32,
-    /// ... until this moment.
+    /// The time up to which `sum` counts.
     summed_us: u64,
     judged_us: u64,
     /// For how long the claim was not confirmed, µs.
     unconfirmed_us: f32,
-    /// The largest claim or sight of late, in requests.
+    /// The largest recent claim or shown load, in requests.
     largest: f32,
 }
 
@@ -112,8 +112,8 @@ impl InFlight {
 // === impl ShownLoad ===
 
 impl ShownLoad {
-    /// The load in an endpoint's metrics; `None` if that is unknown. A usual request has the tokens
-    /// of those that run there, or of our own prompts.
+    /// The load in an endpoint's metrics; `None` if it is unknown. A usual request has as many
+    /// tokens as those that run there, or as our own prompts.
     pub(super) fn from_metrics(metrics: &EndpointMetrics, prompt_tokens: f32) -> Option<Self> {
         let valid = |value: Option<f32>| value.filter(|value| value.is_finite() && *value >= 0.0);
         let running = valid(metrics.running_requests)?;
@@ -131,8 +131,8 @@ impl ShownLoad {
         })
     }
 
-    /// The part of it that is not `own`. Half of it may always be another's, because own requests
-    /// may still be on their way.
+    /// Returns the part of the load that is not `own`. Half of the load may always belong to
+    /// others, because own requests may still be on their way.
     fn beside(self, own: u32) -> Self {
         let others = |shown: f32| (shown - own as f32).max(shown / 2.0);
         Self {
@@ -157,13 +157,14 @@ impl OutsideClaim {
         self.counted = self.limited();
     }
 
-    /// Nothing is claimed any more; what scrapes showed of earlier claims stays known.
+    /// Records that nothing is claimed any more. The results of earlier comparisons with scrapes
+    /// stay.
     pub(super) fn clear(&mut self) {
         self.claim = EndpointLoad::default();
         self.counted = EndpointLoad::default();
     }
 
-    /// Holds the claim against a new scrape. The process has `own` requests at the endpoint. A
+    /// Compares the claim with a new scrape. The process has `own` requests at the endpoint. A
     /// claim may be unconfirmed for `patience_us`.
     pub(super) fn judge(
         &mut self,
@@ -179,7 +180,7 @@ impl OutsideClaim {
         if shown.is_some() || self.standing == ClaimStanding::Believed {
             self.shown = shown.map(|shown| shown.beside(own));
         }
-        // A scrape that does not show what we have ourselves is too old, or counts something else.
+        // A scrape that does not show our own requests is too old, or counts something else.
         let is_current = |shown: &ShownLoad| own as f32 <= TIMES_SHOWN * shown.requests + 1.0;
         if passed_us > 0.0
             && let Some(beside) = shown.filter(is_current).map(|shown| shown.beside(own))
@@ -216,7 +217,7 @@ impl OutsideClaim {
         self.sum += passed_us as f32 * self.size();
     }
 
-    /// The claim as a number of requests: those of more tokens than usual count as several.
+    /// The claim as a number of requests. A request with more tokens than usual counts as several.
     fn size(&self) -> f32 {
         let EndpointLoad {
             requests,
@@ -249,7 +250,8 @@ impl OutsideClaim {
     }
 }
 
-/// `load` with at most this many requests and waiting prompts, and this many tokens for each.
+/// Returns `load` with at most this many requests and waiting prompts, and this many tokens for
+/// each.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -266,7 +268,7 @@ fn at_most(load: EndpointLoad, requests: f32, prompts: f32, tokens: f32) -> Endp
     let pending = (prompts * tokens) as u64;
     let prompt_tokens = prompt_tokens.min(pending);
     let uncached_tokens = uncached_tokens.min(prompt_tokens);
-    // Of prompts with so many tokens in all, one prompt has the most attention.
+    // For a given total of tokens, one prompt has the most attention.
     let attention_max = uncached_tokens
         .saturating_mul(2)
         .saturating_mul(prompt_tokens);

@@ -1,17 +1,18 @@
 //! The load of others, as they reported it: other workers of this process, and other proxies.
 //!
-//! Others report absolute rows, each of one moment. When a row replaces another, exactly the
-//! numbers of the old row are subtracted. So the table is always the sum of the current rows:
-//! nothing is counted twice, and a lost report is corrected by the next one. Only current
-//! generations count. A minimum cannot be subtracted, so the SLOs are recomputed when any of them
+//! Others report absolute rows. Each row is of one point in time. When a row replaces another,
+//! exactly the numbers of the old row are subtracted. So the table is always the sum of the current
+//! rows: nothing is counted twice, and a lost report is corrected by the next one. Only current
+//! generations count. A minimum cannot be subtracted, so all SLOs are recomputed when any of them
 //! changes.
 //!
-//! The newest picks of other proxies are not reported yet. These proxies see the same pool and pick
-//! in much the same way. So each pick made here counts once for each of them, until it is old
-//! enough that their reports of that moment have arrived. In simulation this recovers part of what
-//! load reports that are 100 ms old lose, and costs nothing at 10 ms.
+//! The newest picks of other proxies are not reported yet. These proxies see the same pool, and
+//! pick in much the same way. So each pick made here counts once for each of them, until it is so
+//! old that their reports of that time have arrived. In the simulation, this recovers a part of
+//! what load reports that are 100 ms old lose. With reports that are 10 ms old it costs nothing.
 //!
-//! What other proxies report counts as far as scrapes confirm it: see [`super::outside_claim`].
+//! The load that other proxies report counts as far as scrapes confirm it: see
+//! [`super::outside_claim`].
 
 use std::collections::VecDeque;
 
@@ -19,17 +20,17 @@ use super::EndpointLoad;
 use super::outside_claim::{OutsideClaim, ShownLoad};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
-/// Maximum recent picks that count for others at once: 20 ms at 50,000 picks per second. Beyond it
-/// the oldest stop counting.
+/// The maximum number of recent picks that count for others at once: 20 ms at 50,000 picks per
+/// second. Beyond it, the oldest picks no longer count.
 const YOUNG_MAX: usize = 1_024;
 
-/// The load of others, by endpoint. One writer; reads are array look-ups.
+/// The load of others, by endpoint. It has one writer, and reads are array look-ups.
 #[derive(Debug, Default)]
 pub struct PeerLoads {
     /// Loads by slot, up to the highest current one.
     rows: Vec<Option<(Generation, EndpointLoad)>>,
-    /// What other proxies claim, by slot; the part that counts is in the rows. Empty without other
-    /// proxies.
+    /// The claims of other proxies, by slot. The part that counts is in the rows. The list is empty
+    /// if there are no other proxies.
     claims: Vec<(Generation, OutsideClaim)>,
     /// The number of other proxies that a pick made here counts for, and for how long, µs.
     stands_for: u32,
@@ -41,7 +42,7 @@ pub struct PeerLoads {
 // === impl PeerLoads ===
 
 impl PeerLoads {
-    /// Starts empty: no load, and from now on only these generations count.
+    /// Starts with no load. From now on only these generations count.
     pub fn start(&mut self, present: &[EndpointRef]) {
         self.rows.clear();
         self.young.clear();
@@ -57,7 +58,7 @@ impl PeerLoads {
                 *row = Some((endpoint.generation, EndpointLoad::default()));
             }
         }
-        // What is known of the claims about an endpoint stays.
+        // The judgement of earlier claims about an endpoint stays.
         for (_, claim) in &mut self.claims {
             claim.clear();
         }
@@ -124,8 +125,8 @@ impl PeerLoads {
         }
     }
 
-    /// Holds what other proxies claim of `endpoint` against its new scrape, which shows this; the
-    /// VM has `own` requests there. See [`OutsideClaim::judge`].
+    /// Compares the claims of other proxies about `endpoint` with its new scrape, which shows this
+    /// load. The VM has `own` requests there. See [`OutsideClaim::judge`].
     pub(super) fn judge(
         &mut self,
         endpoint: EndpointRef,

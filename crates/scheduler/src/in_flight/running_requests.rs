@@ -19,7 +19,7 @@ pub struct RunningRequest {
     /// The request id that operators know; empty if there is none.
     pub request_id: Box<str>,
     pub slo: Slo,
-    /// The prediction when it was sent.
+    /// The prediction when the request was sent.
     pub predicted: Option<Prediction>,
     /// Measured TTFT, ms; `None` while it waits for its first token.
     pub ttft_ms: Option<f32>,
@@ -30,7 +30,7 @@ pub struct RunningRequest {
     waits: bool,
 }
 
-/// The key of a request in the queues, whatever its endpoint.
+/// The key of a request in the queues, which does not depend on its endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunningKey {
     pub(super) id: u64,
@@ -47,7 +47,8 @@ pub(super) struct RunningQueues {
 // === impl RunningRequest ===
 
 impl RunningRequest {
-    /// Stricter SLOs first, requests without one last, older before younger.
+    /// Stricter SLOs come first, and requests without an SLO last. Older requests come before
+    /// younger ones.
     fn order(&self) -> (u32, u32, u64) {
         (
             self.slo.tpot_us.unwrap_or(u32::MAX),

@@ -4,9 +4,9 @@
 //! only our own requests, but is current. Adding both would count ours twice. So the ledger's count
 //! is stored when a scrape arrives, and only its change since then is added: picks minus ends.
 //!
-//! For counts of requests this is the only place that combines the two. llm-d's scorers
-//! keep their formulas: those for scraped metrics read only the scrape, those for requests in
-//! flight only the ledger, so they count nothing twice either.
+//! This is the only place that combines the two for counts of requests. llm-d's scorers keep their
+//! formulas: scorers of scraped metrics read only the scrape, scorers of requests in flight read
+//! only the ledger. So they count nothing twice either.
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
@@ -18,11 +18,12 @@ pub(super) struct ScrapeBaseline {
 }
 
 /// The number of requests that an endpoint has now: the scraped ones (running and queued) plus the
-/// change of the ledger since (`now - then`). Never fewer than the ledger has now, since all of
-/// those are at the endpoint or on the way. Without a scrape, only the ledger counts.
+/// change of the ledger since (`now - then`). The result is never below the count in the ledger,
+/// because all of these requests are at the endpoint or on their way to it. Without a scrape, only
+/// the ledger counts.
 ///
-/// Picks between the scrape and its arrival here, some tens of ms, are missing: the result can be
-/// too low by those, but counts nothing twice.
+/// Picks between the scrape and its arrival here (some tens of ms) are missing. So the result can
+/// be too low by these picks, but it counts nothing twice.
 #[must_use]
 // Counts of requests, far below 2^24.
 pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {

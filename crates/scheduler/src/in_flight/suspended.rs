@@ -1,5 +1,5 @@
-//! Requests that have not ended but take no place: their endpoint works on them no more, as far as
-//! is known.
+//! Requests that have not ended but count for no load: as far as is known, their endpoint no longer
+//! works on them.
 
 use super::{InFlight, InFlightTicket, NOWHERE};
 use crate::endpoint::EndpointRef;
@@ -30,8 +30,8 @@ impl SuspendedCounts {
 // === impl InFlight ===
 
 impl InFlight {
-    /// Takes the request out of the load of its endpoint, until [`Self::resume`]. False if it is
-    /// suspended already.
+    /// Takes the request out of the load of its endpoint, until [`Self::resume`]. Returns false if
+    /// it is already suspended.
     pub fn suspend(&mut self, ticket: &mut InFlightTicket) -> bool {
         if ticket.suspended.is_some() {
             return false;
@@ -68,8 +68,8 @@ impl InFlight {
             .map_or(0, |(_, count)| *count)
     }
 
-    /// How many of the requests in [`Self::load`] the engine no longer has, by its last report. 0
-    /// where it does not report both its running and its queued requests.
+    /// How many of the requests in [`Self::load`] the engine no longer has, by its last report. It
+    /// is 0 if the engine does not report both its running and its queued requests.
     pub fn absent(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> u32 {
         let here = self.requests(endpoint).min(self.scraped.requests(endpoint));
         metrics

@@ -18,7 +18,7 @@ fn load(requests: u32, prefill_tokens: u64, decode_tokens: u64) -> EndpointLoad 
     }
 }
 
-/// Without the pending prefills, which have their own test.
+/// The load without the pending prefills, which have their own test.
 fn plain(load: EndpointLoad) -> EndpointLoad {
     EndpointLoad {
         prefills: NO_PREFILLS,
@@ -341,8 +341,8 @@ fn op() -> impl Strategy<Value = LedgerOp> {
     ]
 }
 
-/// The naive twin: sums the load of every live ticket from scratch. `lives` has the current
-/// generation of each slot.
+/// A naive implementation for comparison: it sums the load of every live ticket from scratch.
+/// `lives` has the current generation of each slot.
 fn sums(
     live: &[(InFlightTicket, EndpointRef, EndpointLoad)],
     lives: &[u32],
@@ -378,7 +378,7 @@ proptest! {
                 }
                 LedgerOp::Restart(slot) => {
                     lives[usize::from(slot)] += 1;
-                    // The ledger learns of a new generation by its first request.
+                    // The first request of a new generation makes it known to the ledger.
                     let at = endpoint(slot, lives[usize::from(slot)]);
                     live.push((ledger.admit(at, 0), at, load(1, 0, 0)));
                 }

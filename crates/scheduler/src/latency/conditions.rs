@@ -1,10 +1,10 @@
 //! The conditions of an endpoint and a request at the moment of a pick.
 
-/// The largest valid condition. A larger number is an error, not a count of requests or tokens. An
-/// `f32` represents it exactly.
+/// The largest valid condition. A larger number is an error, and cannot be a count of requests or
+/// tokens. An `f32` represents it exactly.
 const CONDITION_MAX: f32 = 16_777_216.0;
 
-/// The conditions of one endpoint and one request at the moment of a pick, as known there and then.
+/// The conditions of one endpoint and one request at the moment of a pick, as the proxy knew them.
 /// Counts do not include this request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Conditions {
@@ -29,9 +29,9 @@ pub struct Conditions {
 // === impl Conditions ===
 
 impl Conditions {
-    /// Returns the conditions if every number is possible: finite, not negative, shares at most 1,
-    /// no more uncached tokens than prompt tokens. Returns `None` otherwise; the sender is then at
-    /// fault.
+    /// Returns the conditions if every number is possible: finite and not negative, with shares of
+    /// at most 1, and no more uncached tokens than prompt tokens. Returns `None` otherwise, which
+    /// is a fault of the sender.
     #[must_use]
     pub fn checked(self) -> Option<Self> {
         let Self {

@@ -1,9 +1,9 @@
 //! Converts conditions to the inputs of a model: the table of features, and the function that fills
 //! it.
 //!
-//! Features are plain counts and times, without logarithms: latency is linear in them (queued work
-//! takes its time, whatever the amount), and the trees that correct the rest only compare. So the
-//! only costly operation at a pick is one `exp` for each time.
+//! Features are plain counts and times, without logarithms. Latency is linear in them, because each
+//! unit of queued work takes the same time, and the trees that correct the rest only compare. So
+//! the only costly operation at a pick is one `exp` for each of the two times.
 
 use super::conditions::Conditions;
 use super::step::StepModel;
@@ -21,7 +21,7 @@ pub struct Feature {
     pub name: &'static str,
     /// The meaning of the feature, as printed in the documentation.
     pub doc: &'static str,
-    /// Values up to this are within range even if none was seen yet.
+    /// Values up to this one are within range, even if none was seen yet.
     pub usual: f32,
 }
 
@@ -102,7 +102,7 @@ pub fn features(conditions: &Conditions, step: &StepModel) -> Features {
     ]
 }
 
-/// The terms whose weighted sum, with non-negative weights, is the TTFT.
+/// The terms whose weighted sum is the TTFT. Their weights are not negative.
 pub fn ttft_terms(x: &Features) -> [f32; TERMS] {
     let &[
         own,
@@ -128,8 +128,8 @@ pub fn ttft_terms(x: &Features) -> [f32; TERMS] {
     ]
 }
 
-/// The terms whose weighted sum is the TPOT. It does not grow with a queue without bound: an engine
-/// mixes at most one chunk of prefill into a step, so the terms of a queue saturate.
+/// The terms whose weighted sum is the TPOT. The TPOT does not grow with a queue without bound: an
+/// engine mixes at most one chunk of prefill into a step, so the terms of a queue saturate.
 pub fn tpot_terms(x: &Features) -> [f32; TERMS] {
     let &[
         _own,

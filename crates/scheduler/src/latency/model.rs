@@ -11,22 +11,22 @@ use super::words::{InvalidModel, WordReader, put};
 use super::{Conditions, NoPrediction, Prediction};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
-/// Samples of each time that a model needs before it predicts.
+/// The number of samples of each time that a model needs before it predicts.
 pub const SAMPLES_MIN: u32 = 64;
 
 /// A model extrapolates up to this many times the largest value seen of a feature; beyond that it
 /// gives no prediction.
 pub const BEYOND_TIMES: f32 = 4.0;
 
-/// Predicts TTFT and TPOT. Immutable: later learning produces another model.
+/// Predicts TTFT and TPOT. It is immutable: later learning creates another model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatencyModel {
-    /// The step model behind [`features()`]. All its endpoints are alike; their differences are in
+    /// The step model behind [`features()`]. All its endpoints are equal. Their differences are in
     /// `offsets`.
     pub step: StepModel,
     pub ttft: TargetPredictor,
     pub tpot: TargetPredictor,
-    /// The largest value of each feature that it predicts for.
+    /// The largest value of each feature for which the model predicts.
     pub limits: Features,
     /// Offsets by slot.
     pub offsets: Box<[EndpointOffset]>,
@@ -35,13 +35,13 @@ pub struct LatencyModel {
 /// The predictor of one of the two times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TargetPredictor {
-    /// Number of requests it was learned from.
+    /// The number of requests that the model was learned from.
     pub samples: u32,
     pub shape: LatencyShape,
     pub spread: P90Spread,
 }
 
-/// How far one endpoint deviates, as logarithms.
+/// The deviation of one endpoint, as logarithms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EndpointOffset {
     pub generation: Generation,
@@ -134,7 +134,7 @@ impl LatencyModel {
     /// Predicts the latency of a request at `endpoint` under these conditions.
     ///
     /// # Errors
-    /// [`NoPrediction`]: why there is no prediction.
+    /// [`NoPrediction`] has the reason why there is no prediction.
     pub fn predict(
         &self,
         endpoint: EndpointRef,
@@ -146,7 +146,8 @@ impl LatencyModel {
         self.say(endpoint, &x, ttft, tpot)
     }
 
-    /// [`Self::predict`] for many at once: `out` is cleared and then runs parallel to `rows`.
+    /// Does [`Self::predict`] for many endpoints at once: `out` is cleared, and then has one entry
+    /// for each of `rows`.
     pub fn predict_all(
         &self,
         rows: impl IntoIterator<Item = (EndpointRef, Conditions)>,
@@ -225,7 +226,8 @@ impl LatencyModel {
         })
     }
 
-    /// Number of requests it was learned from: the smaller of the counts of the two times.
+    /// The number of requests that the model was learned from. It is the smaller of the counts of
+    /// the two times.
     pub fn samples(&self) -> u32 {
         self.ttft.samples.min(self.tpot.samples)
     }
@@ -235,7 +237,8 @@ impl LatencyModel {
         (self.ttft.shape.trees.len(), self.tpot.shape.trees.len())
     }
 
-    /// The largest value of each feature, in the order of [`FEATURES`], that it predicts for.
+    /// The largest value of each feature for which the model predicts, in the order of
+    /// [`FEATURES`].
     pub fn limits(&self) -> &Features {
         &self.limits
     }
@@ -281,7 +284,7 @@ impl LatencyModel {
     /// Decodes a model and checks every number.
     ///
     /// # Errors
-    /// [`InvalidModel`] if the words are not a valid model.
+    /// Returns [`InvalidModel`] if the words are not a valid model.
     pub fn from_words(words: &[u32]) -> Result<Self, InvalidModel> {
         let count = words.len();
         let mut words = WordReader::new(words, LAYOUT)?;
@@ -338,7 +341,7 @@ impl LatencyModel {
 // === impl TargetPredictor ===
 
 impl TargetPredictor {
-    /// Median and p90, ms.
+    /// Returns the median and the p90, in ms.
     fn say(&self, terms: &[f32; TERMS], correction: f32) -> (f32, f32) {
         let ms = (self.shape.base_ms(terms) * libm::expf(correction)).clamp(MS_MIN, MS_MAX);
         (ms, self.spread.p90_ms(ms).max(ms))

@@ -38,14 +38,14 @@ pub struct Observation {
     pub gap: Option<TokenGap>,
 }
 
-/// A request whose TTFT exceeds its service time by more than this waited for the prefills of other
-/// requests, ms.
+/// If the TTFT of a request exceeds its service time by more than this (in ms), the request waited
+/// for prefills of other requests.
 const QUEUED_MS: f32 = 0.5;
 
 impl Observation {
     /// Returns whether first tokens of other requests came at this endpoint between the pick and
-    /// this request's first token. For a request that was not streamed: whether prompts waited for
-    /// prefill there at the pick.
+    /// this request's first token. For a request that was not streamed, returns whether prompts
+    /// waited for prefill there at the pick.
     pub fn queued(&self) -> bool {
         match (self.ttft_ms, self.first_token) {
             (Some(ttft_ms), Some(first)) => ttft_ms > first.service_ms + QUEUED_MS,
@@ -54,7 +54,8 @@ impl Observation {
     }
 }
 
-/// A first token as a sample of a prefill: of the request that had waited longest at its endpoint.
+/// A first token as a sample of a prefill. It belongs to the request that had waited longest at its
+/// endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FirstToken {
     /// Prompt tokens that were prefilled.

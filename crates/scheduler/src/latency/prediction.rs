@@ -13,7 +13,7 @@ pub struct Prediction {
     pub tpot_p90_ms: f32,
 }
 
-/// Why a model gives no prediction.
+/// The reason why a model gives no prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPrediction {
     /// The model has learned from too few requests.

@@ -1,20 +1,20 @@
 //! Computes one time from the features: a sum of terms, corrected by small trees.
 //!
-//! The terms are physics. Their weights are not negative, so more work never takes less time, and
-//! they extrapolate: a queue twice as long as any seen takes twice as long. The trees are
-//! oblivious: all nodes of a level ask the same question, so a tree is three comparisons and one
-//! look-up, without a branch. Their correction, a logarithm, is bounded, and constant outside the
-//! range that was seen.
+//! The terms are physics. Their weights are not negative, so more work never takes less time. They
+//! also extrapolate: a queue twice as long as any seen takes twice as long. The trees are
+//! oblivious: all nodes of a level ask the same question. So a tree is three comparisons and one
+//! look-up, without a branch. Their correction is a logarithm. It is bounded, and constant outside
+//! the range that was seen.
 
 use std::ops::RangeInclusive;
 
 use super::features::{FEATURES_COUNT, Features, TERMS};
 use super::words::{InvalidModel, WordReader, put};
 
-/// Endpoints that are predicted together: one or two vector registers.
+/// The number of endpoints that are predicted together: one or two vector registers.
 pub(super) const LANES: usize = 8;
 
-/// The features of that many endpoints, feature by feature.
+/// The features of [`LANES`] endpoints, feature by feature.
 pub(super) type FeatureColumns = [[f32; LANES]; FEATURES_COUNT];
 
 /// Depth of a tree: its number of questions.
@@ -23,10 +23,10 @@ pub const DEPTH: usize = 3;
 /// Maximum trees of one time; this bounds the cost of evaluation at a pick.
 pub const TREES_MAX: usize = 8;
 
-/// Number of bins, by length of the median, with a p90 factor of their own.
+/// Number of bins by the size of the median. Each bin has its own p90 factor.
 pub const BINS: usize = 8;
 
-/// The least prediction, ms.
+/// The smallest prediction, ms.
 pub const MS_MIN: f32 = 0.01;
 
 /// The function from features to one time.
@@ -46,14 +46,14 @@ pub struct DecisionTree {
     pub leaves: [f32; 1 << DEPTH],
 }
 
-/// p90 as a function of the median: a factor by the length of the median, plus a level.
+/// The p90 as a function of the median: a factor by the size of the median, plus a level.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct P90Spread {
-    /// Upper end of each bin but the last, ms.
+    /// Upper end of each bin except the last, ms.
     pub ends: [f32; BINS - 1],
     /// Factor on the median, by bin.
     pub factors: [f32; BINS],
-    /// Level that is added, ms.
+    /// The level that is added, ms.
     pub level: f32,
 }
 
@@ -165,7 +165,7 @@ impl P90Spread {
         }
     }
 
-    /// p90 where the median is `ms`.
+    /// Returns the p90 for a median of `ms`.
     pub fn p90_ms(&self, ms: f32) -> f32 {
         ms * self.factor(ms) + self.level
     }

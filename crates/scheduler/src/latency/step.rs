@@ -1,9 +1,9 @@
-//! The cost of the steps of an engine.
+//! The cost of an engine's steps.
 //!
-//! A prefill of `u` uncached of `n` prompt tokens takes `c0 + c1 u + c2 (n² - (n-u)²)` ms: a
-//! constant, the work for each token, and its attention to all tokens before it. A decode step of a
-//! batch of `B` requests with `K` context tokens takes `e0 + e1 B + e2 K` ms. Each is multiplied by
-//! a relative speed of the endpoint.
+//! For `n` prompt tokens with `u` uncached ones, a prefill takes `c0 + c1 u + c2 (n² - (n-u)²)` ms:
+//! a constant, the work for each uncached token, and the attention of each to all tokens before it.
+//! A decode step of a batch of `B` requests with `K` context tokens takes `e0 + e1 B + e2 K` ms.
+//! Each time is multiplied by the relative speed of the endpoint.
 
 use std::ops::RangeInclusive;
 
@@ -11,7 +11,7 @@ use super::words::{InvalidModel, WordReader, put};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use crate::in_flight::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
 
-/// The cost of the steps of a pool's engines, in ms. The default is deliberately rough: the learner
+/// The cost of the steps of a pool's engines, in ms. The default is rough on purpose. The learner
 /// corrects it within some tens of requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepModel {
@@ -25,7 +25,8 @@ pub struct StepModel {
     speeds: Box<[EndpointSpeed]>,
 }
 
-/// Relative speed of one endpoint: its time as a multiple of the pool's model. Above 1 is slower.
+/// Relative speed of one endpoint: its time as a multiple of the pool's model. A value above 1 is
+/// slower.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct EndpointSpeed {
     generation: Generation,
@@ -33,7 +34,7 @@ struct EndpointSpeed {
     decode: f32,
 }
 
-/// Wrong for every machine on purpose: nothing may depend on these being right. Source: the
+/// These numbers are wrong for every machine on purpose: nothing may depend on them. Source: the
 /// simulations in which the default policy was tuned.
 const PREFILL_PRIOR: [f32; 3] = [10.0, 0.05, 1e-6];
 const DECODE_PRIOR: [f32; 3] = [11.0, 0.025, 8e-5];
@@ -45,8 +46,8 @@ const COEFFICIENTS: RangeInclusive<f32> = 0.0..=10_000.0;
 /// Valid range of the mean output, tokens.
 pub const OUTPUT_TOKENS: RangeInclusive<f32> = 1.0..=1_000_000.0;
 
-/// Valid range of a relative speed. A value outside is an error, not an accelerator, and must not
-/// make one endpoint attract all requests or never get one again.
+/// Valid range of a relative speed. A value outside is an error, not an accelerator. It must not
+/// make one endpoint attract all requests, or never get one again.
 pub const SPEEDS: RangeInclusive<f32> = 0.05..=20.0;
 
 const AVERAGE: EndpointSpeed = EndpointSpeed {
@@ -72,8 +73,8 @@ impl Default for StepModel {
 }
 
 impl StepModel {
-    /// A model with these coefficients, in ms, and all endpoints alike. Each number is clamped to
-    /// its valid range; NaN becomes the minimum.
+    /// A model with these coefficients in ms, where all endpoints are equal. Each number is clamped
+    /// to its valid range; NaN becomes the minimum.
     #[must_use]
     pub fn from_parts(prefill: [f32; 3], decode: [f32; 3], output_tokens: f32) -> Self {
         let within = |coefficients: [f32; 3]| coefficients.map(|c| nearest(c, &COEFFICIENTS));
@@ -87,7 +88,7 @@ impl StepModel {
     }
 
     /// Returns the model with the relative speeds of `endpoint` set: its times as a multiple of an
-    /// average endpoint's. Below 1 is faster.
+    /// average endpoint's. A value below 1 is faster.
     #[must_use]
     pub fn with_speed(self, endpoint: EndpointRef, prefill: f32, decode: f32) -> Self {
         let slot = usize::from(endpoint.slot.0);
@@ -131,10 +132,10 @@ impl StepModel {
         e0 + e1 * batch + e2 * context_tokens
     }
 
-    /// Expected latency, beside the load in flight, of a request of `prompt` tokens, `uncached` of
+    /// Expected latency, without the load in flight, of a request of `prompt` tokens, `uncached` of
     /// which are not cached at `endpoint`: time to the first token, and time to the end of `output`
     /// tokens, ms.
-    // Times are no better known than to seven digits.
+    // A time is known to at most seven digits.
     pub fn expected_ms(
         &self,
         endpoint: EndpointRef,
@@ -156,7 +157,7 @@ impl StepModel {
 
     /// Time to compute prompts that wait at an average endpoint, ms. Prompts are computed together
     /// in steps, so the constant of a prefill counts once.
-    // Times are no better known than to seven digits.
+    // A time is known to at most seven digits.
     pub fn backlog_ms(&self, pending: &PendingPrefills) -> f32 {
         let [_, per_token, per_pair] = self.prefill;
         per_token * pending.uncached_tokens as f32
@@ -179,12 +180,12 @@ impl StepModel {
     }
 
     /// Relative speeds of `endpoint` for a prefill and for a decode step, as multiples of an
-    /// average endpoint's time. 1 if this generation is unknown.
+    /// average endpoint's time. They are 1 if this generation is unknown.
     pub fn speed(&self, endpoint: EndpointRef) -> (f32, f32) {
         self.learned_speed(endpoint).unwrap_or((1.0, 1.0))
     }
 
-    /// As [`Self::speed`]; `None` if this generation is unknown.
+    /// The same as [`Self::speed`], but `None` if this generation is unknown.
     pub fn learned_speed(&self, endpoint: EndpointRef) -> Option<(f32, f32)> {
         let speed = self
             .speeds
@@ -207,7 +208,7 @@ impl StepModel {
     /// Decodes a model and checks every number.
     ///
     /// # Errors
-    /// [`InvalidModel`] if the words are not a valid model.
+    /// Returns [`InvalidModel`] if the words are not a valid model.
     pub fn from_words(words: &[u32]) -> Result<Self, InvalidModel> {
         let count = words.len();
         let mut words = WordReader::new(words, LAYOUT)?;

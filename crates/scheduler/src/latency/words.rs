@@ -1,8 +1,8 @@
 //! Models as 32-bit words, as sent to proxies and written to files. One reader checks every number,
 //! so that no impossible number is accepted.
 //!
-//! This layout is here and not in `proto`, because reading a model is the check of its private
-//! fields. `proto` has golden words of both models.
+//! This layout is here and not in `proto`, because reading a model also checks its private fields.
+//! `proto` has golden words of both models.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -11,7 +11,8 @@ use std::ops::RangeInclusive;
 /// is 64 KB.
 pub const WORDS_MAX: usize = 16_384;
 
-/// Why words are not a valid model. The sender is at fault, and a retry fails in the same way.
+/// The reason why words are not a valid model. The sender is at fault, and a retry would fail in
+/// the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvalidModel {
     /// More than [`WORDS_MAX`] words.

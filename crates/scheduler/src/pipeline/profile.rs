@@ -62,7 +62,7 @@ pub(super) fn build(
                 built.listed =
                     picker::list_length(&parameters).map_err(|error| plugin.refuse(error))?;
             }
-            // llm-d's configuration files name these in profiles.
+            // In llm-d's configuration files, profiles name these plugins.
             Plugin::Producer(ProducerSetting::Latency(_) | ProducerSetting::Tracker) => {}
             _ => return Err(no_such("filter, scorer or picker", &part.name, &by())),
         }

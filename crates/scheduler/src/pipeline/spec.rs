@@ -6,12 +6,12 @@ use crate::decision::RANKED_MAX;
 use crate::plugin::{InvalidParameter, ParameterValue, Parameters, write_known};
 use crate::registry::{PLUGINS, Plugin, lookup};
 
-/// A pipeline as configured: plain data, in the order written.
+/// A pipeline as configured: plain data in the order of the file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineSpec {
     /// Every plugin declared. Names are unique.
     pub plugins: Vec<PluginSpec>,
-    /// The profiles of the pipeline; at least one, names unique.
+    /// The profiles of the pipeline. There is at least one, and names are unique.
     pub profiles: Vec<ProfileSpec>,
     /// Name of the profile handler; empty means single-profile-handler.
     pub profile_handler: String,
@@ -51,53 +51,54 @@ pub struct ProfilePlugin {
     pub weight: f64,
 }
 
-/// Why a pipeline was refused. The configuration has to change.
+/// The reason why a pipeline was refused. The configuration has to change.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidPipeline {
-    /// No such plugin type.
+    /// There is no such plugin type.
     UnknownPlugin(String),
-    /// A parameter of the named plugin.
+    /// A parameter of the named plugin is invalid.
     Parameter {
         /// The plugin's name.
         plugin: String,
         error: InvalidParameter,
     },
-    /// A weight that is negative, not finite or above [`WEIGHT_MAX`].
+    /// A weight is negative, not finite or above [`WEIGHT_MAX`].
     Weight {
         /// The plugin's name.
         plugin: String,
     },
-    /// More than one picker in a profile.
+    /// A profile has more than one picker.
     TwoPickers(String, String),
-    /// Two plugins, or two profiles, of one name.
+    /// Two plugins, or two profiles, have the same name.
     Duplicate(String),
-    /// A name that nothing of that kind has.
+    /// No item of that kind has this name.
     NoSuch {
         /// The kind of plugin or profile: `plugin`, `profile`, `decider` ...
         kind: &'static str,
         /// The name.
         name: String,
-        /// The part of the configuration that refers to it.
+        /// The part of the configuration that refers to the name.
         by: String,
     },
     /// The pipeline has this many profiles, but its handler needs exactly one.
     NotOneProfile(usize),
     /// `ranked_max` is not in 1..=[`crate::RANKED_MAX`].
     RankedMax(u32),
-    /// More plugins than [`PLUGINS_MAX`], declared or in one profile.
+    /// More than [`PLUGINS_MAX`] plugins are declared, or are in one profile.
     TooManyPlugins(usize),
-    /// More profiles than [`PROFILES_MAX`].
+    /// There are more than [`PROFILES_MAX`] profiles.
     TooManyProfiles(usize),
 }
 
-/// Maximum plugins declared, or in one profile: every request pays for each.
+/// Maximum number of plugins that are declared, or are in one profile. Every request pays for each
+/// of them.
 pub const PLUGINS_MAX: usize = 64;
 
 /// Maximum profiles of a pipeline. A request runs at most three; a coordinator chooses among a few
 /// by header.
 pub const PROFILES_MAX: usize = 32;
 
-/// The greatest weight of a scorer. A total is an f32: beside a greater weight, it could not
+/// The greatest weight of a scorer. A total is an f32. Beside a greater weight, it could not
 /// distinguish two scores of a scorer with weight 1.
 pub const WEIGHT_MAX: u32 = 1_000_000;
 

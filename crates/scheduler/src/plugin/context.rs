@@ -95,9 +95,9 @@ impl<'a> Context<'a> {
     }
 
     /// Blocks of the request's prefix that draw it to the endpoint: its cached blocks, and at the
-    /// rendezvous endpoint also the blocks that other proxies may have placed there. For plugins
-    /// that weigh caches. The work left at an endpoint, and its time, follow from the cached blocks
-    /// alone.
+    /// rendezvous endpoint also the blocks that other proxies may have placed there. It is for
+    /// plugins that weigh caches. The work left at an endpoint, and the time for it, follow from
+    /// the cached blocks alone.
     pub fn affinity_blocks(&self, endpoint: EndpointIndex) -> u32 {
         self.affinity_blocks
             .get(endpoint.get())
@@ -116,7 +116,7 @@ impl<'a> Context<'a> {
             .saturating_sub(blocks.saturating_mul(self.request.prefix_block_tokens))
     }
 
-    /// The predicted latency at the endpoint; `None` where nothing is predicted, or the model
+    /// The predicted latency at the endpoint. `None` if prediction is off, or if the model
     /// abstains.
     pub fn prediction(&self, endpoint: EndpointIndex) -> Option<&'a EndpointPrediction> {
         self.predictions

@@ -1,12 +1,12 @@
-//! The parameters of a plugin: given values over the defaults of its table.
+//! The parameters of a plugin. Given values replace the defaults of its table.
 //!
-//! A plugin reads each parameter by name, with the type and range it needs. A name that it did not
-//! declare is an error like any other, so a plugin and its table cannot drift apart. Error texts
+//! A plugin reads each parameter by name, with the type and range it needs. A name that the plugin
+//! did not declare is an error like any other, so a plugin and its table cannot differ. Error texts
 //! take the allowed range from the parameter's own documentation.
 //!
 //! A map inside a structured value is read by the same rules with its own table
 //! ([`Parameters::nested`], [`Parameters::each`]). So a field three levels down is checked as
-//! strictly as the first, and its error names the path to it.
+//! strictly as one at the top, and its error names the path to it.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -38,7 +38,7 @@ pub enum ParameterValue {
 pub const VALUE_DEPTH_MAX: usize = 8;
 
 /// Maximum number of values in one parameter, over all levels. A selector or a table of thresholds
-/// has a handful, and requests pay for each.
+/// has a few values, and every request pays for each.
 pub const VALUES_MAX: usize = 256;
 
 /// One parameter of a plugin, for validation and for the printed reference.
@@ -59,7 +59,7 @@ pub enum ParameterDefault {
     /// true or false.
     Flag(bool),
     Text(&'static str),
-    /// Text without a default: it must be given, and not be empty.
+    /// Text without a default. It must be given, and must not be empty.
     Required,
     /// A number without a default: it must be given.
     RequiredNumber,
@@ -181,7 +181,7 @@ impl<'a> Parameters<'a> {
     /// A number within `range`.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if it is outside, or the parameter is not a number.
+    /// Returns [`InvalidParameter`] if the number is outside, or the parameter is not a number.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn number(&self, name: &str, range: RangeInclusive<f64>) -> Result<f64, InvalidParameter> {
         match self.find(name)? {
@@ -194,7 +194,8 @@ impl<'a> Parameters<'a> {
     /// Any finite number, as an `f32` like metrics.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if it is not finite or too large, or the parameter is not a number.
+    /// Returns [`InvalidParameter`] if the number is not finite or too large, or the parameter is
+    /// not a number.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn finite(&self, name: &str) -> Result<f32, InvalidParameter> {
         let max = f64::from(f32::MAX);
@@ -205,7 +206,8 @@ impl<'a> Parameters<'a> {
     /// A whole number within `range`.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if it is outside or not whole, or the parameter is not a number.
+    /// Returns [`InvalidParameter`] if the number is outside or not whole, or the parameter is not
+    /// a number.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn integer(&self, name: &str, range: RangeInclusive<u32>) -> Result<u32, InvalidParameter> {
         let number = self.number(name, f64::from(*range.start())..=f64::from(*range.end()))?;
@@ -220,7 +222,7 @@ impl<'a> Parameters<'a> {
     /// true or false.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if the parameter is not a flag.
+    /// Returns [`InvalidParameter`] if the parameter is not a flag.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn flag(&self, name: &str) -> Result<bool, InvalidParameter> {
         match self.find(name)? {
@@ -232,7 +234,7 @@ impl<'a> Parameters<'a> {
     /// Text.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if the parameter is not text.
+    /// Returns [`InvalidParameter`] if the parameter is not text.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn text(&self, name: &str) -> Result<&'a str, InvalidParameter> {
         match self.find(name)? {
@@ -244,7 +246,7 @@ impl<'a> Parameters<'a> {
     /// The name of a header, lower-case.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if it is empty, or the parameter is not text.
+    /// Returns [`InvalidParameter`] if the text is empty, or the parameter is not text.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn header(&self, name: &str) -> Result<Box<str>, InvalidParameter> {
         let header = self.text(name)?.trim().to_ascii_lowercase();
@@ -258,7 +260,8 @@ impl<'a> Parameters<'a> {
     /// The meaning of one of a few words.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if it is none of them, or the parameter is not text.
+    /// Returns [`InvalidParameter`] if the text is not one of these words, or the parameter is not
+    /// text.
     pub fn choice<T: Copy>(
         &self,
         name: &str,
@@ -275,7 +278,7 @@ impl<'a> Parameters<'a> {
     /// A list or map as given; `None` if it was not given.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if the parameter is not structured.
+    /// Returns [`InvalidParameter`] if the parameter is not structured.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn structured(&self, name: &str) -> Result<Option<&'a ParameterValue>, InvalidParameter> {
         match self.find(name)? {
@@ -287,7 +290,7 @@ impl<'a> Parameters<'a> {
     /// The entries of a map, in order; empty if it was not given.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if it is a list, or the parameter is not structured.
+    /// Returns [`InvalidParameter`] if the parameter is a list, or the parameter is not structured.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn map(&self, name: &str) -> Result<&'a [(String, ParameterValue)], InvalidParameter> {
         match self.structured(name)? {
@@ -300,7 +303,7 @@ impl<'a> Parameters<'a> {
     /// The values of a list; empty if it was not given.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if it is a map, or the parameter is not structured.
+    /// Returns [`InvalidParameter`] if the parameter is a map, or the parameter is not structured.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn list(&self, name: &str) -> Result<&'a [ParameterValue], InvalidParameter> {
         match self.structured(name)? {
@@ -313,7 +316,7 @@ impl<'a> Parameters<'a> {
     /// A list of texts; empty if it was not given.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if it is not a list, or contains anything but text.
+    /// Returns [`InvalidParameter`] if the parameter is not a list, or contains anything but text.
     pub fn texts(&self, name: &str) -> Result<Vec<&'a str>, InvalidParameter> {
         let text = |value: &'a ParameterValue| {
             if let ParameterValue::Text(text) = value {
@@ -328,7 +331,8 @@ impl<'a> Parameters<'a> {
     /// A map of text to text, in the order written; empty if it was not given.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if it is not a map, contains anything but text, or has a key twice.
+    /// Returns [`InvalidParameter`] if the parameter is not a map, contains anything but text, or
+    /// has a key twice.
     pub fn text_map(&self, name: &str) -> Result<Vec<(&'a str, &'a str)>, InvalidParameter> {
         let entries = self.map(name)?;
         let entry = |(at, (key, value)): (usize, &'a (String, ParameterValue))| {
@@ -350,7 +354,8 @@ impl<'a> Parameters<'a> {
     /// A map, read as parameters over the defaults of `known`; `None` if it was not given.
     ///
     /// # Errors
-    /// [`InvalidParameter`] if it is not a map, if an entry is not in `known`, or from `read`.
+    /// Returns [`InvalidParameter`] if the parameter is not a map, if an entry is not in `known`,
+    /// or from `read`.
     pub fn nested<T>(
         &self,
         name: &str,
@@ -368,7 +373,7 @@ impl<'a> Parameters<'a> {
     /// A map that must be given, read like [`Self::nested`].
     ///
     /// # Errors
-    /// [`InvalidParameter`] if it is not given, or as for [`Self::nested`].
+    /// Returns [`InvalidParameter`] if it is not given, or as for [`Self::nested`].
     pub fn require<T>(
         &self,
         name: &str,
@@ -401,7 +406,7 @@ impl<'a> Parameters<'a> {
         self.list(name)?.iter().enumerate().map(item).collect()
     }
 
-    /// The error for a value that a plugin finds not allowed beside the others.
+    /// The error for a value that is not allowed together with the other values.
     pub fn out_of_range(&self, name: &str) -> InvalidParameter {
         find(self.known, name).map_or_else(|unknown| unknown, out_of_range)
     }

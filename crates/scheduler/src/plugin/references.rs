@@ -2,8 +2,8 @@
 
 use super::parameters::{InvalidParameter, Parameter, Parameters};
 
-/// A reference from a plugin to the producer of its data. Each kind of producer exists once here,
-/// declared or not, so the name has no effect.
+/// A reference from a plugin to the producer of its data. Each kind of producer exists once in
+/// Switchpoint, whether it is declared or not, so the name has no effect.
 pub(crate) const fn producer_name(name: &'static str) -> Parameter {
     Parameter::text(
         name,
@@ -19,8 +19,8 @@ pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter::text(
     "core-metrics-extractor or empty: no other plugin produces attributes",
 );
 
-/// The key of an attribute. With a slash it is the older spelling `KEY/PRODUCER`, which would match
-/// nothing; it is refused unless the producer is given.
+/// The key of an attribute. A key with a slash is the older spelling `KEY/PRODUCER`, which would
+/// match nothing. It is refused unless the producer is given.
 pub(crate) fn attribute_key(
     parameters: &Parameters<'_>,
     name: &str,

@@ -1,13 +1,13 @@
 //! Finds the session of a request, and the endpoint of that session. There are two strategies.
-//! Neither stores anything, so that every worker and every proxy agree, also after a restart:
+//! Neither of them stores anything, so every worker and every proxy agree, also after a restart:
 //!
 //! - `encoded_endpoint_header`: the client names the endpoint. Each response carries a token, the
 //!   base64 of the name of the served endpoint; the client sends it with the next request.
 //! - `session_id`: the client sends its own id in a header. The session's endpoint is the candidate
 //!   with the highest hash of id and endpoint (rendezvous hashing). When an endpoint leaves, only
-//!   its sessions move, each to the same second choice everywhere, and back when it returns; an
-//!   endpoint that joins takes an equal share. llm-d instead keeps a table from id to endpoint in
-//!   each replica, with a time to live.
+//!   its sessions move. Each moves to the same second choice in every proxy, and moves back when
+//!   the endpoint returns. An endpoint that joins takes an equal share. llm-d instead keeps a table
+//!   from id to endpoint in each replica, with a time to live.
 //!
 //! Source: llm-d-router, scheduling/util/sessionaffinity. Thaler and Ravishankar, "Using name-based
 //! mappings to increase hit rates", 1998.
@@ -135,8 +135,8 @@ impl SessionAffinity {
         })
     }
 
-    /// The endpoint among `endpoints` of the request's session; `None` if it has no session, or the
-    /// session's endpoint is not among them.
+    /// The endpoint among `endpoints` that belongs to the request's session. `None` if the request
+    /// has no session, or if its endpoint is not among them.
     pub(crate) fn endpoint(
         &self,
         context: &Context<'_>,

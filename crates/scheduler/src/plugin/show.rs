@@ -3,13 +3,13 @@
 use std::fmt;
 
 /// Writes a plugin's `Debug`. If `Debug` itself were the supertrait, the vtable of each plugin
-/// would keep its code in the wasm module: 10 KB for all of them, although the module prints no
-/// plugin.
+/// would keep its code in the wasm module. That is 10 KB for all of them, although the module
+/// prints no plugin.
 pub trait PluginDebug {
-    /// Writes the plugin; in the wasm module, nothing.
+    /// Writes the plugin. In the wasm module, it writes nothing.
     ///
     /// # Errors
-    /// Those of the formatter.
+    /// Returns the errors of the formatter.
     fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
 

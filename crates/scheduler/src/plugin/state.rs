@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::metrics::MetricDefinition;
 
-/// State without which a plugin cannot distinguish endpoints.
+/// State that a plugin needs to distinguish endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredState {
     /// A number that engines report.

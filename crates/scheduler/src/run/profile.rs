@@ -2,7 +2,7 @@
 
 use crate::plugin::{Decider, Filter, Picker, Scorer, Shedder};
 
-/// A profile that is ready to run. Each use of a plugin has its own instance; plugins keep nothing
+/// A profile that is ready to run. Each use of a plugin has its own instance. Plugins keep no data
 /// between requests.
 #[derive(Debug)]
 pub(crate) struct Profile {
@@ -13,7 +13,7 @@ pub(crate) struct Profile {
     pub(crate) picker: Box<dyn Picker>,
     /// The length of the list, if the picker's parameters set it.
     pub(crate) listed: Option<usize>,
-    /// The most endpoints in the profile's ranked list.
+    /// The maximum number of endpoints in the profile's ranked list.
     pub(crate) ranked_max: usize,
 }
 

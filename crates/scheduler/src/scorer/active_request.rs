@@ -1,5 +1,5 @@
-//! `active-request-scorer`: the fewer requests in flight, the better. The ledger counts them, so
-//! they are never stale and never unknown.
+//! `active-request-scorer`: an endpoint with fewer requests in flight is better. The ledger counts
+//! them, so they are never stale and never unknown.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{

@@ -1,9 +1,10 @@
-//! `context-length-aware`: prefers endpoints that are set up for prompts of this length, according
-//! to their label.
+//! `context-length-aware`: prefers endpoints that are set up for prompts of this length, by their
+//! label.
 //!
-//! In range always beats out of range. In range, narrower ranges and more room above the prompt are
-//! better; out of range, nearer ranges are better. With `enableFiltering` it also drops endpoints
-//! whose range excludes the prompt, before any scorer runs.
+//! An endpoint whose range contains the prompt always beats one whose range does not. Among
+//! endpoints in range, narrower ranges and more room above the prompt are better. Among the others,
+//! nearer ranges are better. With `enableFiltering` it also drops endpoints whose range excludes
+//! the prompt, before any scorer runs.
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;

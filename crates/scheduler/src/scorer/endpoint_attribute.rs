@@ -52,9 +52,9 @@ const FIXED_RANGE: &[Parameter] = &[
 #[derive(Debug)]
 struct EndpointAttributeScorer {
     key: Box<str>,
-    /// 1 if lower is better, -1 if higher is.
+    /// 1 if lower is better, -1 if higher is better.
     sign: f32,
-    /// Minimum and maximum; `None` uses those of the candidates.
+    /// Minimum and maximum. `None` means those of the candidates.
     range: Option<(f32, f32)>,
 }
 

@@ -1,4 +1,4 @@
-//! `kv-cache-utilization-scorer`: the emptier the KV cache, the better.
+//! `kv-cache-utilization-scorer`: an endpoint with an emptier KV cache is better.
 
 use crate::endpoint::EndpointIndex;
 use crate::metrics::KV_CACHE_UTILIZATION;

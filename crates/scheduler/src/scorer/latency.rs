@@ -10,13 +10,13 @@
 //!  TtftLate   only TTFT is too long
 //!  BothLate   both are too long
 //! ```
-//! Within a tier both headrooms are scaled to 0..1 (min-max) and blended; a headroom that is equal
-//! everywhere drops out. Where SLOs are met, the strategy decides whether little headroom is better
-//! (pack, and keep room for large requests) or much (spread). Elsewhere the smallest excess is
-//! better.
+//! Within a tier, both headrooms are scaled to 0..1 (min-max) and blended. A headroom that is equal
+//! everywhere has no effect. If SLOs are met, the strategy decides whether little headroom is
+//! better (pack, and keep room for large requests) or much headroom (spread). Otherwise the
+//! smallest excess is better.
 //!
-//! An endpoint without a prediction gets the mean of the scored ones. Without any prediction, a mix
-//! of KV cache, queue and prefix is used (llm-d's composite).
+//! An endpoint without a prediction gets the mean of the scored endpoints. If there is no
+//! prediction at all, a mix of KV cache, queue and prefix is used (llm-d's composite).
 
 use super::{PREFIX_PRODUCER, rate};
 use crate::endpoint::EndpointIndex;
@@ -28,7 +28,7 @@ use crate::plugin::{
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::predictions::{EndpointPrediction, Headroom};
 
-/// How headroom becomes a preference. Where it is not given, the daemon takes it from the
+/// The way in which headroom becomes a preference. If it is not given, the daemon takes it from the
 /// environment.
 const STRATEGY: Parameter = Parameter::text(
     "headroomSelectionStrategy",
@@ -208,8 +208,8 @@ impl LatencyScorer {
         })
     }
 
-    /// Scores the best tier; others get 0, endpoints without a prediction the mean of the tier.
-    /// Returns false if there is no prediction at all.
+    /// Scores the best tier. Other tiers get 0, and endpoints without a prediction get the mean of
+    /// the tier. Returns false if there is no prediction at all.
     fn score_best_tier(
         &self,
         context: &Context<'_>,
@@ -330,8 +330,8 @@ impl Scorer for SloScorer {
         let total: f32 = scores.iter().sum();
         let others = scores.iter().filter(|score| **score <= 0.0).count();
         if others > 0 {
-            // The other endpoints together have this share of all weights, in equal parts.
-            // A share of at most 1, over an endpoint count.
+            // The other endpoints together have this share of all weights, divided equally. A share
+            // of at most 1, over an endpoint count.
             let each = (self.exploration_share / (1.0 - self.exploration_share) * f64::from(total)
                 / others as f64) as f32;
             scores
@@ -359,7 +359,7 @@ impl Shedder for SloShedder {
 // === impl HeadroomRange ===
 
 impl HeadroomRange {
-    /// Smaller differences are not significant, ms.
+    /// Smaller differences, in ms, are not significant.
     const NOTHING: f64 = 1e-9;
 
     fn from_headrooms(headrooms: impl Iterator<Item = Headroom>) -> Self {

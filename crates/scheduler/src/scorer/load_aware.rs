@@ -1,5 +1,5 @@
-//! `load-aware-scorer`: the shorter the engine's queue, the better, relative to a fixed length
-//! instead of the other endpoints.
+//! `load-aware-scorer`: an endpoint with a shorter engine queue is better. The queue is compared
+//! with a fixed length instead of the other endpoints.
 
 use crate::endpoint::EndpointIndex;
 use crate::metrics::QUEUE_DEPTH;

@@ -1,26 +1,26 @@
-//! `marginal-cost-scorer`: the best endpoint is the one where the request costs least: its own
-//! time, and what it costs the requests that are already there.
+//! `marginal-cost-scorer`: the best endpoint is the one where the request costs least. The cost is
+//! the request's own time, and the time that it costs the requests already there.
 //!
 //! [`cost`] has the formula, its terms and its symbols. Most inputs are known at the pick from the
 //! in-flight ledger, the prefix index and the step model, which the daemon learns online. Metrics
-//! of the engine improve the estimate but are not needed. Token counts are estimates; the step
+//! of the engine improve the estimate but are not needed. Token counts are estimates. The step
 //! model is learned from the same estimates, so a different tokenizer only changes its
 //! coefficients.
 //!
-//! - Score: lowest cost / cost. 1 is the best; an endpoint that costs twice as much gets 0.5.
+//! - Score: lowest cost / cost. 1 is the best, and an endpoint that costs twice as much gets 0.5.
 //! - Costs within 2 % or 1 ms of the lowest are equal, because the model is no more exact than
-//!   that. Of equal endpoints the one with the fewest requests in flight is best, then the one that
-//!   was picked least recently. So endpoints that all seem free still get an even load.
-//! - What is recomputed here although another endpoint has it cached (`u - m`) delays the requests
-//!   of this endpoint and, where memory is scarce, evicts what will be computed again. That keeps
-//!   requests where their prefix is cached. A prefix that many requests share is charged to all of
-//!   them, so it is copied to endpoints with less load.
-//! - An endpoint that fails at once has nothing in flight and would look cheapest: `failure`
-//!   charges the time a patient client would have waited for a reply.
-//! - An adapter that is loaded, or that this proxy used there recently, costs nothing. Loading one
-//!   costs `adapterLoadMs`, and sixteen times that where it evicts another adapter, because that
-//!   one will be needed again and evict a third. The factor comes from simulation: 8 is too low
-//!   where loads take twice as long as configured, 32 keeps requests in queues.
+//!   that. Among equal endpoints, the one with the fewest requests in flight is best, then the one
+//!   that was picked least recently. So endpoints that all seem free still get an even load.
+//! - The tokens that are recomputed here although another endpoint has them cached (`u - m`) delay
+//!   the requests of this endpoint. Where memory is scarce, they also evict tokens that will be
+//!   computed again. This keeps requests where their prefix is cached. A prefix that many requests
+//!   share is charged to all of them, so it is copied to endpoints with less load.
+//! - An endpoint that fails at once has no requests in flight and would look cheapest. So `failure`
+//!   charges the time that a patient client would have waited for a reply.
+//! - An adapter that is loaded, or that this proxy used there recently, costs nothing. Loading an
+//!   adapter costs `adapterLoadMs`. It costs sixteen times that if it evicts another adapter,
+//!   because that one will be needed again and evict a third. The factor comes from simulation: 8
+//!   is too low if loads take twice as long as configured, and 32 keeps requests in queues.
 
 mod cost;
 
@@ -98,13 +98,13 @@ const fn without_effect(name: &'static str) -> Parameter {
 /// Loading an adapter that evicts another counts this many times.
 const EVICTING_LOAD_FACTOR: f32 = 16.0;
 
-/// Costs that differ from the lowest by at most this share, or by this many ms, are equal: the step
-/// model is no more exact than that.
+/// Costs that exceed the lowest by at most this share, or by this many ms, are equal, because the
+/// step model is no more exact than that.
 const EQUAL_SHARE: f32 = 0.02;
 const EQUAL_MS: f32 = 1.0;
 
-/// Scores of endpoints of equal cost span this much: less than [`EQUAL_SHARE`], so that they stay
-/// above every endpoint that costs more.
+/// Scores of endpoints with equal cost differ by at most this much. It is less than
+/// [`EQUAL_SHARE`], so they stay above every endpoint that costs more.
 const EQUAL_SPAN: f32 = 0.01;
 
 #[derive(Debug)]
@@ -150,7 +150,7 @@ impl Scorer for MarginalCostScorer {
         let mut lowest = f32::INFINITY;
         for (score, endpoint) in scores.iter_mut().zip(&inputs) {
             let cost = Cost::estimate(&self.weights, &request, endpoint).total();
-            // Extreme coefficients can overflow: then no endpoint is the best.
+            // Extreme coefficients can overflow. In that case no endpoint is the best.
             *score = if cost.is_finite() { cost } else { f32::MAX };
             lowest = lowest.min(*score);
         }
@@ -253,7 +253,8 @@ fn request_inputs<'a>(context: &Context<'a>, endpoints: &[EndpointInputs]) -> Re
     }
 }
 
-/// KV memory as the engine reports it; `None` if it does not, or if the metrics are stale.
+/// KV memory as the engine reports it. `None` if the engine does not report it, or if the metrics
+/// are stale.
 fn kv_memory(context: &Context<'_>, endpoint: EndpointIndex) -> Option<KvMemory> {
     let metrics = context.metrics(endpoint)?;
     let capacity = float(u64::from(metrics.kv_blocks?) * u64::from(metrics.kv_block_tokens?));
@@ -264,8 +265,8 @@ fn kv_memory(context: &Context<'_>, endpoint: EndpointIndex) -> Option<KvMemory>
     (capacity > 0.0).then_some(KvMemory { capacity, used })
 }
 
-/// Scores endpoints of equal cost by their key, lowest first: the first gets 1, equal keys get
-/// equal scores.
+/// Scores endpoints with equal cost by their key, lowest first. The first one gets 1, and equal
+/// keys get equal scores.
 fn score_equals(mut equals: Vec<((u32, u64), &mut f32)>) {
     sort_by(&mut equals, |(one, _), (other, _)| one < other);
     let count = float(equals.len() as u64);

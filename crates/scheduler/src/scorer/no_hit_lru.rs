@@ -1,9 +1,9 @@
 //! `no-hit-lru-scorer`: spreads requests whose prefix is cached nowhere, so that caches grow
-//! evenly: the longer ago an endpoint got such a request, the better.
+//! evenly. The longer ago an endpoint got such a request, the better.
 //!
-//! The plugin holds no state: the proxy records these picks
-//! ([`crate::LocalState::last_cold_picks`]). llm-d gives endpoints that never had one different
-//! scores by their position; here they all get the best score, and chance decides.
+//! The plugin holds no state, because the proxy records these picks
+//! ([`crate::LocalState::last_cold_picks`]). llm-d gives endpoints that never had such a pick
+//! different scores by their position. Here they all get the best score, and the choice is random.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
@@ -45,7 +45,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl NoHitLruScorer {
-    /// Writes the score for each of these picks, as numbers that grow with every pick; 0 is never.
+    /// Writes the score for each of these picks. The numbers grow with every pick, and 0 means
+    /// never.
     fn rate(&self, picks: &[u64], scores: &mut [f32]) {
         let mut sorted = picks.to_vec();
         sort_by(&mut sorted, |a, b| a < b);

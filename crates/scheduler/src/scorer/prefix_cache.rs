@@ -1,4 +1,4 @@
-//! `prefix-cache-scorer`: the more of the prompt an endpoint has cached, as estimated, the better.
+//! `prefix-cache-scorer`: an endpoint that has more of the prompt cached, as estimated, is better.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{

@@ -1,4 +1,4 @@
-//! `queue-scorer`: the shorter the engine's queue, the better.
+//! `queue-scorer`: an endpoint with a shorter engine queue is better.
 
 use crate::endpoint::EndpointIndex;
 use crate::metrics::QUEUE_DEPTH;

@@ -1,4 +1,4 @@
-//! `running-requests-size-scorer`: the fewer requests the engine runs, the better.
+//! `running-requests-size-scorer`: an endpoint that runs fewer requests is better.
 
 use crate::endpoint::EndpointIndex;
 use crate::metrics::RUNNING_REQUESTS;

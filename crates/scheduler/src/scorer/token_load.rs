@@ -1,5 +1,4 @@
-//! `token-load-scorer`: the less prefill work the endpoint would have with this request, the
-//! better.
+//! `token-load-scorer`: an endpoint with less prefill work, this request included, is better.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{

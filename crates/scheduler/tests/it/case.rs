@@ -51,7 +51,7 @@ pub struct EndpointCase {
     pub ejected: bool,
     /// How much more often requests fail there than elsewhere, 0 to 1.
     pub failing: f32,
-    /// When the endpoint last answered.
+    /// The time when the endpoint last answered.
     pub last_answer: u64,
     pub last_cold_pick: u64,
     pub last_pick: u64,

@@ -8,16 +8,16 @@ use crate::rng::Rng;
 
 const MS: u64 = 1_000_000;
 
-/// Where a VM is in its callback.
+/// The position of a VM in its callback.
 #[derive(Clone, Debug, PartialEq)]
 enum Place {
-    /// Outside.
+    /// The VM is outside of its callback.
     Idle,
-    /// After reading the order, which was written so often.
+    /// The VM has read the order, which was written this many times.
     Read(SharedOrder, u64),
-    /// After a pick for the next request, with the load published.
+    /// The VM has picked for the next request, and has published its load.
     Picked(SharedOrder, u64),
-    /// Before waking another VM.
+    /// The VM is about to wake another VM.
     Wakes(u64),
 }
 
@@ -29,7 +29,7 @@ struct ModelVm {
     tried: Vec<u64>,
     round: u64,
     event: bool,
-    /// Whether its callback is due.
+    /// Whether the callback of the VM is due.
     due: bool,
     place: Place,
     running: u64,
@@ -135,7 +135,7 @@ impl Model {
         true
     }
 
-    /// The next step of a VM. False if it has none.
+    /// The next step of a VM. Returns false if there is none.
     fn step(&mut self, at: usize, lose_wakes: bool) -> bool {
         let now = self.now;
         let mut vm = self.vms[at].clone();
@@ -237,7 +237,7 @@ impl Model {
         true
     }
 
-    /// Without a step left, no request waits while there is room.
+    /// When no step is left, no request waits while there is room.
     fn assert_quiet(&self) {
         let running: u64 = self.vms.iter().map(|vm| vm.running).sum();
         let queued = self.vms.iter().any(|vm| !vm.queued.is_empty());
@@ -247,7 +247,7 @@ impl Model {
         );
     }
 
-    /// Plays every order of steps, and an end of a request wherever one can end.
+    /// Plays every order of steps, and ends a request at every possible point.
     fn explore(&self, seen: &mut BTreeSet<String>, ends: u64) {
         let shape = |vm: &ModelVm| {
             let tags = |order: &SharedOrder| {
@@ -320,7 +320,7 @@ impl Model {
     }
 }
 
-/// Every interleaving of two VMs that hold two requests each, with one seat and two ends.
+/// Every interleaving of two VMs that hold two requests each, with one seat and two ended requests.
 #[test]
 fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
     let run = || {
@@ -339,7 +339,8 @@ fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
 }
 
 /// Four VMs in random order; wake-ups get lost, and one VM dies. A tick of each VM every 10 ms,
-/// with an event if the last round is older, is the net: all requests of the living are sent.
+/// with an event if the last round is older, is the safety net: all requests of the living VMs are
+/// sent.
 #[test]
 fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
     for seed in 0..300 {
@@ -387,7 +388,7 @@ fn the_smallest_of_all_vms_goes_first() {
     for seed in 0..200 {
         let mut rng = Rng::seeded(seed);
         let mut model = Model::new(9, &[&[1, 6, 7], &[2, 5, 9], &[3, 4, 8]]);
-        // All have written their rows before there is a seat.
+        // All VMs have written their rows before there is a seat.
         model.seats = 0;
         for _ in 0..300 {
             model.step(usize::try_from(rng.next_u64() % 3).unwrap(), false);

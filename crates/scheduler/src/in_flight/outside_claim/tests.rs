@@ -1,4 +1,4 @@
-//! Proxies that pick from four engines, each by its own ledger, and peers that claim anything.
+//! Proxies that pick from four engines, each by its own ledger, and peers that can claim any load.
 
 use proptest::prelude::*;
 
@@ -22,7 +22,7 @@ fn engine(slot: usize) -> EndpointRef {
 
 type Loads = [EndpointLoad; ENGINES];
 
-/// The claim of a liar at a time in ms, beside the honest load of the others.
+/// The claim of a liar at a time in ms, in addition to the honest load of the others.
 type Lie = fn(u64, &Loads) -> Loads;
 
 #[derive(Default)]
@@ -46,7 +46,7 @@ struct ClaimFleet {
     service_ms: u64,
     shown: [(usize, usize); ENGINES],
     scraped_next_ms: [u64; ENGINES],
-    /// When each engine last had work; it is scraped often for 2 s.
+    /// The time when each engine last had work; it is scraped often for 2 s.
     busy_ms: [u64; ENGINES],
     rng: Rng,
     served: [u64; ENGINES],
@@ -364,8 +364,8 @@ fn what_no_scrape_shows_is_not_judged() {
 }
 
 proptest! {
-    /// Whatever is claimed and shown: no more counts than is claimed, and in the end a claim counts
-    /// as at most what the endpoint shows, or a few times that.
+    /// For all claims and scrapes, no more counts than is claimed. In the end a claim counts as at
+    /// most the load that the endpoint shows, or a few times that.
     #[test]
     fn a_claim_counts_within_what_is_shown(
         claims in prop::collection::vec((0..70_000_u32, any::<u32>(), 0..60_u64), 1..40),

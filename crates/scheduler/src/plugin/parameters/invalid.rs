@@ -1,11 +1,11 @@
-//! Why a parameter was refused, as text that names the way out.
+//! The reasons why a parameter was refused. Each text also says what to change.
 
 use std::fmt;
 
 use super::super::closest::closest;
 use super::{Parameter, VALUE_DEPTH_MAX, VALUES_MAX};
 
-/// Why a parameter was refused. The configuration has to change.
+/// The reason why a parameter was refused. The configuration has to change.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidParameter {
     /// The plugin has no such parameter.
@@ -21,9 +21,9 @@ pub enum InvalidParameter {
     Missing(String),
     /// Lists and maps deeper than [`VALUE_DEPTH_MAX`] or with more values than [`VALUES_MAX`].
     TooLarge(String),
-    /// A value inside a structured parameter.
+    /// The error is in a value inside a structured parameter.
     Within {
-        /// The path to it, such as `conditions[1]`.
+        /// The path to that value, such as `conditions[1]`.
         path: String,
         /// The error there.
         error: Box<InvalidParameter>,

@@ -36,15 +36,16 @@
 //! | E | `evicted_share` | share of the computed prompt tokens that had been cached and were evicted |
 //! | f | `excess_failure_rate` | failure rate here minus the rate at the other endpoints |
 //!
-//! Why halves: a request that comes finds the prompt in work half done. The requests that are here
-//! end evenly over one lifetime, so half of them are here during this one's, and the usual number
-//! takes the place of the others; what a load is now says only half of what it will be.
+//! Why the formula has halves: when a request arrives, the prompt in work is on average half done.
+//! The requests that are here end evenly over one lifetime, so on average half of them are here
+//! during the lifetime of this request, and the usual number of requests replaces the others. The
+//! present load says only half of what the load will be.
 
 use crate::in_flight::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
 use crate::latency::step::StepModel;
 
-/// A queue of prompts counts as at most this many where only their number matters: prompts in one
-/// queue share engine steps.
+/// If only the number of prompts in a queue matters, it counts as at most this many, because
+/// prompts in one queue share engine steps.
 const PROMPTS_PER_STEP: f32 = 4.0;
 
 /// The share of KV memory that is available to prompts. The engine needs the rest for output
@@ -52,10 +53,10 @@ const PROMPTS_PER_STEP: f32 = 4.0;
 const PROMPT_MEMORY_SHARE: f32 = 0.9;
 
 /// The largest share of evicted tokens that counts. An evicted token is computed again with this
-/// probability, which evicts another, and so on: 20 tokens at most.
+/// probability, which evicts another token, and so on. This limits the chain to 20 tokens.
 const EVICTED_SHARE_MAX: f32 = 0.95;
 
-/// The weights of the terms: parameters of the plugin. All are at least 0.
+/// The weights of the terms: parameters of the plugin. All weights are at least 0.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CostWeights {
     pub(super) ttft_weight: f32,
@@ -67,13 +68,13 @@ pub(super) struct CostWeights {
 pub(super) struct RequestInputs<'a> {
     pub(super) step: &'a StepModel,
     pub(super) prompt_tokens: f32,
-    /// m.
+    /// m, the tokens that no endpoint has cached.
     pub(super) new_tokens: f32,
     /// Expected output tokens; 0 at a stage before decode.
     pub(super) output_tokens: f32,
     /// r: prompts that each endpoint gets between two requests for the longest cached prefix.
     pub(super) reuse_interval: f32,
-    /// E.
+    /// E, the share of computed tokens that had been evicted.
     pub(super) evicted_share: f32,
     /// Mean number of requests in flight over the candidates.
     pub(super) mean_batch: f32,
@@ -84,27 +85,27 @@ pub(super) struct RequestInputs<'a> {
 /// The inputs that differ by endpoint.
 pub(super) struct EndpointInputs {
     pub(super) load: LoadInputs,
-    /// The time of this endpoint for a prefill and for a decode step, as multiples of an average
-    /// endpoint's.
+    /// The times of this endpoint for a prefill and for a decode step, as multiples of an average
+    /// endpoint's times.
     pub(super) speed: (f32, f32),
     pub(super) uncached_tokens: f32,
     pub(super) adapter_ms: f32,
     /// `None` if no engine of the pool reports its KV memory.
     pub(super) memory: Option<KvMemory>,
-    /// Failure rate here minus the rate at the other endpoints, 0 to 1.
+    /// Failure rate of this endpoint minus the rate of the other endpoints, 0 to 1.
     pub(super) excess_failure_rate: f32,
 }
 
-/// The numbers that count of an endpoint's load. A copy of the whole load would take as long as
-/// reading everything else of the endpoint.
+/// The numbers of an endpoint's load that the cost depends on. A copy of the whole load would take
+/// as long as reading all other data of the endpoint.
 pub(super) struct LoadInputs {
-    /// B.
+    /// B, the requests in flight.
     pub(super) requests: u32,
-    /// K.
+    /// K, the tokens of context.
     pub(super) context_tokens: f32,
-    /// Pu.
+    /// Pu, the uncached tokens in the queue.
     pub(super) queued_tokens: f32,
-    /// W / v, without memory.
+    /// W / v, not counting memory.
     pub(super) queued_ms: f32,
 }
 
@@ -128,15 +129,15 @@ pub(super) struct Cost {
 
 /// The times and the load that several terms need.
 struct CostTimes {
-    /// B.
+    /// B, the batch.
     batch: f32,
-    /// b.
+    /// b, the expected batch.
     expected_batch: f32,
-    /// W.
+    /// W, the waiting time.
     waiting_ms: f32,
-    /// S.
+    /// S, the service time.
     service_ms: f32,
-    /// T.
+    /// T, the lifetime.
     lifetime_ms: f32,
 }
 
@@ -161,7 +162,7 @@ impl Cost {
         }
     }
 
-    /// All terms together.
+    /// The sum of all terms.
     pub(super) fn total(&self) -> f32 {
         self.wait + self.prefill + self.delay + self.decode + self.memory + self.failure
     }
@@ -179,13 +180,13 @@ impl Cost {
     }
 }
 
-/// The prompts ahead have to finish first, and a long queue becomes a large batch.
+/// The prompts ahead must finish first, and a long queue becomes a large batch.
 fn wait(weights: &CostWeights, times: &CostTimes) -> f32 {
     times.waiting_ms * (weights.ttft_weight + weights.queue_externality * times.expected_batch)
 }
 
-/// The request's own prefill, and the first tokens of the requests that come here until it is done:
-/// B of them come in each lifetime T.
+/// The request's own prefill, and the first tokens of the requests that arrive here until it is
+/// done. B requests arrive in each lifetime T.
 fn prefill(weights: &CostWeights, times: &CostTimes) -> f32 {
     let arrivals = times.batch * (times.waiting_ms + times.service_ms / 2.0) / times.lifetime_ms;
     weights.ttft_weight * times.service_ms * (1.0 + arrivals)
@@ -208,8 +209,8 @@ fn decode(request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTi
     request.output_tokens * w * (own_ms + others_ms)
 }
 
-/// A new copy of a prefix evicts other prefixes. What is evicted is computed again as often as
-/// tokens that were computed lately had been evicted before; that delays the mean batch.
+/// A new copy of a prefix evicts other prefixes. An evicted token is computed again with the
+/// probability that a recently computed token had been evicted before. This delays the mean batch.
 fn memory(request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
     let [_, c1, _] = request.step.prefill();
     let evicted = request.evicted_share.min(EVICTED_SHARE_MAX);
@@ -236,9 +237,9 @@ impl LoadInputs {
 // === impl RequestInputs ===
 
 impl RequestInputs<'_> {
-    /// x: the tokens that the request is charged for where `uncached_tokens` are not cached. 1/r
-    /// more requests will use the new copy, and all of them pay for it, so this one pays
-    /// 1 / (1 + 1/r) of it.
+    /// x: the tokens that the request is charged for if `uncached_tokens` are not cached. 1/r more
+    /// requests will use the new copy, and all of them pay for it, so this request pays 1 / (1 +
+    /// 1/r) of it.
     fn charged_tokens(&self, uncached_tokens: f32) -> f32 {
         let again_tokens = (uncached_tokens - self.new_tokens).max(0.0);
         self.new_tokens + again_tokens * (self.reuse_interval / (1.0 + self.reuse_interval))
@@ -277,7 +278,8 @@ impl CostTimes {
 }
 
 /// Time until the prompts in a queue have been computed by an average endpoint, in ms. The constant
-/// c0 was learned from single prompts; prompts in a queue share steps. Half of one prompt is done.
+/// c0 was learned from single prompts, but prompts in a queue share steps. One prompt is assumed to
+/// be half done.
 fn queued_prefills_ms(step: &StepModel, prefills: &PendingPrefills) -> f32 {
     if prefills.prompts == 0 {
         return 0.0;
@@ -293,7 +295,7 @@ fn queued_prefills_ms(step: &StepModel, prefills: &PendingPrefills) -> f32 {
 // === impl KvMemory ===
 
 impl KvMemory {
-    /// The mean over the engines that report their memory; `None` if none does.
+    /// The mean over the engines that report their memory; `None` if no engine does.
     pub(super) fn mean(endpoints: &[EndpointInputs]) -> Option<Self> {
         let reported = || endpoints.iter().filter_map(|endpoint| endpoint.memory);
         let count = float(reported().count() as u64);
@@ -309,15 +311,15 @@ impl KvMemory {
         self.missing_tokens(request, endpoint) / self.capacity
     }
 
-    /// Tokens of KV memory that the request needs and does not find free; at most what the prompt
-    /// itself needs. A shortage beyond that delays every request, and moving this one to an
+    /// Tokens of KV memory that the request needs but that are not free. It is at most the need of
+    /// the prompt itself. A larger shortage delays every request, and moving this request to an
     /// endpoint that has not cached its prefix would take even more memory. Prompts in the queue
-    /// have about half of their memory already.
+    /// already have about half of their memory.
     fn missing_tokens(&self, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
         let taken = self.used + endpoint.load.queued_tokens / 2.0;
         let missing = taken + endpoint.uncached_tokens + request.output_tokens
             - PROMPT_MEMORY_SHARE * self.capacity;
-        // Not `clamp`, which panics if its limits are no numbers.
+        // `clamp` is not used, because it panics if its limits are not numbers.
         missing.max(0.0).min(endpoint.uncached_tokens)
     }
 }

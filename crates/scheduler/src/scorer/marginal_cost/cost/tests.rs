@@ -20,7 +20,7 @@ fn request(step: &StepModel) -> RequestInputs<'_> {
     }
 }
 
-/// An endpoint as the default step model sees it, with no part of the prompt cached.
+/// An endpoint with the default step model, with no part of the prompt cached.
 fn endpoint(load: EndpointLoad, speed: (f32, f32), adapter_ms: f32) -> EndpointInputs {
     let load = LoadInputs::from_load(&load, &StepModel::default());
     EndpointInputs {
