@@ -1,11 +1,11 @@
-//! The daemon's messages, decoded and applied to a pool. All hosts do it with this module.
+//! The daemon's messages, decoded and applied to a pool. All hosts use this module for it.
 //!
 //! ```text
 //!  message ── DaemonUpdate::decode ──► update ── AppliedVersions::apply ──► pool, Applied
 //!                     └─► RejectedMessage ──► log line, refusal
 //! ```
-//! A message applies as a whole or not at all. A host decides when to decode and where updates
-//! come from, sends the acknowledgement, and maps an outcome to its log lines and statistics. The
+//! A message applies as a whole or not at all. A host decides when to decode, and where updates
+//! come from. It sends the acknowledgement, and turns an outcome into log lines and statistics. The
 //! load of other proxies goes to [`crate::peers`].
 
 use std::ops::Deref;
@@ -35,16 +35,16 @@ pub enum DaemonUpdate {
     Peers(state::PeerLoad),
     /// The learned models of a pool.
     Learned(Box<proto::LearnedModels>),
-    /// Learned models of the pool of this name, which keeps those it has: they are better. The
-    /// daemon wants to have them.
+    /// Learned models for the pool of this name. The pool keeps its own models, because they are
+    /// better. The daemon wants to have the pool's models.
     Outweighed(String),
-    /// Nothing to apply: the pool has no pool update here yet, or a newer daemon sent a message of
-    /// an unknown kind.
+    /// There is nothing to apply. The pool has no pool update here yet, or a newer daemon sent a
+    /// message of an unknown kind.
     Nothing,
 }
 
-/// A message that was refused as a whole. The daemon is at fault; the same message will be refused
-/// again.
+/// A message that was refused as a whole. The daemon is at fault, and the same message will be
+/// refused again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RejectedMessage {
     /// The name of the message's pool; empty when the name cannot be read.
@@ -149,10 +149,10 @@ impl DaemonUpdate {
         )
     }
 
-    /// Refuses a version of the far future, by the clock of this host.
+    /// Refuses a version that is far in the future, by the clock of this host.
     ///
     /// # Errors
-    /// [`RejectedMessage`] if no part of the message may be used.
+    /// Returns [`RejectedMessage`] if no part of the message may be used.
     pub fn check_term(self, unix_ms: u64) -> Result<Self, RejectedMessage> {
         let (pool, version, is_acked) = match &self {
             Self::PoolUpdate(update) => (&update.pool, update.snapshot.version(), true),
@@ -198,7 +198,7 @@ impl DaemonUpdate {
         })
     }
 
-    /// Refuses a pool update that could be decoded; `None` for a message that is not acknowledged.
+    /// Refuses a pool update that was decoded; `None` for a message that is not acknowledged.
     #[must_use]
     pub fn refuse(&self, why: &str) -> Option<RejectedMessage> {
         self.ack().map(|ack| RejectedMessage {
@@ -224,8 +224,8 @@ impl RejectedMessage {
         }
     }
 
-    /// Whether an operator must act: a wrong pool update stays wrong. Metrics arrive many times a
-    /// second, and the next may be good.
+    /// Whether an operator must act, because a wrong pool update stays wrong. Metrics arrive many
+    /// times a second, and the next ones may be good.
     #[must_use]
     pub fn needs_operator(&self) -> bool {
         self.version.is_some() || self.pool.is_empty()
@@ -259,7 +259,7 @@ impl AppliedVersions {
         self.metrics_sequence
     }
 
-    /// When the metrics in force were received; `None` before any.
+    /// The time when the current metrics were received; `None` before the first ones.
     #[must_use]
     pub fn metrics_at(&self) -> Option<Timestamp> {
         self.metrics_at
@@ -272,7 +272,7 @@ impl AppliedVersions {
     }
 
     /// Applies an update that was received at `received` to its pool. Endpoints that stay keep
-    /// their metrics until the next arrive.
+    /// their metrics until the next ones arrive.
     pub fn apply(
         &mut self,
         pool: &mut ManagedPool,
@@ -452,7 +452,7 @@ mod tests {
         );
     }
 
-    /// Models with this latency of every request, ms, if any.
+    /// Models that predict this latency for every request, in ms, if any.
     fn learned(sequence: u64, latency_ms: Option<f32>, provisional: bool) -> state::DaemonMessage {
         let step = StepModel::from_parts(
             [latency_ms.unwrap_or(10.0), 0.1, 0.0],
@@ -532,7 +532,8 @@ mod tests {
                 "{lacks}"
             );
         }
-        // A daemon without latency prediction publishes none, which is whole then.
+        // A daemon without latency prediction publishes no latency model, and its models are still
+        // complete.
         assert_eq!(
             predicted(false, vec![whole(2, 50.0), learned(3, None, false)]),
             (None, true)
@@ -542,7 +543,7 @@ mod tests {
             (Some(50.0), false),
             "its steps are kept"
         );
-        // What is not better gives way.
+        // Models that are not better are replaced.
         assert_eq!(
             predicted(true, vec![learned(2, None, true), learned(3, None, true)]),
             (None, true)

@@ -2,7 +2,7 @@
 //! eject, count, apply the daemon's messages, share with other proxies.
 //!
 //! A host (the wasm filter, the ext_proc server) owns one [`ManagedPool`] for each pool and each
-//! VM. There is no I/O and no HTTP here: time and randomness are arguments, a refused pick is a
+//! VM. This crate has no I/O and no HTTP. Time and randomness are arguments, a refused pick is a
 //! [`PickRefusal`], and the meaning of an endpoint's answer is a [`Verdict`].
 #![deny(clippy::indexing_slicing, clippy::string_slice)]
 #![forbid(unsafe_code)]

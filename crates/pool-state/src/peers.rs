@@ -4,8 +4,8 @@
 //!  own load, new placements ── ProxyPeers ──► LoadReport ──► daemon
 //!  pool ◄── PeerReport ◄── PeerLoad ◄── daemon
 //! ```
-//! A process with one VM uses [`LocalPeer`]. The filter uses the parts: its VMs also read the
-//! reports of one another, and one of them reports for all.
+//! A process with one VM uses [`LocalPeer`]. The filter uses the parts of this module: its VMs also
+//! read each other's reports, and one VM reports for all.
 
 use proto::load_report::LoadReportHead;
 use proto::placements::PlacementKind;
@@ -15,7 +15,8 @@ use scheduler::{EndpointRef, Timestamp};
 use crate::pool::shared_streak;
 use crate::pool::{Ejection, ManagedPool, OwnLoadReport, PeerLoadReport, Placement};
 
-/// A report without changes is repeated after this long, ms: four times before it would expire.
+/// A report without changes is repeated after this time, in ms. That is four times before it would
+/// expire.
 const REPEAT_MS: u64 = SHARE_EXPIRY_MS / 4;
 
 /// The load report of one other VM, or of all other proxies together, as read into a pool.
@@ -67,17 +68,17 @@ pub fn take_peer_report(
 /// The placements of a message to the daemon, or of one from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EncodedPlacements {
-    /// The confirmed ones.
+    /// The confirmed placements.
     pub placements: Vec<u8>,
-    /// The others.
+    /// The placements that are only claims.
     pub claims: Vec<u8>,
 }
 
 // === impl EncodedPlacements ===
 
 impl EncodedPlacements {
-    /// Appends a placement, unless the endpoint had all its blocks cached. `new` are the blocks
-    /// that it did not have.
+    /// Appends a placement, unless the endpoint had all its blocks cached. `new` has the blocks
+    /// that were not cached there.
     pub fn append(&mut self, kind: PlacementKind, endpoint: EndpointRef, new: &[u64]) {
         if new.is_empty() {
             return;
@@ -89,26 +90,26 @@ impl EncodedPlacements {
         placements::push_claim(to, kind, endpoint, new);
     }
 
-    /// The length of all, in bytes.
+    /// The length of all placements, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.placements.len().saturating_add(self.claims.len())
     }
 
-    /// Appends later ones.
+    /// Appends the placements of a later message.
     pub fn extend(&mut self, later: &Self) {
         self.placements.extend_from_slice(&later.placements);
         self.claims.extend_from_slice(&later.claims);
     }
 
-    /// Whether there are none.
+    /// Whether there are no placements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.placements.is_empty() && self.claims.is_empty()
     }
 
-    /// All placements, in the order in which they apply, without what only workers of one process
-    /// take from each other.
+    /// All placements in the order in which they apply, without those that only workers of one
+    /// process accept from each other.
     pub fn each(&self) -> impl Iterator<Item = (PlacementKind, EndpointRef, Vec<u64>)> {
         let confirmed = placements::each(&self.placements)
             .map(|(endpoint, blocks)| (PlacementKind::Confirmed, endpoint, blocks));
@@ -117,7 +118,7 @@ impl EncodedPlacements {
             .filter(|(_, _, blocks)| !matches!(blocks[..], [mark] if shared_streak::is_mark(mark)))
     }
 
-    /// Takes those of a message.
+    /// Takes the placements out of a message.
     #[must_use]
     pub fn take(message: &mut state::PeerLoad) -> Self {
         Self {
@@ -217,8 +218,8 @@ impl ProxyPeers {
         self.proxies > 1
     }
 
-    /// Whether a report is due: at once if it changed, else again after [`REPEAT_MS`], unless it
-    /// has no load.
+    /// Whether a report is due. A changed report is due at once. An unchanged one is due after
+    /// [`REPEAT_MS`], unless it has no load.
     #[must_use]
     pub fn is_due(&self, is_changed: bool, is_idle: bool, now: Timestamp) -> bool {
         self.has_peers() && (is_changed || (!is_idle && now.ms_since(self.sent_at) >= REPEAT_MS))
@@ -250,7 +251,7 @@ impl Default for LocalPeer {
 }
 
 impl LocalPeer {
-    /// Makes the process one of the proxies that share. False when it already is one.
+    /// Makes the process one of the proxies that share. Returns false if it already is one.
     pub fn join(&mut self) -> bool {
         !std::mem::replace(&mut self.joined, true)
     }

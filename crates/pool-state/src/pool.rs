@@ -3,13 +3,13 @@
 //!
 //! The snapshot comes from the daemon. The ledger, the prefix index and the ejections belong to the
 //! VM. They change at the pick, before the engine confirms anything, so that the next pick already
-//! sees this one.
+//! takes this one into account.
 //!
 //! Other workers and proxies pick too. Changes that they should see are counted
 //! ([`ManagedPool::changes`]) and published ([`ManagedPool::write_load_report`],
-//! [`ManagedPool::take_placements`]); their own changes arrive by
+//! [`ManagedPool::take_placements`]). Their own changes arrive by
 //! [`ManagedPool::read_load_report`], [`ManagedPool::learn_ejection`] and
-//! [`ManagedPool::record_peer_placement`]. The host transports them.
+//! [`ManagedPool::record_peer_placement`]. The host transports these data.
 
 mod accepted_kinds;
 mod adapters;
@@ -85,12 +85,13 @@ use crate::queues::FlowQueues;
 use crate::refusal::PickRefusal;
 use scheduler::Timestamp;
 
-/// Buckets of the prefix index swept in one tick: about 0.1 ms of work, so that a removal of an
-/// endpoint stalls no request.
+/// The number of buckets of the prefix index swept in one tick. This takes about 0.1 ms, so the
+/// removal of an endpoint delays no request.
 const SWEEP_BUCKETS: usize = 16_384;
 
-/// How often a decision is recorded for the daemon's console. A record takes 0.1 to 0.4 ms with 256
-/// endpoints and 50 KB, so one worker spends less than a ten-thousandth of its time on it.
+/// The interval at which a decision is recorded for the daemon's console. A record takes 0.1 to 0.4
+/// ms with 256 endpoints and 50 KB, so one worker spends less than a ten-thousandth of its time on
+/// it.
 const SAMPLE_INTERVAL_MS: u64 = 5_000;
 
 /// One pool in one VM.
@@ -107,7 +108,7 @@ pub struct ManagedPool {
 /// A decision record for the daemon's console.
 #[derive(Debug, Default)]
 struct DecisionSample {
-    /// From when the next decision is recorded.
+    /// The time from which the next decision may be recorded.
     due: Timestamp,
     record: Option<String>,
 }
@@ -115,17 +116,17 @@ struct DecisionSample {
 /// The result of the pool's objects for a request.
 #[derive(Debug, Default)]
 pub struct PoolResolution {
-    /// The model to request from the engine; `None` for the one that the body names.
+    /// The model to request from the engine. `None` means the model that the body names.
     pub target_model: Option<Box<str>>,
-    /// Higher is more important; below 0 may be shed.
+    /// A higher number is more important. A request below 0 may be shed.
     pub priority: i32,
 }
 
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// A pool without state. `prefix_entries` is the size of its prefix index: 0 where no request
-    /// is served.
+    /// A pool without state. `prefix_entries` is the size of its prefix index. It is 0 in a VM that
+    /// serves no request.
     #[must_use]
     pub fn new(seed: u64, prefix_entries: usize) -> Self {
         Self {
@@ -139,7 +140,7 @@ impl ManagedPool {
     }
 
     /// Replaces the daemon's state. Endpoints that stay keep their metrics until newer ones arrive.
-    /// The data of endpoints that are gone, or have a new generation, is removed at once.
+    /// The data of endpoints that have left, or have a new generation, is removed at once.
     pub fn install(&mut self, snapshot: Snapshot, hash_secret: u128, staleness_max_ms: u32) {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|e| e.id).collect();
         for removed in self.endpoints.refs().iter().filter(|id| !refs.contains(id)) {
@@ -182,8 +183,8 @@ impl ManagedPool {
         });
     }
 
-    /// Whether the pool keeps the models it has, because `learned` lacks what they have. A daemon
-    /// that has just started knows less than the proxies that it serves.
+    /// Whether the pool keeps its models, because `learned` lacks something that they have. A
+    /// daemon that has just started knows less than its proxies.
     #[must_use]
     pub fn keeps_models(&self, learned: &proto::LearnedModels) -> bool {
         let Some(held) = &self.endpoints.models else {
@@ -196,8 +197,8 @@ impl ManagedPool {
         ends_prediction || learned.provisional && !held.provisional
     }
 
-    /// The observations made since the last call, and the number of the first of them. Numbers
-    /// start at 0.
+    /// The observations made since the last call, and the number of the first one. Numbers start at
+    /// 0.
     pub fn take_observations(&mut self) -> (u64, VecDeque<EncodedObservation>) {
         self.ledger.observations.take()
     }
@@ -220,7 +221,7 @@ impl ManagedPool {
         }
     }
 
-    /// The snapshot in force; `None` before the first.
+    /// The current snapshot; `None` before the first one.
     #[must_use]
     pub fn snapshot(&self) -> Option<&Snapshot> {
         self.endpoints.state.as_ref().map(|s| &s.snapshot)
@@ -255,8 +256,8 @@ impl ManagedPool {
         self.endpoints.failures.ejections.rows()
     }
 
-    /// True for one call in `count` on average, at random; never for 0, which draws no random
-    /// number.
+    /// Returns true for one call in `count` on average, at random. Returns false for 0, and draws
+    /// no random number then.
     pub fn sample_one_in(&mut self, count: u32) -> bool {
         count > 0
             && self
@@ -286,7 +287,7 @@ impl ManagedPool {
         self.sample.record.take().unwrap_or_default()
     }
 
-    /// The counters, to count an event that the host sees.
+    /// The counters, for events that only the host sees.
     pub fn counters_mut(&mut self) -> &mut PoolCounters {
         &mut self.ledger.counters
     }
@@ -329,8 +330,8 @@ impl ManagedPool {
         })
     }
 
-    /// Whether an endpoint serves the model, ready and allowed or not, or an object names it. A
-    /// request for such a model is valid.
+    /// Whether an endpoint serves the model (even if it is not ready or not allowed), or an object
+    /// names the model. A request for such a model is valid.
     pub fn knows_model(&self, model: &str) -> bool {
         let Some(snapshot) = self.snapshot() else {
             return false;
@@ -361,7 +362,7 @@ impl ManagedPool {
         self.ledger.counters.count_success(counted, source);
     }
 
-    /// Applies the load that an engine reported with a reply: it is fresher than any scrape.
+    /// Applies the load that an engine reported with a reply, which is newer than any scrape.
     pub fn observe(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointMetrics)) {
         self.endpoints.observe(endpoint, update);
     }

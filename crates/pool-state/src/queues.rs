@@ -5,9 +5,9 @@
 //!
 //! Releases happen in *passes*. A pass begins when an endpoint may have got room
 //! ([`FlowQueues::room_changed`], [`FlowQueues::room_freed`]). It names the requests to try, one by
-//! one, in the order of bands, flows and arrival ([`FlowQueues::next_due`]); the caller picks an
-//! endpoint for each and says whether it has room. A request that does not fit lets others pass
-//! that go elsewhere, within [`LOOK_AHEAD`].
+//! one, in the order of bands, flows and arrival ([`FlowQueues::next_due`]). The caller picks an
+//! endpoint for each, and reports whether it has room. If a request does not fit, others that go to
+//! other endpoints may pass it, within [`LOOK_AHEAD`].
 
 mod accounts;
 mod arrival;
@@ -40,36 +40,37 @@ use scheduler::{EndpointRef, Timestamp};
 pub(crate) use shared::ClaimedEntry;
 pub use shared::FlowTurn;
 
-/// The most bands. Priorities come from objectives; further ones share the nearest band.
+/// The maximum number of bands. Priorities come from objectives. Further ones share the nearest
+/// band.
 const BANDS_MAX: usize = 64;
 
 /// The time over which the rate of releases is averaged, in ms.
 const RATE_MS: f64 = 10_000.0;
 
-/// The longest `Retry-After`, in seconds. Beyond it, the rate of releases says nothing.
+/// The longest `Retry-After`, in seconds. For longer times, the rate of releases is not meaningful.
 const RETRY_AFTER_S_MAX: u32 = 120;
 
 #[derive(Debug, Default)]
 pub struct FlowQueues {
-    /// The highest priority first.
+    /// The bands, highest priority first.
     bands: Vec<BandQueue>,
     queued: usize,
     bytes: u64,
     /// The number of the last request that was queued.
     last: u64,
     pass: ReleasePass,
-    /// What other VMs of the process hold.
+    /// The requests that other VMs of the process hold.
     shared: SharedQueues,
-    /// What other proxies hold.
+    /// The requests that other proxies hold.
     outside: OutsideQueues,
     /// Running requests that may be given up.
     revocations: Revocations,
     /// Requests to refuse, until their hosts take the refusal.
     leaving: Vec<(u64, QueueRefusal)>,
-    /// The numbers in `leaving`, of queued requests to check, and of requests to give up, that no
-    /// host has received yet.
+    /// The numbers in `leaving`, those of queued requests to check, and those of requests to give
+    /// up, as far as no host has received them yet.
     to_resume: VecDeque<u64>,
-    /// Requests sent, decayed until this moment.
+    /// The number of requests sent, decayed until this time.
     sent: (f64, Timestamp),
     ticked_at: Timestamp,
 }
@@ -86,11 +87,11 @@ pub struct QueuedTicket {
     pub(crate) is_first: bool,
 }
 
-/// Why a request that was queued, or would have to be, is refused.
+/// The reason why a request that was queued, or would have to be queued, is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueRefusal {
     pub outcome: FlowOutcome,
-    /// When to try again, in seconds.
+    /// The time after which to try again, in seconds.
     pub retry_after_s: u32,
 }
 
@@ -128,12 +129,12 @@ impl FlowQueues {
         self.bytes
     }
 
-    /// What was counted, by band, the highest first.
+    /// The counters of each band, the highest first.
     pub fn counters(&self) -> impl Iterator<Item = &BandCounters> {
         self.bands.iter().map(|band| &band.counters)
     }
 
-    /// Whether [`Self::next_due`] may name a request. Freed room that was not looked at does not
+    /// Whether [`Self::next_due`] may name a request. Freed room that was not checked does not
     /// count.
     #[must_use]
     pub fn is_due(&self) -> bool {
@@ -145,8 +146,8 @@ impl FlowQueues {
         !self.to_resume.is_empty() || is_due || self.revocations.has_asks()
     }
 
-    /// An endpoint may have got room: the next pass, or the next round of all VMs, tries every band
-    /// again.
+    /// Records that an endpoint may have got room. The next pass, or the next round of all VMs,
+    /// tries every band again.
     pub fn room_changed(&mut self) {
         if self.is_shared() {
             self.shared.round.room_changed();
@@ -157,8 +158,8 @@ impl FlowQueues {
         }
     }
 
-    /// A request at the endpoint has made room: like [`Self::room_changed`], if any request fits
-    /// there. The owner of the loads looks at [`Self::freed`].
+    /// Records that a request at the endpoint has made room. It works like [`Self::room_changed`],
+    /// if any request fits there. The owner of the loads checks [`Self::freed`].
     pub(crate) fn room_freed(&mut self, endpoint: EndpointRef) {
         if !self.any_queued() || !self.pass.add_freed(endpoint) {
             self.room_changed();
@@ -176,19 +177,20 @@ impl FlowQueues {
         self.pass.freed()
     }
 
-    /// The freed endpoints were looked at.
+    /// Records that the freed endpoints were checked.
     pub(crate) fn forget_freed(&mut self) {
         self.pass.forget_freed();
     }
 
-    /// No request of this priority fits at the endpoint: this pass tries none there.
+    /// Records that no request of this priority fits at the endpoint, so this pass tries none
+    /// there.
     pub(crate) fn endpoint_full(&mut self, endpoint: EndpointRef, priority: i32) {
         self.pass
             .endpoint_full(endpoint, priority, TRIES_AT_ENDPOINT);
     }
 
-    /// Whether a request of this priority may be tried at once: nothing of its band waits, and the
-    /// next pass has nothing of a higher band to try.
+    /// Whether a request of this priority may be tried at once: no request of its band waits, and
+    /// the next pass has no request of a higher band to try.
     pub(crate) fn may_pass(&mut self, priority: i32, now: Timestamp) -> bool {
         let higher_first = self.pass.is_due()
             && self
@@ -200,7 +202,7 @@ impl FlowQueues {
         band.queued == 0 && !higher_first
     }
 
-    /// Puts a request that left its band among those to refuse.
+    /// Adds a request that left its band to those that are refused.
     fn leaves(&mut self, priority: i32, entry: &QueuedEntry, outcome: FlowOutcome, now: Timestamp) {
         let refusal = self.refusal(outcome, priority);
         self.count_end(priority, entry, outcome, now);
@@ -251,7 +253,7 @@ impl FlowQueues {
         }
     }
 
-    /// Why the request is queued; `None` if it is not.
+    /// The reason why the request is queued; `None` if it is not.
     #[must_use]
     pub fn reason(&self, ticket: &QueuedTicket, now: Timestamp) -> Option<QueuedReason> {
         let band = self
@@ -295,7 +297,7 @@ impl FlowQueues {
         self.pass.next(&self.bands, control, now)
     }
 
-    /// The next request to refuse, where nothing is queued any more.
+    /// The next request to refuse when no request is queued any more.
     pub(crate) fn next_to_resume(&mut self) -> Option<u64> {
         self.to_resume.pop_front()
     }
@@ -310,8 +312,8 @@ impl FlowQueues {
         self.pass.is_claimed(endpoint, priority, number)
     }
 
-    /// The endpoint that was picked for the request has no room; `None`: no endpoint can serve it
-    /// now.
+    /// Records that the endpoint picked for the request has no room, or, for `None`, that no
+    /// endpoint can serve it now.
     pub(crate) fn found_full(
         &mut self,
         ticket: &QueuedTicket,
@@ -331,7 +333,8 @@ impl FlowQueues {
             .found_full(ticket.number, endpoint, priority, waited_ms);
     }
 
-    /// Ends the wait of requests whose time is over. `is_empty`: no endpoint of the pool is ready.
+    /// Ends the wait of requests whose time is over. `is_empty` says that no endpoint of the pool
+    /// is ready.
     pub(crate) fn expire(&mut self, is_empty: bool, now: Timestamp) {
         self.ticked_at = now;
         let outcome = if is_empty {
@@ -366,8 +369,8 @@ impl FlowQueues {
         }
     }
 
-    /// The pool has changed: each queued request is resumed once, to be refused if waiting cannot
-    /// help it any more.
+    /// Records that the pool has changed. Each queued request is resumed once, and refused if
+    /// waiting can no longer help it.
     pub(crate) fn check_all(&mut self) {
         for entry in self.bands.iter_mut().flat_map(BandQueue::queued_mut) {
             if !std::mem::replace(&mut entry.to_check, true) {
@@ -386,7 +389,7 @@ impl FlowQueues {
         entry.is_some_and(|entry| std::mem::take(&mut entry.to_check))
     }
 
-    /// Refuses all requests, because the pool has no flow control any more.
+    /// Refuses all requests, because the pool no longer has flow control.
     pub(crate) fn end_all(&mut self, now: Timestamp) {
         for at in 0..self.bands.len() {
             while let Some((priority, entry)) = self
@@ -399,7 +402,8 @@ impl FlowQueues {
         }
     }
 
-    /// The refusal of a request, with the time after which those before it have been sent.
+    /// The refusal of a request, with the time after which the requests before it will have been
+    /// sent.
     pub(crate) fn refusal(&self, outcome: FlowOutcome, priority: i32) -> QueueRefusal {
         let before: usize = self
             .bands

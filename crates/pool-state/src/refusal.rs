@@ -1,10 +1,10 @@
-//! Why a pool gives no endpoint for a request.
+//! The reasons why a pool gives no endpoint for a request.
 
 use scheduler::{Decision, UnavailableReason};
 
 use crate::queues::QueueRefusal;
 
-/// Why [`crate::Pool`] refuses a request. The host turns it into a reply.
+/// The reason why [`crate::Pool`] refuses a request. The host turns it into a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PickRefusal {
     /// The pool has no state yet.
@@ -14,7 +14,7 @@ pub enum PickRefusal {
     CrashingPrompt,
     /// No object of the pool names this model.
     UnknownModel(Box<str>),
-    /// The request was held, or would have to be, and is given up.
+    /// The request was held, or would have to be held, and is given up.
     Queue(QueueRefusal),
     /// The scheduler decided not to route the request.
     Decision(Decision),
@@ -29,8 +29,8 @@ impl PickRefusal {
         )
     }
 
-    /// Whether waiting cannot change it, even in a pool that scales from zero: only another
-    /// request, or a change of the pool, can.
+    /// Whether waiting cannot change the refusal, even in a pool that scales from zero: only
+    /// another request, or a change of the pool, can.
     pub(crate) fn is_final(&self) -> bool {
         match self {
             Self::CrashingPrompt

@@ -1,4 +1,4 @@
-//! The verdict on an engine's answer. One table defines it; failure accrual, ejection, cost,
+//! The verdict on an engine's answer. One table defines it. Failure accrual, ejection, cost,
 //! learning, retries and placement all depend on it.
 //!
 //! | verdict | the engine answered | counts as a failure | learned from | the prompt's placement |
@@ -11,10 +11,11 @@
 //! | strange | 2xx without work: nothing generated, aborted, no reply of the API, or a stream that ended without its end mark | where another endpoint gave a reply to the same lately | if it generated | stays, and is confirmed if it generated |
 //! | unknown | the client left, the path is not an inference path, or the body is in a format that is not read | no | no | stays, and is confirmed by a whole 2xx |
 //!
-//! The first token of a reply confirms the placement already. A confirmed placement is not
+//! The first token of a reply already confirms the placement. A confirmed placement is not
 //! withdrawn.
 //!
-//! A failure is as much evidence against its request: `pool/health.rs` says how many count.
+//! A failure is equally strong evidence against its request: `pool/health.rs` defines how many
+//! count.
 
 /// The meaning of an engine's answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,15 +24,16 @@ pub enum Verdict {
     Success,
     /// The request was wrong, and the engine's reply has the error shape of its API.
     ClientFault,
-    /// The request is not for this engine: it does not have the model, or refuses this client.
+    /// The request is not for this engine: the engine does not have the model, or refuses this
+    /// client.
     Misdirected,
     /// The engine has more to do than it can take.
     Overloaded,
     /// The engine is broken.
     Ill,
-    /// A success by its status, but the body is no complete reply of the API, or has no output.
-    /// Engines that sleep or shut down answer like that, echo servers, engines that leave out the
-    /// end mark of streams, and proxies in front of a dead engine.
+    /// By its status the answer is a success, but its body is not a complete reply of the API, or
+    /// has no output. Such answers come from engines that sleep or shut down, echo servers, engines
+    /// that leave out the end mark of streams, and proxies in front of a dead engine.
     Strange,
     /// The answer gives no information about the engine.
     #[default]
@@ -41,7 +43,7 @@ pub enum Verdict {
 /// The content of an answer's body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorBody {
-    /// The body was not read, or has nothing that affects the verdict.
+    /// The body was not read, or has no content that affects the verdict.
     #[default]
     Nothing,
     /// A complete reply.
@@ -52,19 +54,20 @@ pub enum ErrorBody {
     Empty,
     /// A stream that ended without the end mark of its API.
     Unfinished,
-    /// Not a reply of the API: no JSON object with any of its members, or nothing was generated, or
-    /// not to the end.
+    /// The body is not a reply of the API: it is not a JSON object with any of its members, or
+    /// nothing was generated, or the output is not complete.
     Strange,
-    /// Not known to be a reply: a format that is not read, a reply that will be generated later, or
-    /// one without output that the client did not want.
+    /// The body is not known to be a reply: its format is not read, the reply will be generated
+    /// later, or the client wanted no output.
     Unclear,
 }
 
-/// The status that is tried again on the next endpoint. Other 5xx may have had effects.
+/// The status that is tried again on the next endpoint. Requests with another 5xx status may have
+/// had effects.
 pub const RETRIED_STATUS: &str = "503";
 
 impl Verdict {
-    /// The verdict on an answer to an inference request that is complete as far as the proxy knows.
+    /// The verdict on a complete answer to an inference request, as far as the proxy knows.
     #[must_use]
     pub fn from_status(status: u16, body: ErrorBody) -> Self {
         match (status, body) {

@@ -1,17 +1,16 @@
 //! Records which endpoints lately accepted a kind of request: an API with a model, or the same with
 //! these client credentials.
 //!
-//! A refusal says that request and engine do not fit, but not which of them is wrong. It counts
-//! against an endpoint only where another one accepted the same kind a short while ago. A client
-//! that has had no success lately is one witness, however many of its requests fail
-//! ([`super::verdicts`]).
+//! A refusal shows that request and engine do not fit, but not which of them is wrong. So it counts
+//! against an endpoint only if another endpoint recently accepted the same kind. A client without a
+//! recent success is one witness, however many of its requests fail ([`super::verdicts`]).
 
 use scheduler::EndpointRef;
 
 use scheduler::Timestamp;
 
-/// The most kinds of requests; beyond that the least recently accepted is dropped. A pool serves a
-/// few models, to some clients at a time.
+/// The maximum number of kinds of requests. Beyond it, the kind that was accepted least recently is
+/// dropped. A pool serves a few models, to some clients at a time.
 const KINDS_MAX: usize = 256;
 
 /// How long an acceptance proves that a kind of request is valid, ms.
@@ -55,7 +54,7 @@ impl AcceptedKinds {
         }
     }
 
-    /// Whether any endpoint accepted the kind lately.
+    /// Whether any endpoint accepted the kind recently.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn accepted(&self, kind: u64, now: Timestamp) -> bool {
         self.rows
@@ -63,7 +62,7 @@ impl AcceptedKinds {
             .any(|row| row.kind == kind && now.ms_since(row.last.1) < LATELY_MS)
     }
 
-    /// Whether another endpoint accepted the kind lately.
+    /// Whether another endpoint accepted the kind recently.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn accepted_elsewhere(
         &self,

@@ -1,20 +1,20 @@
 //! Estimates which LoRA adapters each endpoint has in GPU memory, from the models of its past
 //! requests.
 //!
-//! An engine reports the adapters in use, not those that it keeps loaded. Like an engine, a row
-//! keeps the most recently used models, and an adapter that no longer fits counts as evicted.
-//! Requests for the base model, where the engine names it, need no adapter and take no place.
+//! An engine reports the adapters in use, but not those that it keeps loaded. Like an engine, a row
+//! keeps the most recently used models. An adapter that no longer fits counts as evicted. If the
+//! engine names its base model, requests for that model need no adapter and take no place.
 //!
 //! Other workers and proxies learn the model of a request from a placement whose only block is a
-//! *model mark*: the constant [`MODEL_MARK`] in the upper 32 bits and 32 bits of the model name's
-//! hash below. So models travel the same way as prompts and need no message of their own. The
-//! constant distinguishes a mark from the hash of a prompt block: one hash in 4 billion has the
-//! same upper half. A prompt of a single block with such a hash counts as a model; then the prefix
-//! index does not get that block, and the row has one useless entry.
+//! *model mark*. Its upper 32 bits are the constant [`MODEL_MARK`], and its lower 32 bits are a
+//! hash of the model name. So models travel the same way as prompts, and need no message of their
+//! own. The constant distinguishes a mark from the hash of a prompt block. One hash in 4 billion
+//! has the same upper half. A prompt of a single block with such a hash counts as a model. In that
+//! case the prefix index does not get that block, and the row has one useless entry.
 
 use scheduler::{AdapterRoom, EndpointIndex, EndpointTable, name_hash};
 
-/// The most adapters remembered for an endpoint. Engines have far fewer places.
+/// The maximum number of adapters remembered for an endpoint. Engines have far fewer places.
 const ADAPTERS_MAX: usize = 64;
 
 /// The upper half of a model mark: "LoRA" in ASCII.
@@ -46,8 +46,8 @@ pub(super) fn is_model_mark(block: u64) -> bool {
 // === impl AdapterTable ===
 
 impl AdapterTable {
-    /// Moves the rows to the endpoints of a new snapshot. `from` has the position of each endpoint
-    /// in the snapshot before.
+    /// Moves the rows to the positions of the endpoints in a new snapshot. `from` has the position
+    /// of each endpoint in the previous snapshot.
     pub(super) fn remap(&mut self, from: &[Option<usize>]) {
         let mut before = std::mem::take(&mut self.rows);
         self.rows = from
@@ -74,7 +74,8 @@ impl AdapterTable {
         row.push((mark, self.requests));
     }
 
-    /// Puts into `rooms` which endpoints have room for the adapter; nothing without adapters.
+    /// Writes into `rooms` which endpoints have room for the adapter. Writes nothing if there are
+    /// no adapters.
     pub(super) fn find_rooms(
         &self,
         endpoints: &EndpointTable,
@@ -108,7 +109,7 @@ impl AdapterTable {
 
 impl EndpointAdapters {
     /// Whether the endpoint has room for the model of this mark. `places` is the number of adapters
-    /// that fit into its memory; 0 is unknown.
+    /// that fit into its memory; 0 means unknown.
     fn room(&self, mark: u64, places: usize) -> AdapterRoom {
         if places == 0 {
             return AdapterRoom::Unknown;
@@ -141,7 +142,7 @@ mod tests {
         rooms
     }
 
-    /// A pool. `places` has the number of adapters that fit at each endpoint, 0 where none are
+    /// A pool. `places` has the number of adapters that fit at each endpoint, or 0 where none are
     /// served.
     fn pool(places: &[u32]) -> (AdapterTable, Snapshot) {
         let lora = |max: u32| {

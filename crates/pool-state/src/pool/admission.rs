@@ -1,5 +1,5 @@
-//! Says whether a planned request may go now, or waits until its endpoint has room. Without flow
-//! control each one may go.
+//! Decides whether a planned request may go now, or waits until its endpoint has room. Without flow
+//! control, each request may go.
 
 use scheduler::flow::{FlowControl, FlowCost, RoomLimits};
 use scheduler::{EndpointRef, Request, Timestamp};
@@ -24,9 +24,9 @@ pub enum FlowAdmission {
     Wait(QueuedTicket),
 }
 
-/// The room of a queued request, which has left its queue: its load counts already. The host
-/// publishes that load, and then writes the order of all VMs, so that who reads the order sees the
-/// load. If it was the first to write, it redeems the claim, and otherwise it gives it back.
+/// The room of a queued request that has left its queue. Its load already counts. The host
+/// publishes that load and then writes the order of all VMs, so a reader of the order also sees the
+/// load. If it was the first to write, it redeems the claim. Otherwise it gives the claim back.
 #[derive(Debug)]
 #[must_use = "the request is in no queue"]
 pub struct Claim {
@@ -36,24 +36,24 @@ pub struct Claim {
     entry: ClaimedEntry,
 }
 
-/// Why a request may not go to the planned endpoint now.
+/// The reason why a request may not go to the planned endpoint now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NoRoom {
     /// The endpoint has no room for any request of the band.
     Full,
     /// The endpoint may have room for a smaller request.
     TooLarge,
-    /// The room is left to others: an older request, or another proxy.
+    /// The room is left to an older request, or to another proxy.
     Left,
 }
 
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// Says whether a request that arrives, with its plan, may go now.
+    /// Decides whether an arriving request, with its plan, may go now.
     ///
     /// # Errors
-    /// Why the request is refused.
+    /// Returns the reason why the request is refused.
     pub fn admit(
         &mut self,
         planned: Result<Plan, PickRefusal>,
@@ -64,7 +64,7 @@ impl ManagedPool {
         if self.flow_control().is_none() {
             return planned.map(FlowAdmission::Go);
         }
-        // While VMs share an order, each request waits first, if only for a moment.
+        // While VMs share an order, each request waits first, if only for a short time.
         let is_shared = self.queues.is_shared();
         let is_tried = is_shared || self.queues.may_pass(request.priority, now);
         let mut no_room = None;
@@ -85,7 +85,7 @@ impl ManagedPool {
         };
         let queued = self.queue(request, arrival, no_room, now);
         match queued {
-            // The first of its band was tried just now.
+            // The first request of its band was tried just now.
             Ok((ticket, is_near)) if !is_shared && is_near && !ticket.is_first => {
                 self.admit_queued(ticket, planned, request, now)
             }
@@ -96,8 +96,8 @@ impl ManagedPool {
         }
     }
 
-    /// Queues a request that arrives. Returns its ticket, and whether it is near enough to the head
-    /// of its band to be tried at once.
+    /// Queues an arriving request. Returns its ticket, and whether it is so near to the head of its
+    /// band that it is tried at once.
     fn queue(
         &mut self,
         request: &Request<'_>,
@@ -123,7 +123,7 @@ impl ManagedPool {
         match no_room {
             Some((endpoint, NoRoom::Full)) => {
                 self.found_no_room(&ticket, endpoint, NoRoom::Full, now);
-                // Another VM that made room since may not know that this one holds a request.
+                // Another VM that made room since then may not know that this VM holds a request.
                 if self.queues.is_shared() {
                     self.queues.room_freed(endpoint);
                 }
@@ -137,29 +137,31 @@ impl ManagedPool {
         Ok((ticket, is_near))
     }
 
-    /// Whether requests wait while no endpoint of the pool is ready: a pool that scales from zero.
+    /// Whether requests wait while no endpoint of the pool is ready, as in a pool that scales from
+    /// zero.
     fn waits_for_first(&self) -> bool {
         self.flow_control()
             .is_some_and(|control| control.no_endpoint_ttl_ms() > 0)
     }
 
-    /// Whether waiting cannot help the request. It is refused at once then, with and without flow
-    /// control.
+    /// Whether waiting cannot help the request. Such a request is refused at once, with and without
+    /// flow control.
     fn is_final(&self, refusal: &PickRefusal) -> bool {
         refusal.is_final() || refusal.is_without_endpoints() && !self.waits_for_first()
     }
 
-    /// Takes the refusal of a queued request whose wait has ended, so that it need not be planned.
+    /// Takes the refusal of a queued request whose wait has ended, so that no plan is needed for
+    /// it.
     pub fn take_refusal(&mut self, ticket: &QueuedTicket) -> Option<PickRefusal> {
         let refusal = self.queues.take_refusal(ticket.number);
         refusal.map(PickRefusal::Queue)
     }
 
-    /// Says whether a queued request, with its plan, may go now. While other VMs serve requests
-    /// ([`FlowQueues::has_flow_peers`]), that is decided by the order.
+    /// Decides whether a queued request, with its plan, may go now. While other VMs serve requests
+    /// ([`FlowQueues::has_flow_peers`]), the order decides this.
     ///
     /// # Errors
-    /// Why the request is refused. It is not queued any more.
+    /// Returns the reason why the request is refused. After that it is no longer queued.
     pub fn admit_queued(
         &mut self,
         ticket: QueuedTicket,
@@ -199,7 +201,7 @@ impl ManagedPool {
         Ok(FlowAdmission::Wait(ticket))
     }
 
-    /// A queued request is refused, because waiting cannot help it any more.
+    /// Refuses a queued request because waiting can no longer help it.
     fn given_up(&mut self, ticket: &QueuedTicket, refusal: &PickRefusal, now: Timestamp) {
         let outcome = if refusal.is_without_endpoints() {
             FlowOutcome::EvictedNoEndpoints
@@ -209,7 +211,7 @@ impl ManagedPool {
         self.queues.remove(ticket, outcome, now);
     }
 
-    /// A queued request may not go to the planned endpoint now.
+    /// Records that a queued request may not go to the planned endpoint now.
     #[inline(never)] // several callers, and the wasm module should be small
     fn found_no_room(
         &mut self,
@@ -239,7 +241,7 @@ impl ManagedPool {
             self.discard(plan);
             return Ok(FlowAdmission::Wait(ticket));
         };
-        // The last room is gone: others need not try.
+        // No room is left, so others need not try.
         if self.is_full(plan.endpoint, limits, now) {
             self.queues.endpoint_full(plan.endpoint, request.priority);
         }
@@ -257,7 +259,7 @@ impl ManagedPool {
         }))
     }
 
-    /// The room of a claim is the request's: records its plan.
+    /// Gives the room of a claim to the request, and records its plan.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn redeem(&mut self, claim: Claim, request: &Request<'_>, now: Timestamp) -> RecordedPick {
         let Claim {
@@ -268,12 +270,12 @@ impl ManagedPool {
         } = claim;
         self.queues.claimed(&ticket, &entry, now);
         self.watch(&mut picked.hold, Some(ticket.number));
-        // The load was published with the claim. The placement and the probe are news since.
+        // The load was published with the claim. Since then, the placement and the probe are new.
         self.ledger.changes += 1;
         self.record(plan, picked, request, now)
     }
 
-    /// Another VM was first: the request stays queued.
+    /// Another VM was first, so the request stays queued.
     pub fn give_back(&mut self, claim: Claim) -> QueuedTicket {
         self.queues.put_back(&claim.ticket, claim.entry);
         self.withdraw(claim.picked);
@@ -281,8 +283,8 @@ impl ManagedPool {
         claim.ticket
     }
 
-    /// A request is sent: with eviction, it may be given up until its first byte. `number` is its
-    /// number, if it was queued.
+    /// Records that a request is sent. With eviction, it may be given up until its first byte.
+    /// `number` is the request's number, if it was queued.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn watch(&mut self, hold: &mut LedgerHold, number: Option<u64>) {
         let charge = hold
@@ -292,8 +294,8 @@ impl ManagedPool {
             charge.and_then(|charge| self.queues.watch(&charge, hold.endpoint(), number));
     }
 
-    /// A queued request found no room at this endpoint: with eviction, a running one may be given
-    /// up for it.
+    /// Records that a queued request found no room at this endpoint. With eviction, a running
+    /// request may be given up for it.
     fn ask_for_room(
         &mut self,
         ticket: &QueuedTicket,
@@ -312,8 +314,8 @@ impl ManagedPool {
         }
     }
 
-    /// Looks for room where the plan sends a request; `number` is its number, if it is queued.
-    /// Returns the limits that leave the room.
+    /// Looks for room where the plan sends a request. `number` is the request's number, if it is
+    /// queued. Returns the limits that leave the room.
     #[inline(never)] // several callers, and the wasm module should be small
     fn find_room(
         &mut self,

@@ -1,15 +1,16 @@
-//! How an endpoint answered in the last seconds.
+//! The recent answers of an endpoint.
 
 use scheduler::Timestamp;
 
-/// The window of an endpoint's failure rate, ms: long enough for some answers at one request a
-/// second, short enough to forget.
+/// The window of an endpoint's failure rate, in ms. It is long enough for some answers at one
+/// request a second, and short enough to forget old ones.
 pub(super) const WINDOW_MS: u64 = 10_000;
 
-/// How many times as often as others an endpoint may fail: others never fail exactly alike.
+/// An endpoint may fail this many times as often as others, because endpoints never fail equally
+/// often.
 pub(super) const TIMES_OTHERS: f32 = 2.0;
 
-/// Answers of the current half of the window and of the one before.
+/// The answers of the current half of the window and of the half before it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AnswerWindow {
     half: u64,
@@ -21,7 +22,7 @@ pub(super) struct AnswerWindow {
 pub(super) struct AnswerCounts {
     pub(super) good: f32,
     pub(super) bad: f32,
-    /// The failures of clients without a success, which are among the bad.
+    /// The failures of clients without a success. They are included in the bad answers.
     pub(super) outsiders: f32,
 }
 

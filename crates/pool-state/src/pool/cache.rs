@@ -17,15 +17,15 @@ use super::token_rate::TokenRate;
 /// to load a large model.
 const REMEMBERED_MS: u64 = 600_000;
 
-/// The most such endpoints. Each keeps an id of the index, which has twice as many ids as
-/// endpoints. New entries may replace the entries of such an endpoint at any time.
+/// The maximum number of such endpoints. Each keeps an id of the index, which has twice as many ids
+/// as endpoints. New entries may replace the entries of such an endpoint at any time.
 const REMEMBERED_MAX: usize = 64;
 
 /// The caches of a pool's engines, as estimated.
 #[derive(Debug)]
 pub(super) struct Cache {
     pub(super) prefixes: PrefixIndex,
-    /// Since when the index remembers an endpoint that restarted or was removed.
+    /// The time since when the index remembers an endpoint that restarted or was removed.
     remembered_since: Option<Timestamp>,
     pub(super) evictions: EvictionShare,
     /// How many requests conversations have.
@@ -35,7 +35,7 @@ pub(super) struct Cache {
     pub(super) stored_answers: StoredAnswers,
     pub(super) token_rate: TokenRate,
     pub(super) placements: PlacementQueue,
-    /// Whether other proxies pick too and their placements do not arrive here.
+    /// Whether other proxies pick too, and their placements do not arrive here.
     pub(super) peers_unreachable: bool,
     /// Grows with every placement.
     version: u64,
@@ -79,7 +79,7 @@ impl Cache {
         self.adapters.remap(&moved);
     }
 
-    /// Creates the prefix index if there is none. Returns whether it did.
+    /// Creates the prefix index if there is none. Returns whether it was created.
     pub(super) fn reserve(&mut self, entries: usize) -> bool {
         let is_due = self.prefixes.bytes() == 0 && entries > 0;
         if is_due {
@@ -98,8 +98,8 @@ impl Cache {
         }
     }
 
-    /// Records that `endpoint` gets a prompt of these hashes and has `known` of them cached, until
-    /// its reply shows whether that is so. Returns the estimate before.
+    /// Records that `endpoint` gets a prompt of these hashes and has `known` of them cached. The
+    /// endpoint's reply will show whether that is true. Returns the earlier estimate.
     pub(super) fn place(
         &mut self,
         endpoint: EndpointRef,
@@ -189,7 +189,8 @@ impl Cache {
         }
     }
 
-    /// Records that `endpoint` gave an answer that it may keep, whose id has this hash.
+    /// Records that `endpoint` gave an answer that it may keep. `id` is the hash of the answer's
+    /// id.
     pub(super) fn record_stored_answer(&mut self, endpoint: EndpointRef, id: u64) {
         let mark = stored_answers::mark(id);
         self.stored_answers.record(mark, endpoint);
@@ -198,7 +199,7 @@ impl Cache {
     }
 
     /// Frees the index entries of endpoints that restarted or were removed, a few at each tick,
-    /// when they need not be remembered any longer.
+    /// once they need not be remembered any longer.
     pub(super) fn sweep(&mut self, buckets: usize, now: Timestamp) {
         let retired = self.prefixes.retired();
         if retired == 0 {

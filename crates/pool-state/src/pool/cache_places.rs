@@ -1,8 +1,8 @@
-//! Why engines had to compute prompt tokens: which part of a prompt was missed for which reason.
+//! Finds the reasons why engines had to compute prompt tokens, for each part of a prompt.
 //!
-//! A pick knows where the prompt is cached, by belief, and where it was cached before. The engine
-//! says how many tokens it had cached, from the prompt's first. The rest is divided at the places
-//! that the pick knew:
+//! At a pick, the index estimates where the prompt is cached, and where it was cached before. The
+//! engine reports how many tokens it had cached, from the first token of the prompt. The rest is
+//! divided at the places known from the pick:
 //!
 //! ```text
 //!  0       hit      cached   elsewhere    given      lost          prompt
@@ -10,37 +10,37 @@
 //!     hit    belief or   moved     evicted    restart    never seen
 //!            rounding
 //! ```
-//! So hits and misses by cause add up to the tokens of the prompt, exactly. If the engine had more
-//! cached than a place, the parts before the hit's end are empty.
+//! So hits and misses by cause add up exactly to the tokens of the prompt. If the engine had more
+//! cached than a place says, the parts before the end of the hit are empty.
 
 use scheduler::prefix::{MatchLength, blocks_of};
 
 use super::miss_cause::{MissCause, MissedTokens};
 
-/// Where a prompt was cached at its pick, by belief; in blocks from the first.
+/// The estimated places where a prompt was cached at its pick, in blocks from the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CachePlaces {
-    /// At the picked endpoint.
+    /// Blocks cached at the picked endpoint.
     pub(super) cached: u32,
-    /// At the endpoint that had most of it.
+    /// Blocks cached at the endpoint that had most of the prompt.
     pub(super) elsewhere: u32,
-    /// Given to an endpoint that is still there.
+    /// Blocks given to an endpoint that is still in the pool.
     pub(super) given: u32,
-    /// Given to an endpoint that restarted or is gone.
+    /// Blocks given to an endpoint that restarted or left the pool.
     pub(super) lost: u32,
 }
 
 // === impl CachePlaces ===
 
 impl CachePlaces {
-    /// Attributes the tokens that an engine did not have cached: `hit` of `prompt` tokens were, and
-    /// the prompt has `blocks` blocks.
+    /// Finds the causes for the tokens that an engine did not have cached: `hit` of `prompt` tokens
+    /// were cached, and the prompt has `blocks` blocks.
     pub(super) fn attribute(self, prompt: u32, hit: u32, blocks: u32) -> MissedTokens {
         let tokens = |part: u32| {
             let tokens = u64::from(part.min(blocks)) * u64::from(prompt) / u64::from(blocks.max(1));
             u32::try_from(tokens).unwrap_or(prompt)
         };
-        // As much as is not significant when a reply corrects the index.
+        // A difference of this size is not significant when a reply corrects the index.
         let is_rounding = tokens(self.cached).saturating_sub(hit) <= tokens(1 + self.cached / 16);
         let of_cached = if is_rounding {
             MissCause::Rounding
@@ -62,7 +62,7 @@ impl CachePlaces {
         missed
     }
 
-    /// The request moved to an endpoint that had `known` cached.
+    /// Returns the places after the request moved to an endpoint that had `known` cached.
     pub(super) fn moved_to(self, known: MatchLength, hashes: &[u64]) -> Self {
         Self {
             cached: blocks_of(hashes, known.cached as usize),
@@ -111,8 +111,8 @@ mod tests {
         assert_eq!(missed(1_000).main_cause(), None);
     }
 
-    /// The law: hits and misses by cause are the tokens of the prompt, whatever engines and index
-    /// say.
+    /// The law: hits and misses by cause add up to the tokens of the prompt, for all numbers of
+    /// engines and index.
     #[test]
     fn hits_and_misses_are_the_prompt() {
         let mut rng = scheduler::Rng::seeded(7);

@@ -1,4 +1,4 @@
-//! Records where a request goes: its load in the ledger, its prompt in the cache.
+//! Records where a request goes: its load in the ledger, and its prompt in the cache.
 
 use scheduler::in_flight::InFlightTicket;
 use scheduler::{
@@ -13,17 +13,18 @@ use super::plan::{Plan, PoolReader, serving};
 use crate::queues::short_id;
 use scheduler::Timestamp;
 
-/// A plan could not be recorded: the pool has changed since it was made. Plan again.
+/// A plan could not be recorded, because the pool has changed since it was made. The caller must
+/// plan again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stale;
 
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// Records a plan at `endpoint`: [`Plan::endpoint`], or any other one of the pool.
+    /// Records a plan at `endpoint`, which is [`Plan::endpoint`] or any other endpoint of the pool.
     ///
     /// # Errors
-    /// [`Stale`]; nothing was recorded.
+    /// [`Stale`]: nothing was recorded.
     pub fn commit(
         &mut self,
         mut plan: Plan,
@@ -56,8 +57,8 @@ impl ManagedPool {
         self.planner.lookups = plan.lookups;
     }
 
-    /// Counts the load of a planned request: the part of a pick that others must see before the
-    /// order of all VMs is written. `None` if an endpoint of the plan is gone.
+    /// Counts the load of a planned request. This is the part of a pick that others must see before
+    /// the order of all VMs is written. `None` if an endpoint of the plan has left the pool.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn reserve(
         &mut self,
@@ -122,7 +123,7 @@ impl ManagedPool {
         self.ledger.changes += 1;
     }
 
-    /// Records a plan whose load counts already.
+    /// Records a plan whose load already counts.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn record(
         &mut self,
@@ -152,8 +153,8 @@ impl ManagedPool {
 // === impl PoolReader ===
 
 impl PoolReader<'_> {
-    /// The SLOs that count for the request at its serving endpoint, computed before the load of the
-    /// request counts there; none for a request without an SLO.
+    /// The SLOs that count for the request at its serving endpoint, computed before its load counts
+    /// there. There are none for a request without an SLO.
     fn tracked_slo(self, request: &Request<'_>, plan: &Plan, now: Timestamp) -> TrackedSlo {
         let Some(state) = self.endpoints.state.as_ref().filter(|_| request.slo.any()) else {
             return TrackedSlo::default();

@@ -1,15 +1,16 @@
-//! How many requests a conversation has, measured: a copy of a prefix that several conversations
+//! Measures how many requests a conversation has. A copy of a prefix that several conversations
 //! begin with serves all requests of each.
 
 use scheduler::prefix::REQUESTED_ONCE;
 
-/// The newest prompts that count: each older one counts less by this share of itself.
+/// The number of newest prompts that count. Each older prompt counts less by this share of itself.
 const PROMPTS: f32 = 256.0;
 
-/// The share of prompts that go on with what was requested once before: with a conversation.
+/// The share of prompts that continue a conversation, which means a prefix that was requested once
+/// before.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ConversationShare {
-    /// Prompts, decaying.
+    /// The number of prompts, decaying.
     continued: f32,
     all: f32,
 }
@@ -25,11 +26,11 @@ impl ConversationShare {
         self.all = keep * self.all + 1.0;
     }
 
-    /// The interval between the requests that a new copy of a prefix serves, where the prefix is
+    /// The interval between the requests that a new copy of a prefix serves, if the prefix is
     /// requested at `reuse_interval`, r. The n requests of the conversation that begins with this
-    /// one use the copy, and 1/r others until the endpoint has computed another prompt. A
-    /// conversation that goes on may leave again with its next request: its copy serves one for
-    /// certain.
+    /// request use the copy. 1/r other requests use it too, until the endpoint has computed another
+    /// prompt. A conversation that continues may leave again with its next request, so its copy is
+    /// certain to serve only one.
     pub(super) fn interval(&self, reuse_interval: f32) -> f32 {
         if reuse_interval >= REQUESTED_ONCE {
             return reuse_interval;
@@ -38,9 +39,10 @@ impl ConversationShare {
         1.0 / (self.requests() - 1.0 + others)
     }
 
-    /// n: the mean number of requests of a conversation; 1 before any prompt. If each ends with
-    /// probability 1 - c, where c is the share that goes on, that is 1 / (1 - c). One prompt that
-    /// ended counts from the start, so that a first prompt that goes on makes n 2 and no more.
+    /// n: the mean number of requests of a conversation; 1 before any prompt. If c is the share of
+    /// prompts that continue, a conversation ends with probability 1 - c after each, which gives 1
+    /// / (1 - c). One ended prompt counts from the start, so a first prompt that continues makes n
+    /// 2 and not more.
     fn requests(&self) -> f32 {
         (self.all + 1.0) / (self.all - self.continued + 1.0)
     }

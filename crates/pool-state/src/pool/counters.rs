@@ -11,9 +11,10 @@ use scheduler::EndpointRef;
 use super::miss_cause::{MISS_CAUSES, MissedTokens};
 use crate::usage::TokenUsage;
 
-/// The most labels; further ones count as `other`. Model names come from clients, and every row is
-/// reported each second. A model gets its own label at its first success (2xx). Engines that ignore
-/// the name answer any, so an unlisted name may give way to another ([`labels`]).
+/// The maximum number of labels. Further models count as `other`. Model names come from clients,
+/// and every row is reported each second. A model gets its own label at its first success (2xx).
+/// Engines that ignore the name answer for any name, so an unlisted name may be replaced by another
+/// one ([`labels`]).
 pub const MODELS_MAX: usize = 100;
 
 /// The longest listed model name that is counted separately, in bytes: enough for a file path.
@@ -22,7 +23,7 @@ const MODEL_NAME_BYTES_MAX: usize = 256;
 /// The label of models without a label of their own.
 const OTHER: &str = "other";
 
-/// Upper bounds of duration buckets, in ms; a last bucket is unbounded.
+/// Upper bounds of duration buckets, in ms. A last bucket is unbounded.
 pub const DURATION_BOUNDS_MS: [u32; 20] = [
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 20_000, 30_000,
     60_000, 120_000, 300_000, 600_000,
@@ -31,7 +32,7 @@ pub const DURATION_BOUNDS_MS: [u32; 20] = [
 /// Counts by bucket.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CountHistogram {
-    /// One count for each bound, and one beyond the last.
+    /// One count for each bound, and one for values beyond the last bound.
     pub counts: [u64; 21],
     pub sum: f64,
 }
@@ -45,7 +46,7 @@ pub struct EndpointCounters {
     pub served: u64,
     /// Attempts that were refused or reset before a response.
     pub failed: u64,
-    /// Whether it ever reported cached tokens.
+    /// Whether the endpoint ever reported cached tokens.
     reports_cached: bool,
 }
 
@@ -57,7 +58,7 @@ pub struct ModelLabel {
     pub model: Box<str>,
     /// The model name that the engine got.
     pub target_model: Box<str>,
-    /// Priority; 0 where the model is `other`.
+    /// The priority. It is 0 if the model is `other`.
     pub priority: i32,
 }
 
@@ -66,11 +67,12 @@ pub struct ModelLabel {
 pub struct TokenCounters {
     /// Prompt tokens, as reported by engines.
     pub prompt: u64,
-    /// Output tokens, as reported by engines; estimated where they report none.
+    /// Output tokens as reported by engines, or estimated if engines report none.
     pub completion: u64,
     /// Prompt tokens that engines had cached, as reported by them.
     pub cached: u64,
-    /// The other prompt tokens, by [`MISS_CAUSES`]. With `cached` they add up to `prompt`.
+    /// The other prompt tokens by cause, in the order of [`MISS_CAUSES`]. With `cached` they add up
+    /// to `prompt`.
     pub missed: [u64; MISS_CAUSES.len()],
 }
 
@@ -78,18 +80,19 @@ pub struct TokenCounters {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelCounters {
     pub label: ModelLabel,
-    /// Where the name comes from.
+    /// The source of the name.
     pub source: LabelSource,
-    /// Requests picked. A model without a label counts from its first success, or else at the end
-    /// of the request.
+    /// Requests picked. A model without a label counts from its first success, or otherwise at the
+    /// end of the request.
     pub requests: u64,
     /// Replies with an error status, by status.
     pub errors: Vec<(u16, u64)>,
-    /// Pick to end, ms.
+    /// Time from pick to end, ms.
     pub duration_ms: CountHistogram,
-    /// Pick to first token, ms; streamed requests only.
+    /// Time from pick to first token, ms. Only streamed requests count.
     pub ttft_ms: CountHistogram,
-    /// Time per output token after the first, ms; streamed requests with known token counts.
+    /// Time per output token after the first, ms. Only streamed requests with known token counts
+    /// are measured.
     pub tpot_ms: CountHistogram,
     /// Tokens of the requests' prompts and outputs.
     pub tokens: TokenCounters,
@@ -97,7 +100,7 @@ pub struct ModelCounters {
     pub request_bytes: u64,
     /// Bytes of response bodies.
     pub response_bytes: u64,
-    /// How many of the requests are outstanding.
+    /// How many of the requests have not ended.
     pub running: u64,
     /// Requests with an SLO: met, missed, shed.
     pub slo: [u64; 3],
@@ -141,7 +144,7 @@ impl CountHistogram {
 // === impl TokenCounters ===
 
 impl TokenCounters {
-    /// Adds the tokens of a request. More cached tokens than the prompt has do not count.
+    /// Adds the tokens of a request. Cached tokens beyond the length of the prompt do not count.
     pub fn add(&mut self, usage: &TokenUsage, missed: &MissedTokens) {
         let prompt = usage.prompt_tokens.unwrap_or(0);
         self.prompt += u64::from(prompt);
@@ -234,7 +237,7 @@ impl PoolCounters {
         if !counted.named {
             self.begin(counted);
         }
-        // The counts of a row that gave way are those of `other`.
+        // The counts of a replaced row are added to `other`.
         let label = counted
             .label()
             .filter(|label| self.position(label).is_some());
@@ -251,8 +254,8 @@ impl PoolCounters {
         row.request_bytes += counted.bytes;
     }
 
-    /// Counts a request with an SLO that was shed. Its model gets no label of its own, because no
-    /// endpoint confirmed that the model exists.
+    /// Counts a request with an SLO that was shed. Its model gets no label, because no endpoint
+    /// confirmed that the model exists.
     #[cold]
     pub fn count_shed(&mut self, model: &str, target_model: &str, priority: i32) {
         let known = self
@@ -305,8 +308,8 @@ impl PoolCounters {
         self.with(endpoint, |e| e.failed += 1);
     }
 
-    /// Completes the usage that `endpoint` reported: an engine that has reported cached tokens
-    /// before had none cached if it reports none (vLLM leaves out a zero).
+    /// Completes the usage that `endpoint` reported. If an engine has reported cached tokens
+    /// before, and now reports none, it had none cached (vLLM leaves out a zero).
     pub fn complete_usage(&mut self, endpoint: EndpointRef, usage: TokenUsage) -> TokenUsage {
         let Some(row) = self
             .endpoints
@@ -329,7 +332,7 @@ impl PoolCounters {
         }
     }
 
-    /// The row of the label, if it exists or there is room for it; else the row of `other`.
+    /// The row of the label, if it exists or there is room for it. Otherwise the row of `other`.
     #[inline(never)] // called from many places; inlining would enlarge the wasm module
     fn row(&mut self, label: Option<&ModelLabel>) -> &mut ModelCounters {
         let known = label.and_then(|label| self.position(label));

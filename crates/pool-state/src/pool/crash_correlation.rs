@@ -1,16 +1,18 @@
-//! Finds prompts that crash engines, so that they are not sent on to the next engine.
+//! Finds prompts that crash engines, so that they are not sent to the next engine.
 //!
 //! A lost connection is remembered with the hashes of its prompt and its client. A prompt that cost
-//! two engines their connection within [`REMEMBERED_MS`] is refused, if both engines work with
-//! other prompts and lost no other prompt's connection at the same moment: an engine that dies
-//! loses all its connections, and it is not known which prompt is to blame.
+//! two engines their connection within [`REMEMBERED_MS`] is refused, under two conditions: both
+//! engines work with other prompts, and neither lost another prompt's connection at the same time.
+//! The reason for the second is that an engine that dies loses all its connections, so the prompt
+//! at fault is unknown.
 //!
-//! What crashes an engine may be a parameter, and not the prompt. So one client's losses refuse the
-//! prompt only to that client; to others, those of two clients. One request in [`PROBE_MS`] is let
-//! through, and not repeated if it is lost: a success clears the prompt.
+//! The cause of a crash may be a parameter and not the prompt. So the losses of one client refuse
+//! the prompt only to that client. For other clients, the losses of two clients are needed. One
+//! request in [`PROBE_MS`] is let through, and is not repeated if its connection is lost. A success
+//! clears the prompt.
 //!
-//! Other workers and proxies receive this as placements of one block, marked in the upper half as
-//! adapters are ([`super::adapters`]).
+//! Other workers and proxies receive this as placements of one block, which have a mark in the
+//! upper half like adapters ([`super::adapters`]).
 
 use std::collections::VecDeque;
 
@@ -19,23 +21,23 @@ use scheduler::EndpointRef;
 use super::health::EndpointHealthTable;
 use scheduler::Timestamp;
 
-/// How long a lost connection counts against its prompt, ms.
+/// How long a lost connection counts against its prompt, in ms.
 const REMEMBERED_MS: u64 = 60_000;
 
-/// Lost connections remembered; beyond it the oldest are dropped. When so many are lost within a
-/// minute, engines are dying, and no prompt is the reason.
+/// The number of lost connections that are remembered. Beyond it, the oldest are dropped. If so
+/// many are lost within a minute, engines are dying, and no prompt is the reason.
 const LOST_MAX: usize = 64;
 
 /// Connections that one engine lost within this many ms were lost together.
 const TOGETHER_MS: u64 = 100;
 
-/// Engines that a prompt must have cost their connection, and clients whose word it takes against
-/// another one.
+/// The number of engines whose connection a prompt must have cost, and of clients whose losses
+/// count for another client.
 const ENGINES: usize = 2;
 const CLIENTS: usize = 2;
 
-/// How long after a lost connection, or a probe, a refused prompt is tried again, ms: a worker
-/// costs an engine at most one connection in this time, and a client with a prompt that was
+/// How long after a lost connection, or after a probe, a refused prompt is tried again, in ms. In
+/// this time a worker costs an engine at most one connection, and a client whose prompt was
 /// cleared, or refused by mistake, waits no longer.
 const PROBE_MS: u64 = 5_000;
 
@@ -43,8 +45,9 @@ const PROBE_MS: u64 = 5_000;
 const MARK: u64 = 0x4c6f_7374_0000_0000;
 const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 
-/// Bits of the client in a mark. The others are of the prompt: of [`LOST_MAX`] marks, another
-/// prompt has one in 65,000 times; two clients seem one in 1,024 times.
+/// The number of bits of the client in a mark. The other bits are of the prompt. Among [`LOST_MAX`]
+/// marks, another prompt has the same bits one time in 65,000; two clients have the same bits one
+/// time in 1,024.
 const CLIENT_BITS: u32 = 10;
 const CLIENT_MASK: u64 = (1 << CLIENT_BITS) - 1;
 
@@ -59,17 +62,17 @@ struct LostConnection {
     mark: u64,
     endpoint: EndpointRef,
     at: Timestamp,
-    /// When the prompt was let through last.
+    /// The time when the prompt was last let through.
     probed_at: Option<Timestamp>,
 }
 
 /// Whether a prompt may be sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PromptSuspicion {
-    /// Nothing speaks against it.
+    /// No evidence speaks against the prompt.
     #[default]
     None,
-    /// The prompt crashes engines, and is due to be tried again, once.
+    /// The prompt crashes engines, and may be tried once now.
     Probe,
     /// The prompt crashes engines.
     Crashes,
@@ -79,7 +82,7 @@ pub(super) fn mark(prompt: u64, client: u64) -> u64 {
     MARK | of_prompt(prompt) | (client & CLIENT_MASK)
 }
 
-/// The bits of a mark, or of its lower half, that are the prompt's.
+/// The bits of a mark, or of its lower half, that belong to the prompt.
 fn of_prompt(prompt: u64) -> u64 {
     (prompt << CLIENT_BITS) & !MARK_MASK
 }
@@ -92,8 +95,8 @@ impl LostConnection {
     }
 }
 
-/// Whether a block of a placement is the mark of a prompt that cost an engine its connection, not
-/// the hash of a block.
+/// Whether a block of a placement is the mark of a prompt that cost an engine its connection, and
+/// not the hash of a block.
 pub(super) fn is_mark(block: u64) -> bool {
     block & MARK_MASK == MARK
 }
@@ -115,15 +118,15 @@ impl CrashCorrelator {
         });
     }
 
-    /// Forgets the lost connections of a prompt that was served: it crashes no engine.
+    /// Forgets the lost connections of a prompt that was served, because it crashes no engine.
     pub(super) fn forget(&mut self, prompt: u64) {
         if !self.lost.is_empty() {
             self.lost.retain(|lost| !lost.has_prompt(prompt));
         }
     }
 
-    /// Judges the prompt of this hash, for this client. A probe is recorded: the next one is due
-    /// after [`PROBE_MS`].
+    /// Judges the prompt of this hash, for this client. A probe is recorded, and the next one is
+    /// due after [`PROBE_MS`].
     pub(super) fn judge(
         &mut self,
         prompt: u64,
@@ -149,7 +152,7 @@ impl CrashCorrelator {
     }
 
     /// Whether the prompt cost the connection of enough engines that serve other prompts
-    /// successfully, in requests of this client, or of enough clients.
+    /// successfully. Requests of this client count, or of enough clients.
     fn is_crashing(
         &self,
         prompt: u64,

@@ -1,61 +1,61 @@
 //! Ejection: endpoints that fail get no requests for a while, so that the next request does not pay
 //! for the same failure.
 //!
-//! [`super::health`] decides when. The first ejection lasts [`BASE_MS`], each further one without a
-//! success in between lasts twice as long, up to [`MAX_MS`]. Each is shortened at random by up to
-//! [`JITTER`], so that proxies do not all come back at once. After that, one request at a time is a
-//! probe: while it runs, at most [`PROBE_MS`], other requests avoid the endpoint. A success clears
-//! the record. At most half of the ready endpoints are ejected, the worst first: when more fail,
-//! the others are no better choice.
+//! [`super::health`] decides when an endpoint is ejected. The first ejection lasts [`BASE_MS`].
+//! Each further one without a success in between lasts twice as long, up to [`MAX_MS`]. Each
+//! ejection is shortened at random by up to [`JITTER`], so that proxies do not all come back at
+//! once. After that, one request at a time is a probe: while it runs, at most [`PROBE_MS`], other
+//! requests avoid the endpoint. A success clears the record. At most half of the ready endpoints
+//! are ejected, the worst first. If more fail, the others are no better choice.
 //!
 //! A record has a timestamp, and the later of two records wins. So the workers of a process can
-//! exchange records in any order and any number of times, and agree. A success is sent as a record
-//! without failures.
+//! exchange records in any order and any number of times, and still agree. A success is sent as a
+//! record without failures.
 //!
-//! Records of other proxies have another clock and cross a network: such a record counts as later
+//! Records of other proxies use another clock and cross a network. So such a record counts as later
 //! than a local one only if it is later by at least [`OUTSIDE_SLACK_MS`]. It is marked, and the VM
 //! that reports for a process leaves it out, so that no record circulates.
 //!
-//! Other proxies may be hostile, so local evidence counts more. Their record ejects for at most
+//! Other proxies may be hostile, so local evidence has more weight. Their record ejects for at most
 //! [`MAX_MS`]. It changes nothing while a local ejection or a probe runs, for [`OUTSIDE_REST_MS`]
 //! after an ejection that they requested, and where the endpoint succeeded here within the last
-//! second. Any local success ends their ejection, and their success ends no local one. A probe does
-//! not make their record a local one. When more than half would be ejected, local ejections come
-//! first.
+//! second. Any local success ends an ejection by another proxy. The success of another proxy ends
+//! no local ejection. A probe does not turn the record of another proxy into a local one. If more
+//! than half would be ejected, local ejections come first.
 
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
 
 use scheduler::Timestamp;
 
-/// First ejection, in ms: longer than a process takes to restart its listener, and short enough
-/// that the rest of the pool carries the load if a third of it is ejected.
+/// The first ejection, in ms. It is longer than a process takes to restart its listener, and short
+/// enough that the rest of the pool carries the load if a third of it is ejected.
 const BASE_MS: u64 = 1_000;
 
-/// Longest ejection, in ms: the longest time until a recovered endpoint is tried again.
+/// The longest ejection, in ms. It is the longest time until a recovered endpoint is tried again.
 const MAX_MS: u64 = 5_000;
 
 /// The largest random reduction of an ejection, as a fraction of its length.
 const JITTER: f32 = 0.2;
 
-/// The largest difference between the moments at which workers send a probe, in ms: many times the
-/// time until a worker reads about another worker's probe.
+/// The largest difference between the times at which workers send a probe, in ms. It is many times
+/// the time until a worker reads about another worker's probe.
 const STAGGER_MS: u64 = 200;
 
-/// How long a probe keeps other requests away, in ms: a reply that takes longer does not delay the
+/// How long a probe keeps other requests away, in ms. A reply that takes longer does not delay the
 /// next probe further.
 const PROBE_MS: u64 = 5_000;
 
-/// How long a success after a failure is remembered, in ms: until no other process reports the
-/// failure as new any more.
+/// How long a success after a failure is remembered, in ms. After this time no other process
+/// reports the failure as new.
 const CLEARED_MS: u64 = 60_000;
 
-/// The largest error of a time from another proxy, in ms: several times what a message to another
-/// proxy takes.
+/// The largest error of a time from another proxy, in ms. It is several times what a message to
+/// another proxy takes.
 const OUTSIDE_SLACK_MS: u64 = 100;
 
-/// For how long no other proxy can eject an endpoint after it answered here, or after the end of an
-/// ejection that another proxy requested, in ms: long enough that requests reach the endpoint, and
+/// How long no other proxy can eject an endpoint after it answered here, or after the end of an
+/// ejection that another proxy requested, in ms. In this time requests reach the endpoint, and
 /// their answers or failures show its state. If the other proxy is right, this costs one failed
 /// attempt.
 const OUTSIDE_REST_MS: u64 = 10_000;
@@ -63,28 +63,29 @@ const OUTSIDE_REST_MS: u64 = 10_000;
 /// The endpoints that failed lately.
 #[derive(Debug, Default)]
 pub struct Ejections {
-    /// Only endpoints that failed, and those that answered again a moment ago: at most one row for
-    /// each endpoint of the pool.
+    /// The endpoints that failed, and those that answered again recently. There is at most one row
+    /// for each endpoint of the pool.
     rows: Vec<Ejection>,
-    /// How much later than other workers this one sends a probe, ms: a later worker has learned by
-    /// then that a probe is in flight.
+    /// How much later than other workers this worker sends a probe, in ms. By then, a later worker
+    /// knows that a probe is in flight.
     stagger_ms: u64,
 }
 
 /// The failures of one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ejection {
-    /// When this became known.
+    /// The time when this became known.
     pub at: Timestamp,
-    /// Ejections without a success in between; 0 after a success.
+    /// The number of ejections without a success in between; 0 after a success.
     pub failures: u32,
-    /// When the ejection ends.
+    /// The time when the ejection ends.
     pub until: Timestamp,
     pub endpoint: EndpointRef,
     /// Whether another proxy reported it.
     pub outside: bool,
     /// Whether the endpoint's answers were the reason, so that only a good answer clears the
-    /// record. Otherwise lost or refused connections were the reason, and any answer clears it.
+    /// record. Otherwise lost or refused connections were the reason, and any answer clears the
+    /// record.
     pub by_answers: bool,
 }
 
@@ -101,13 +102,13 @@ impl Ejections {
         }
     }
 
-    /// When the ejection is over for this worker.
+    /// The time when the ejection is over for this worker.
     fn end(&self, row: &Ejection) -> Timestamp {
         row.until.plus_ms(self.stagger_ms)
     }
 
-    /// Ejects an endpoint because of its answers, or of its connections. `chance` is from 0 to 1.
-    /// Returns whether that is news.
+    /// Ejects an endpoint because of its answers, or because of its connections. `chance` is from 0
+    /// to 1. Returns whether the ejection is new.
     pub fn eject(
         &mut self,
         endpoint: EndpointRef,
@@ -116,7 +117,7 @@ impl Ejections {
         now: Timestamp,
     ) -> bool {
         // While the endpoint is ejected, failures of requests that were already in flight are not
-        // news.
+        // new.
         if self.row(endpoint).is_some_and(|row| row.until > now) {
             return false;
         }
@@ -124,7 +125,7 @@ impl Ejections {
         true
     }
 
-    /// Whether the endpoint is ejected, however many others are.
+    /// Whether the endpoint is ejected, without a limit for the number of ejected endpoints.
     pub fn is_ejected(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
         self.row(endpoint)
             .is_some_and(|row| row.failures > 0 && self.end(&row) > now)
@@ -148,7 +149,7 @@ impl Ejections {
         chance: f32,
         now: Timestamp,
     ) {
-        // Failures that another proxy reported make no local ejection longer.
+        // Failures that another proxy reported do not make a local ejection longer.
         let failures = self
             .row(endpoint)
             .filter(|row| !row.outside)
@@ -182,7 +183,7 @@ impl Ejections {
         true
     }
 
-    /// Records that a probe, sent at `sent`, ended without a verdict: the next request may be a
+    /// Records that a probe, sent at `sent`, ended without a verdict, so the next request may be a
     /// probe. Does nothing if the record has changed since `sent`.
     pub fn probe_again(&mut self, endpoint: EndpointRef, sent: Timestamp, now: Timestamp) {
         if let Some(row) = self
@@ -197,10 +198,10 @@ impl Ejections {
         }
     }
 
-    /// Records that a request sent at `sent` got an answer, and with `well` that it succeeded.
-    /// Returns whether that is news: a request from before a local ejection proves nothing. An
-    /// ejection that another proxy requested is over, whenever the request was sent: the other's
-    /// time proves nothing.
+    /// Records that a request sent at `sent` got an answer; `well` says that it succeeded. Returns
+    /// whether the record changed. A request from before a local ejection proves nothing. An
+    /// ejection that another proxy requested ends in any case, because the other proxy's time
+    /// proves nothing.
     pub fn record_answer(
         &mut self,
         endpoint: EndpointRef,
@@ -225,7 +226,7 @@ impl Ejections {
         true
     }
 
-    /// Clears in `failing`, parallel to `endpoints`, the endpoints whose ejection is over: with
+    /// Clears in `failing`, parallel to `endpoints`, the endpoints whose ejection is over. With
     /// their old failures they would never get a probe.
     pub fn waive_expired(&self, endpoints: &[EndpointRef], now: Timestamp, failing: &mut [f32]) {
         if failing.is_empty() {
@@ -263,7 +264,8 @@ impl Ejections {
         }
     }
 
-    /// Takes a record of another VM about an endpoint of the pool. Returns whether it is news.
+    /// Takes a record of another VM about an endpoint of the pool. Returns whether the record is
+    /// new.
     pub fn learn(&mut self, received: Ejection, now: Timestamp) -> bool {
         let received = if received.outside {
             received.bounded(now)
@@ -276,7 +278,7 @@ impl Ejections {
             .find(|r| r.endpoint == received.endpoint);
         match known {
             Some(known) if received.outside && known.outweighs(received, now) => return false,
-            // The next request shows whether it is true.
+            // The next request will show whether it is true.
             Some(known) if received.outside && received.failures == 0 => {
                 let is_news = known.until > now && received.at > known.at;
                 known.until = known.until.min(now);
@@ -314,8 +316,8 @@ impl Ejections {
         self.rows.retain(|r| !r.is_over(now));
     }
 
-    /// Writes which endpoints are ejected now, parallel to the snapshot's endpoints; leaves `out`
-    /// empty when none is.
+    /// Writes which endpoints are ejected now, parallel to the snapshot's endpoints. Leaves `out`
+    /// empty if none is ejected.
     pub fn mark_ejected(&self, snapshot: &Snapshot, now: Timestamp, out: &mut Vec<bool>) {
         out.clear();
         let mut ejected: Vec<&Ejection> = self
@@ -357,7 +359,7 @@ impl Ejection {
         }
     }
 
-    /// Whether this record wins against any record of another proxy.
+    /// Whether this record has precedence over any record of another proxy.
     fn outweighs(&self, received: Self, now: Timestamp) -> bool {
         match (self.failures > 0, received.failures > 0) {
             // Only a local answer ends an ejection for a local failure.
@@ -668,7 +670,7 @@ mod tests {
         );
     }
 
-    /// A hostile peer repeats its record, for half of the pool and for the longest time that fits.
+    /// A hostile peer repeats its record, for half of the pool and for the longest possible time.
     #[test]
     fn another_proxys_record_ejects_for_seconds_and_not_again_at_once() {
         let mut ejections = Ejections::default();
@@ -729,9 +731,9 @@ mod tests {
         }
     }
 
-    /// A pool whose first two endpoints another proxy says have failed, every 50 ms. All endpoints
-    /// serve each request within `service_ms`. Returns the requests of each endpoint in two
-    /// minutes.
+    /// A pool where another proxy says, every 50 ms, that the first two endpoints have failed. All
+    /// endpoints serve each request within `service_ms`. Returns the requests of each endpoint in
+    /// two minutes.
     fn served_beside_a_liar(service_ms: u64, says: impl Fn(u16, u64) -> Ejection) -> [u64; 4] {
         let mut ejections = Ejections::default();
         let pool = pool(4);
@@ -747,7 +749,7 @@ mod tests {
                 }
                 *end > ms
             });
-            // Ten requests a second, each to the endpoint with the fewest.
+            // Ten requests a second, each to the endpoint with the fewest requests.
             if ms % 100 == 0 {
                 let out = ejected(&ejections, &pool, at(ms));
                 let load = |slot: u16| running.iter().filter(|(_, at, _)| *at == slot).count();
@@ -892,9 +894,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever another proxy says, and whenever: an endpoint that serves every request of this
-        /// proxy is without requests for at most the longest ejection at a time, and for at most a
-        /// third of the time.
+        /// For all records of another proxy at any time: an endpoint that serves every request of
+        /// this proxy is without requests for at most the longest ejection at a time, and for at
+        /// most a third of the time.
         #[test]
         fn no_words_of_another_proxy_keep_a_good_endpoint_out_of_use(
             said in prop::collection::vec((0..2_000_u64, 0..3_u32, any::<bool>(), 0..40_u64), 200..400),

@@ -18,7 +18,7 @@ pub(super) struct Endpoints {
     /// `None` before the first state.
     pub(super) state: Option<PublishedState>,
     pub(super) failures: EndpointFailures,
-    /// The models of the daemon; `None` until they arrive. Until then no request is observed.
+    /// The models of the daemon; `None` until they arrive. Before that, no request is observed.
     pub(super) models: Option<LatencyModels>,
     /// Grows with every change of the snapshot.
     version: u64,
@@ -38,7 +38,7 @@ pub(super) struct EndpointFailures {
 pub(super) struct LatencyModels {
     pub(super) step: Arc<StepModel>,
     pub(super) latency: Option<Arc<LatencyModel>>,
-    /// Whether they were learned from few requests, or from none.
+    /// Whether the models were learned from few requests or from none.
     pub(super) provisional: bool,
 }
 
@@ -96,7 +96,7 @@ impl Endpoints {
     }
 
     /// Replaces the daemon's state. Endpoints that stay keep their failures. Returns the metrics of
-    /// those that had some, and since when.
+    /// the endpoints that had some, and their time.
     pub(super) fn install(
         &mut self,
         snapshot: Snapshot,
@@ -128,7 +128,7 @@ impl Endpoints {
         measured
     }
 
-    /// Takes newer metrics. False without state.
+    /// Takes newer metrics. Returns false if there is no state.
     pub(super) fn refresh(&mut self, snapshot: Snapshot, at: Timestamp) -> bool {
         let Some(state) = &mut self.state else {
             return false;
@@ -148,7 +148,7 @@ impl Endpoints {
         self.version += 1;
     }
 
-    /// Applies the load that an engine reported with a reply: it is fresher than any scrape.
+    /// Applies the load that an engine reported with a reply, which is newer than any scrape.
     pub(super) fn observe(
         &mut self,
         endpoint: EndpointRef,
@@ -180,7 +180,8 @@ impl PublishedState {
     }
 }
 
-/// `new` with the metrics of the endpoints that `old` has too; `None` if there are none.
+/// Returns `new` with the metrics of the endpoints that are also in `old`; `None` if there are
+/// none.
 fn keep_metrics(old: &Snapshot, new: &Snapshot) -> Option<Snapshot> {
     let mut by_slot: Vec<Option<(EndpointRef, &EndpointMetrics)>> = vec![None; ENDPOINTS_MAX];
     for (id, metrics) in old.endpoints().iter().map(|e| e.id).zip(old.metrics()) {

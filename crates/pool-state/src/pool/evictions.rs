@@ -1,15 +1,15 @@
-//! How scarce the memory of prompt caches is, measured by what evicting cost lately.
+//! Measures how scarce the memory of prompt caches is, by the recent cost of evictions.
 
 use super::cache_places::CachePlaces;
 
-/// The newest prompts that count: each older one counts less by this share of itself. An eviction
-/// shows when its prefix is requested again, so the window spans as many prompts as a small cache
-/// holds; from 64 to 1,024 the simulated race does not change.
+/// The number of newest prompts that count. Each older prompt counts less by this share of itself.
+/// An eviction shows when its prefix is requested again, so the window covers as many prompts as a
+/// small cache holds. From 64 to 1,024, the simulated race does not change.
 const PROMPTS: f32 = 256.0;
 
-/// The share of computed prompt tokens that an endpoint had cached before and had evicted. Each
-/// token that is computed takes a place in a full cache, so it is also the probability that an
-/// evicted token will be computed again.
+/// The share of computed prompt tokens that an endpoint had cached before and had evicted. In a
+/// full cache, each computed token takes the place of another. So this is also the probability that
+/// an evicted token will be computed again.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EvictionShare {
     /// Blocks, decaying.

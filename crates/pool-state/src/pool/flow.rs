@@ -16,7 +16,7 @@ impl ManagedPool {
         flow_control(&self.endpoints)
     }
 
-    /// The queues, to change them.
+    /// The queues, for changes.
     pub fn queues_mut(&mut self) -> &mut FlowQueues {
         &mut self.queues
     }
@@ -33,9 +33,9 @@ impl ManagedPool {
         self.queues.is_due() || self.queues.has_freed()
     }
 
-    /// Looks at the endpoints where requests made room: a pass begins if any request fits there. A
-    /// host that shares its queues publishes its load and reads the others' before, because each
-    /// of two VMs may free a part of what a request needs.
+    /// Checks the endpoints where requests made room. A pass begins if any request fits there. A
+    /// host that shares its queues must publish its load and read the others' load before, because
+    /// each of two VMs may free a part of what a request needs.
     pub fn look_at_freed(&mut self, now: Timestamp) {
         if self.has_freed_room(now) {
             self.queues.room_changed();
@@ -52,8 +52,8 @@ impl ManagedPool {
             .any(|endpoint| !self.is_full(*endpoint, RoomLimits::ALL, now))
     }
 
-    /// Whether no request fits at the endpoint, however small. False where that is not certain:
-    /// with stages at several endpoints, and with a limit that differs from try to try.
+    /// Whether no request fits at the endpoint, even the smallest one. Returns false if that is not
+    /// certain: with stages at several endpoints, or with a limit that differs from try to try.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn is_full(
         &self,
@@ -83,7 +83,7 @@ impl ManagedPool {
     }
 
     /// The number of the next held request that its host must resume; `None` if there is none for
-    /// now. Call it until then.
+    /// now. Call it repeatedly until it returns `None`.
     pub fn next_due(&mut self, now: Timestamp) -> Option<u64> {
         self.look_at_freed(now);
         let control = flow_control(&self.endpoints);
@@ -96,7 +96,7 @@ impl ManagedPool {
         }
     }
 
-    /// The request has its first response byte: it is not given up any more.
+    /// Records that the request has its first response byte, so it can no longer be given up.
     pub fn record_first_byte(&mut self, held: &mut LedgerHold) {
         held.revocable
             .take()
@@ -105,12 +105,12 @@ impl ManagedPool {
     }
 
     /// Takes a request that must be given up; the caller then ends it. Returns when its client may
-    /// try again, in seconds; `None` if it goes on.
+    /// try again, in seconds, or `None` if the request continues.
     pub fn take_revoked(&mut self, held: &LedgerHold) -> Option<u32> {
         self.queues.take_marked(held.revocable?)
     }
 
-    /// Reads what the other VMs hold.
+    /// Reads the requests that the other VMs hold.
     pub fn read_order(&mut self, order: &SharedOrder, vm: u64, now: Timestamp) {
         if let Some(control) = flow_control(&self.endpoints) {
             self.queues.read_order(control, order, vm, now);
@@ -118,8 +118,9 @@ impl ManagedPool {
         }
     }
 
-    /// Decides on the next step of the host for held requests, while [`FlowQueues::is_shared`].
-    /// `order` was read just now. `may_resume`: the host may resume a request now.
+    /// Decides on the next step of the host for held requests, while [`FlowQueues::is_shared`]. The
+    /// host has read `order` just before. `may_resume` says whether the host may resume a request
+    /// now.
     pub fn flow_turn(
         &mut self,
         order: &mut SharedOrder,
@@ -139,7 +140,8 @@ impl ManagedPool {
         }
     }
 
-    /// Puts what this VM holds into the order, to be written. Returns the VM to wake after that.
+    /// Writes the requests that this VM holds into the order. Returns the VM to wake after the
+    /// order is written.
     pub fn write_order(&mut self, order: &mut SharedOrder, vm: u64, now: Timestamp) -> Option<u64> {
         let control = flow_control(&self.endpoints);
         control.and_then(|control| self.queues.write_order(control, order, vm, now))
@@ -163,8 +165,8 @@ impl ManagedPool {
         }
     }
 
-    /// Gives up held requests whose time is over, and tries the others again: the net under lost
-    /// wake-ups.
+    /// Gives up held requests whose time is over, and tries the others again. This covers wake-ups
+    /// that were lost.
     pub(super) fn tick_queues(&mut self, now: Timestamp) {
         if !self.queues.is_empty() {
             let is_empty = self.snapshot().is_none_or(|snapshot| !snapshot.has_ready());

@@ -1,5 +1,4 @@
-//! The requests that a VM has outstanding at the endpoints of a pool, its counts and its
-//! measurements.
+//! The requests in flight of one VM at the endpoints of a pool, its counts and its measurements.
 
 use scheduler::Timestamp;
 use scheduler::in_flight::{InFlight, PeerLoads};
@@ -7,17 +6,17 @@ use scheduler::in_flight::{InFlight, PeerLoads};
 use super::counters::PoolCounters;
 use super::observation::ObservationQueue;
 
-/// The requests of a pool, outstanding and ended.
+/// The requests of a pool, running and ended.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     pub(super) in_flight: InFlight,
     pub(super) counters: PoolCounters,
     pub(super) observations: ObservationQueue,
-    /// When the last first token of each slot arrived.
+    /// The time when the last first token of each slot arrived.
     pub(super) first_tokens: Vec<Timestamp>,
     /// See [`super::ManagedPool::changes`].
     pub(super) changes: u64,
-    /// How often loads of others changed.
+    /// How often the loads of others changed.
     reports: u64,
 }
 
@@ -29,7 +28,7 @@ impl Ledger {
         self.changes + self.reports
     }
 
-    /// The loads of others, to change them.
+    /// The loads of others, for updates.
     pub(super) fn others_mut(&mut self) -> &mut PeerLoads {
         self.reports += 1;
         self.in_flight.others_mut()

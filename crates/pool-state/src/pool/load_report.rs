@@ -1,10 +1,10 @@
-//! The load report: what one VM, or all other proxies together, have outstanding in a pool, and the
-//! failures they know. [`proto::load_report`] has its bytes.
+//! The load report: the requests in flight of one VM, or of all other proxies together, in a pool,
+//! and the failures they know. [`proto::load_report`] has its bytes.
 //!
-//! A report is absolute, so the next one repairs a missed one. It has the id of its VM and a
-//! timestamp, so that readers know the writer and whether it still runs. Its cost depends only on
-//! the changes: the writer changes the bytes in place, an endpoint keeps its place, and the reader
-//! compares the bytes with those of its last reading. Correctness does not depend on this.
+//! A report is absolute, so the next report repairs a missed one. It has the id of its VM and a
+//! timestamp, so readers know who wrote it, and whether that VM still runs. Its cost depends only
+//! on the changes. The writer changes the bytes in place, an endpoint keeps its place, and the
+//! reader compares the bytes with its last reading. Correctness does not depend on this.
 
 use proto::load_report::{
     FailureEntry, LOAD_BYTES, LoadReportHead, LoadReportLayout, SLOS_BYTES, append_failure,
@@ -16,10 +16,11 @@ use scheduler::{ENDPOINTS_MAX, EndpointRef, Timestamp};
 
 use super::ejection::Ejection;
 
-/// Empty loads that a report may carry before it is rebuilt: 2 KB, too little to matter.
+/// The number of empty loads that a report may carry before it is rebuilt. They have 2 KB, which is
+/// too little to matter.
 const EMPTY_LOADS_MAX: usize = 64;
 
-/// Loads compared in one step, because most are unchanged.
+/// The number of loads compared in one step, because most are unchanged.
 const AT_ONCE: usize = 8;
 
 /// The report that a VM writes.
@@ -42,8 +43,8 @@ pub struct PeerLoadReport {
     counts: bool,
 }
 
-/// The sum of reports, where no picks use them: in the daemon, and in the VM that reports for its
-/// process.
+/// The sum of reports, for code that makes no picks from them: the daemon, and the VM that reports
+/// for its process.
 #[derive(Debug, Default)]
 pub struct LoadReportSum {
     present: Vec<EndpointRef>,
@@ -55,7 +56,7 @@ pub struct LoadReportSum {
 // === impl OwnLoadReport ===
 
 impl OwnLoadReport {
-    /// Whether it has no load.
+    /// Whether the sum has no load.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.loads.len() == self.empty
@@ -133,7 +134,7 @@ impl PeerLoadReport {
         self.counts
     }
 
-    /// Whether it has no load.
+    /// Whether the report has no load.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.layout.loads == 0
@@ -156,7 +157,7 @@ impl PeerLoadReport {
             .map(Ejection::from)
     }
 
-    /// Replaces the last read bytes by `bytes`; an invalid report counts as empty and without a
+    /// Replaces the last read bytes by `bytes`. An invalid report counts as empty and without a
     /// writer. `counts` says whether its load counts from now on. Returns whether SLOs must be
     /// computed again.
     pub(super) fn replace(&mut self, bytes: Vec<u8>, counts: bool, others: &mut PeerLoads) -> bool {
@@ -180,7 +181,7 @@ impl PeerLoadReport {
         slos || turned
     }
 
-    /// Sets whether its load counts. Returns whether SLOs must be computed again.
+    /// Sets whether the load of the report counts. Returns whether SLOs must be computed again.
     pub(super) fn count(&mut self, counts: bool, others: &mut PeerLoads) -> bool {
         match (std::mem::replace(&mut self.counts, counts), counts) {
             (true, false) => self.subtract_from(others),
@@ -240,8 +241,8 @@ impl PeerLoadReport {
         });
     }
 
-    /// Replaces a load of this report or of the one before it. What another VM of the process
-    /// reports is true; what other proxies report is a claim.
+    /// Replaces a load of this report or of the one before it. The reports of other VMs of the
+    /// process are trusted. The reports of other proxies are claims.
     fn change(
         &self,
         endpoint: EndpointRef,
@@ -256,7 +257,7 @@ impl PeerLoadReport {
         }
     }
 
-    /// Whether it is the sum of the reports of the other proxies.
+    /// Whether the report is the sum of the reports of the other proxies.
     fn is_outside(&self) -> bool {
         self.head().vm == LoadReportHead::OUTSIDE
     }
@@ -265,12 +266,12 @@ impl PeerLoadReport {
         self.head().written.us_since(Timestamp(0))
     }
 
-    /// Subtracts each load that `next` lacks, and adds each load that only `next` has.
+    /// Subtracts each load that is not in `next`, and adds each load that is only in `next`.
     fn apply_difference(&self, next: &Self, others: &mut PeerLoads) {
         let old = self.load_bytes();
         let new = next.load_bytes();
         let common = old.len().min(new.len());
-        // Reading reports takes most of its time here, and most entries have not changed.
+        // Reading reports takes most of its time in this loop, and most entries have not changed.
         for (was, is) in old.chunks(AT_ONCE).zip(new.chunks(AT_ONCE)) {
             if was
                 .iter()
@@ -332,7 +333,7 @@ impl PeerLoadReport {
 // === impl LoadReportSum ===
 
 impl LoadReportSum {
-    /// Starts again: only these generations of endpoints count, with the loads of `rows` that
+    /// Starts again. Only these generations of endpoints count, with the loads of those `rows` that
     /// count.
     pub fn reset<'r>(
         &mut self,
@@ -346,7 +347,7 @@ impl LoadReportSum {
             .for_each(|row| row.add_to(&mut self.others));
     }
 
-    /// Replaces the bytes of `row`; its load counts.
+    /// Replaces the bytes of `row`, whose load then counts.
     pub fn read(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>) {
         row.replace(bytes, true, &mut self.others);
     }
@@ -373,9 +374,9 @@ impl LoadReportSum {
         self.others.load(endpoint)
     }
 
-    /// The sum as a report. Its SLOs come from the `rows` that count, because a minimum cannot be
-    /// kept by differences. Its failures include the `own` ones: the latest of each endpoint,
-    /// without those that another proxy reported.
+    /// Returns the sum as a report. Its SLOs come from those `rows` that count, because a minimum
+    /// cannot be maintained by differences. Its failures include the `own` failures: the latest of
+    /// each endpoint, without those that another proxy reported.
     pub fn row<'r>(
         &mut self,
         head: LoadReportHead,
@@ -911,8 +912,8 @@ mod tests {
                 "{written} {at_} {until}: {written_row:?}"
             );
         }
-        // The largest values of many reports must add up without overflow: what overflows would be
-        // missing when one of them leaves.
+        // The largest values of many reports must add up without overflow. An overflow would be
+        // missing when one of the reports leaves.
         let prefills = PendingPrefills {
             prompts: u32::MAX,
             ..PendingPrefills::default()
@@ -998,8 +999,8 @@ mod tests {
     }
 
     proptest! {
-        /// Reports change, get lost or are garbled in any order. The counts are always exactly
-        /// those of the last read reports, as if read for the first time.
+        /// Reports change, get lost or are corrupted in any order. The counts always equal those of
+        /// the last read reports, as if these were read for the first time.
         #[test]
         fn differences_add_up_to_the_row(steps in prop::collection::vec((0..2_usize, step()), 0..80)) {
             let mut others = started();

@@ -1,5 +1,5 @@
-//! The data that a pick looks up for every endpoint, and the endpoints that got prompts cached
-//! nowhere.
+//! The data that a pick looks up for every endpoint, and the endpoints that got prompts that were
+//! cached nowhere.
 
 use scheduler::prefix::MatchLength;
 use scheduler::{AdapterRoom, EndpointIndex};
@@ -22,8 +22,8 @@ pub(super) struct EndpointLookups {
 }
 
 /// When each endpoint last got a prompt that was cached nowhere, as a count of such picks, parallel
-/// to the snapshot's endpoints; 0 is never. Each worker has its own counts: if each worker spreads
-/// its own such prompts over the endpoints, all are spread.
+/// to the snapshot's endpoints. 0 means never. Each worker has its own counts. If each worker
+/// spreads its own such prompts over the endpoints, all of them are spread.
 #[derive(Debug, Default)]
 pub(super) struct ColdPicks {
     last: Vec<u64>,
@@ -65,8 +65,8 @@ impl ColdPicks {
         }
     }
 
-    /// Moves the counts to the endpoints of a new snapshot. `from` has the position of each
-    /// endpoint in the snapshot before.
+    /// Moves the counts to the positions of the endpoints in a new snapshot. `from` has the
+    /// position of each endpoint in the previous snapshot.
     pub(super) fn remap(&mut self, from: &[Option<usize>]) {
         self.last = from
             .iter()

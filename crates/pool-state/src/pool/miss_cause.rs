@@ -11,24 +11,24 @@ pub const MISS_CAUSES: [&str; 7] = [
     "unknown",
 ];
 
-/// Why a part of a prompt was not cached where it was computed.
+/// The reason why a part of a prompt was not cached where it was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum MissCause {
-    /// No endpoint was given it, as far as the index remembers.
+    /// No endpoint was given this part, as far as the index remembers.
     NeverSeen,
-    /// An endpoint was given it so long ago that it counts as evicted.
+    /// An endpoint was given this part so long ago that it counts as evicted.
     Evicted,
-    /// Another endpoint had it cached, by belief: load, a filter or a retry moved the request.
+    /// By estimate, another endpoint had it cached: load, a filter or a retry moved the request.
     Moved,
-    /// The endpoint should have had it cached, by belief.
+    /// By estimate, the endpoint should have had it cached.
     WrongBelief,
-    /// An endpoint was given it that has restarted since, or is gone.
+    /// The endpoint that was given this part has restarted since then, or has left the pool.
     Restart,
-    /// The end of what was cached: engines cache whole blocks and add the tokens of a template.
+    /// The end of the cached part: engines cache whole blocks, and add the tokens of a template.
     Rounding,
-    /// The engine did not say what it had cached, or the prompt's blocks do not say where tokens
-    /// are.
+    /// The engine did not report its cached tokens, or the prompt's blocks do not show where the
+    /// tokens are.
     Unknown,
 }
 

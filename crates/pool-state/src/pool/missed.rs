@@ -1,4 +1,4 @@
-//! Finds where the prompt of a pick is cached, and attributes the tokens that its engine had to
+//! Finds where the prompt of a pick is cached, and the causes of the tokens that its engine had to
 //! compute: see [`super::cache_places`].
 
 use scheduler::prefix::{CacheEstimate, MatchLength, blocks_of};
@@ -12,12 +12,13 @@ use super::miss_cause::{MissCause, MissedTokens};
 use super::plan::{Plan, serving};
 use crate::usage::TokenUsage;
 
-/// A prompt whose endpoints have not shown work. Nothing is learned from it until then.
+/// A prompt whose endpoints have not shown that they work on it. Nothing is learned from the prompt
+/// until then.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnconfirmedPrompt {
-    /// At the serving endpoint.
+    /// The estimate at the serving endpoint.
     pub(super) served: Option<CacheEstimate>,
-    /// At the endpoint that computes the prompt, if that is another one.
+    /// The estimate at the endpoint that computes the prompt, if that is another one.
     pub(super) prefilled: Option<CacheEstimate>,
     blocks: u32,
     reuse_interval: f32,

@@ -20,7 +20,7 @@ use crate::usage::TokenUsage;
 #[derive(Debug, Default)]
 pub(super) struct ObservationQueue {
     rows: VecDeque<EncodedObservation>,
-    /// The number of the first of `rows`.
+    /// The number of the first row in `rows`.
     before: u64,
 }
 

@@ -1,8 +1,8 @@
 //! A recorded pick: its entries in ledger and cache until the exchange ends.
 //!
-//! Several endpoints may work on one request. The served endpoint has a ticket in the ledger until
-//! the end. Endpoints of earlier stages (encode, prefill) have theirs until the served endpoint
-//! answers, because by then its sidecar has their results.
+//! Several endpoints may work on the same request. The served endpoint has a ticket in the ledger
+//! until the end. Endpoints of earlier stages (encode, prefill) have theirs until the served
+//! endpoint answers, because by then its sidecar has their results.
 
 use scheduler::in_flight::{EndpointLoad, InFlightTicket};
 use scheduler::prefix::CacheEstimate;
@@ -18,8 +18,8 @@ use crate::usage::TokenUsage;
 /// A pick that was made and recorded.
 #[derive(Debug)]
 pub struct RecordedPick {
-    /// The endpoints to try with their addresses, best first. Another endpoint may serve behind an
-    /// address (a data-parallel rank): the named endpoint is charged.
+    /// The endpoints to try with their addresses, best first. If another endpoint serves behind an
+    /// address (a data-parallel rank), the endpoint named here is charged.
     pub ranked: Vec<(EndpointRef, Box<str>)>,
     /// The entries of the pick in the ledger.
     pub hold: LedgerHold,
@@ -31,23 +31,24 @@ pub struct RecordedPick {
     pub data_parallel: Option<Box<str>>,
     /// The session tokens for the client.
     pub tokens: Vec<SessionTokenHeader>,
-    /// Expected time of the first endpoint to the first token and to the end, ms.
+    /// The time expected at the first endpoint, to the first token and to the end, in ms.
     pub expected_ms: (f32, f32),
     /// Whether the second endpoint of the list ever answered this VM.
     pub second_answered: bool,
 }
 
-/// Places in the ledger.
+/// The places of a pick in the ledger.
 #[derive(Debug)]
 pub struct LedgerHold {
     pub(super) serving: InFlightTicket,
     pub(super) stages: Vec<InFlightTicket>,
-    /// The estimate of the prompt's blocks that the prefill endpoint had cached; `None` where the
+    /// The estimate of the prompt's blocks that the prefill endpoint had cached. `None` if the
     /// reply has no information about that endpoint.
     pub(super) cache_estimate: Option<CacheEstimate>,
-    /// Where the prompt was cached at the pick; `None` like `cache_estimate`.
+    /// Where the prompt was cached at the pick; `None` under the same condition as
+    /// `cache_estimate`.
     pub(super) places: Option<CachePlaces>,
-    /// The prompt, until its endpoint has shown work or refused it.
+    /// The prompt, until its endpoint has shown that it works on it, or has refused it.
     pub(super) unconfirmed: Option<UnconfirmedPrompt>,
     /// The measurement of the request; `None` when it is not measured.
     pub(super) watch: Option<Box<RequestTiming>>,
@@ -55,7 +56,7 @@ pub struct LedgerHold {
     pub(super) charge: Option<FlowCharge>,
     /// The number of the request, if it may be given up.
     pub(super) revocable: Option<u64>,
-    /// The endpoint that this request probes: it was ejected, and no other request goes there
+    /// The endpoint that this request probes. It was ejected, and no other request goes there
     /// meanwhile.
     pub(super) probe: Option<(EndpointRef, Timestamp)>,
 }
@@ -89,7 +90,8 @@ impl LedgerHold {
         }
     }
 
-    /// The number of the request, if it may be given up: [`ManagedPool::next_due`] names it then.
+    /// The number of the request, if it may be given up. [`ManagedPool::next_due`] names it in that
+    /// case.
     pub fn revocable(&self) -> Option<u64> {
         self.revocable
     }
@@ -109,7 +111,7 @@ impl LedgerHold {
         self.serving.slo()
     }
 
-    /// The part of the serving endpoint's load that is the request's.
+    /// The request's part of the serving endpoint's load.
     pub fn load(&self) -> EndpointLoad {
         self.serving.load()
     }
@@ -128,7 +130,8 @@ impl LedgerHold {
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// Moves load and placement to `to`, another endpoint of the ranked list, which served.
+    /// Moves load and placement to `to`, another endpoint of the ranked list, which served the
+    /// request.
     pub fn move_pick(&mut self, held: &mut LedgerHold, to: EndpointRef, blocks: &[u64]) {
         self.queues.room_freed(held.serving.endpoint());
         self.ledger.in_flight.transfer(&mut held.serving, to);
@@ -138,8 +141,8 @@ impl ManagedPool {
             .take()
             .and_then(|mut watch| watch.move_to(to).then_some(watch));
         self.ledger.changes += 1;
-        // An endpoint that is gone, or has a new generation, needs no placement. Where another
-        // endpoint computes the prompt, the reply is about that endpoint's cache, whichever
+        // An endpoint that has left the pool, or has a new generation, needs no placement. If
+        // another endpoint computes the prompt, the reply is about that endpoint's cache, whichever
         // endpoint serves.
         let had_estimate = held.cache_estimate.is_some();
         let refused = held
@@ -164,8 +167,8 @@ impl ManagedPool {
         held.cache_estimate = placed.map(|(estimate, _)| estimate);
     }
 
-    /// Records that the endpoint has shown work on the prompt of these hashes, once. The first
-    /// token or the end, which is recorded then too, is the news for others.
+    /// Records once that the endpoint has shown that it works on the prompt of these hashes. Other
+    /// VMs learn of it by the first token or the end, which is recorded then too.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn confirm_placement(&mut self, held: &mut LedgerHold, hashes: &[u64]) {
         if let Some(prompt) = held.unconfirmed.take() {
@@ -174,7 +177,8 @@ impl ManagedPool {
         }
     }
 
-    /// Removes the placement of a prompt that its endpoint refused, unless it has shown work.
+    /// Removes the placement of a prompt that its endpoint refused, unless the endpoint has already
+    /// worked on it.
     pub fn undo_placement(&mut self, held: &mut LedgerHold, hashes: &[u64]) {
         if let Some(prompt) = held.unconfirmed.take() {
             prompt
@@ -183,9 +187,9 @@ impl ManagedPool {
         }
     }
 
-    /// Applies the cached tokens that the engine reported. `text_bytes`: the bytes of a prompt of
-    /// text alone, else 0. `blocks`: the blocks of a prompt whose tokens are spread evenly over
-    /// them, else `None`.
+    /// Applies the cached tokens that the engine reported. `text_bytes` has the bytes of a prompt
+    /// that is only text, otherwise 0. `blocks` has the blocks of a prompt whose tokens are spread
+    /// evenly over them, otherwise `None`.
     pub fn record_cache_hit(
         &mut self,
         held: &LedgerHold,
@@ -228,7 +232,8 @@ impl ManagedPool {
         self.queues.room_freed(held.serving.endpoint());
     }
 
-    /// Adds output tokens. They are not published one by one: the next load report has them.
+    /// Adds output tokens. They are not published one by one, because the next load report has
+    /// them.
     pub fn record_output(&mut self, held: &mut LedgerHold, tokens: u32, now: Timestamp) {
         self.ledger.in_flight.decoded(&mut held.serving, tokens);
         self.observe_tokens(held, tokens, now);

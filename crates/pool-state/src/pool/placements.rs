@@ -1,25 +1,25 @@
-//! Prompts that endpoints were sent, until they are published to other workers and proxies.
+//! Prompts that were sent to endpoints, until they are published to other workers and proxies.
 
 use std::collections::VecDeque;
 
 use proto::placements::PlacementKind;
 use scheduler::EndpointRef;
 
-/// The most hashes in placements that wait to be published. A host takes them after each pick;
-/// otherwise the oldest are dropped and counted.
+/// The maximum number of hashes in placements that wait to be published. A host takes the
+/// placements after each pick. If it does not, the oldest are dropped and counted.
 const QUEUED_BLOCKS_MAX: usize = 4 * scheduler::prefix::BLOCKS_MAX;
 
-/// A prompt that an endpoint was sent, or a mark that other VMs keep for the endpoint.
+/// A prompt that was sent to an endpoint, or a mark that other VMs keep for the endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The evidence for it; a mark is confirmed.
+    /// The evidence for the placement. A mark counts as confirmed.
     pub kind: PlacementKind,
     pub endpoint: EndpointRef,
-    /// The hashes of the prompt's blocks, first block first. Or one mark, which is no hash: the
-    /// model of a request that the endpoint was sent (`pool/adapters.rs`), or a prompt that cost
-    /// the endpoint its connection (`pool/crash_correlation.rs`), or an answer that the endpoint
-    /// may keep (`pool/stored_answers.rs`), or an answer that failed (`pool/shared_streak.rs`). The
-    /// upper half of a mark is a constant that says which of them it is.
+    /// The hashes of the prompt's blocks, first block first. Or one mark, which is not a hash. It
+    /// stands for the model of a request that was sent to the endpoint (`pool/adapters.rs`), a
+    /// prompt that cost the endpoint its connection (`pool/crash_correlation.rs`), an answer that
+    /// the endpoint may keep (`pool/stored_answers.rs`), or an answer that failed
+    /// (`pool/shared_streak.rs`). The upper half of a mark is a constant that distinguishes these.
     pub blocks: Box<[u64]>,
     /// How many of the blocks, from the first, the endpoint had cached before, as estimated.
     pub known: u32,
@@ -32,7 +32,7 @@ pub(super) struct PlacementQueue {
     enabled: bool,
     placements: VecDeque<Placement>,
     blocks: usize,
-    /// The number of placements that were dropped for newer ones.
+    /// The number of placements that were dropped in favour of newer ones.
     dropped: u64,
 }
 
@@ -49,8 +49,8 @@ impl PlacementQueue {
         if !self.enabled {
             return;
         }
-        // A placement without blocks still counts as a request: its prompt is not read, or shorter
-        // than a block.
+        // A placement without blocks still counts as a request. Its prompt is not read, or is
+        // shorter than a block.
         self.blocks += blocks.len().max(1);
         self.placements.push_back(Placement {
             kind,

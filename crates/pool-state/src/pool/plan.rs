@@ -1,4 +1,4 @@
-//! Decides where a request goes. A plan reads the pool and changes nothing; the pool records it by
+//! Decides where a request goes. A plan reads the pool and changes nothing. The pool records it by
 //! [`ManagedPool::commit`].
 
 use scheduler::flow::RoomLimits;
@@ -16,8 +16,8 @@ use crate::refusal::PickRefusal;
 
 /// Makes the decision of a plan.
 pub trait DecisionMaker {
-    /// Decides on a request. May be called twice: first for the endpoint alone that has the stored
-    /// answer which the request names.
+    /// Decides on a request. It may be called twice: the first call allows only the endpoint that
+    /// has the stored answer which the request names.
     fn decide(
         &mut self,
         snapshot: &Snapshot,
@@ -40,7 +40,7 @@ impl DecisionMaker for () {
     }
 }
 
-/// A function decides: the simulator compares other policies by this on the same state.
+/// A function decides. The simulator uses it to compare other policies on the same state.
 #[derive(Debug)]
 pub struct DecideBy<F>(pub F);
 
@@ -59,22 +59,22 @@ where
     }
 }
 
-/// Where a request goes, and what it takes to record that. A plan that is dropped has changed
+/// The endpoints where a request goes, and the data needed to record that. Dropping a plan changes
 /// nothing.
 #[derive(Debug)]
 pub struct Plan {
     pub(super) route: Route,
     /// The endpoint that is charged.
     pub(super) endpoint: EndpointRef,
-    /// What was looked up of each endpoint.
+    /// The data that was looked up for each endpoint.
     pub(super) lookups: EndpointLookups,
     /// The version of the pool that it was made for.
     version: u64,
-    /// The flow that is charged for a request which never waited; `None` without flow control.
+    /// The flow that is charged for a request that never waited; `None` without flow control.
     pub(super) flow: Option<u64>,
 }
 
-/// What plans of one configuration need beside the pool.
+/// The data that plans of one configuration need in addition to the pool.
 #[derive(Debug)]
 pub struct Planner {
     pub(super) rng: Rng,
@@ -82,7 +82,7 @@ pub struct Planner {
     pub(super) lookups: EndpointLookups,
 }
 
-/// The pool as a plan sees it.
+/// The parts of a pool that a plan reads.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolReader<'p> {
     pub(super) endpoints: &'p Endpoints,
@@ -144,11 +144,11 @@ impl<'p> PoolReader<'p> {
         self.endpoints.version() + self.ledger.version() + self.cache.version()
     }
 
-    /// Decides on a request: for the endpoint alone that has the stored answer which the request
-    /// names, if it may serve the request. `planner` belongs to one configuration.
+    /// Decides on a request. If an endpoint has the stored answer that the request names and may
+    /// serve the request, only that endpoint is considered. `planner` belongs to one configuration.
     ///
     /// # Errors
-    /// Why no endpoint may serve the request now.
+    /// Returns the reason why no endpoint may serve the request now.
     pub fn plan(
         self,
         request: &Request<'_>,
@@ -169,8 +169,9 @@ impl<'p> PoolReader<'p> {
         self.decide(request, now, maker, planner)
     }
 
-    /// A hint that allows only the endpoint that has the stored answer which the request names.
-    /// `None` if there is none, it is gone or ejected, or the proxy does not allow it.
+    /// A hint that allows only the endpoint with the stored answer that the request names. `None`
+    /// if there is no such endpoint, if it left the pool or is ejected, or if the proxy does not
+    /// allow it.
     fn stored_answer_hint(self, request: &Request<'_>, now: Timestamp) -> Option<SubsetHint> {
         let endpoint = (request.stored_id != 0)
             .then(|| self.cache.stored_answers.endpoint(request.stored_id))
@@ -213,7 +214,7 @@ impl<'p> PoolReader<'p> {
         })
     }
 
-    /// Looks up what a decision needs of each endpoint.
+    /// Looks up the data that a decision needs for each endpoint.
     fn look_up(
         self,
         state: &PublishedState,
@@ -291,7 +292,7 @@ impl<'p> PoolReader<'p> {
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// The pool as a plan sees it.
+    /// The parts of the pool that a plan reads.
     #[must_use]
     pub fn view(&self) -> PoolReader<'_> {
         PoolReader {
@@ -304,7 +305,7 @@ impl ManagedPool {
     /// Decides on a request by the pool's own configuration: see [`PoolReader::plan`].
     ///
     /// # Errors
-    /// Why no endpoint may serve the request now.
+    /// Returns the reason why no endpoint may serve the request now.
     pub fn plan(
         &mut self,
         request: &Request<'_>,

@@ -1,8 +1,8 @@
-//! The sum of the load reports of many processes, without the report of any one of them: what the
-//! daemon sends to each process about all others.
+//! The sum of the load reports of many processes, without the report of any one of them. The daemon
+//! sends it to each process, as the load of all others.
 //!
-//! A report changes the sum by what it has, and a sum is written by what the pool has. Neither
-//! depends on the number of reports, except by a binary search.
+//! A report changes the sum at the cost of the report's size, and a sum is written at the cost of
+//! the pool's size. Neither cost depends on the number of reports, except for a binary search.
 
 use std::cmp::Reverse;
 
@@ -23,11 +23,11 @@ pub struct RelaySum {
     /// The generation in each slot.
     generations: Vec<Option<Generation>>,
     loads: PeerLoads,
-    /// What cannot be summed up, by slot.
+    /// The values that cannot be added up, by slot.
     extremes: Vec<SlotExtremes>,
 }
 
-/// The SLOs and failures that processes report of one endpoint.
+/// The SLOs and failures that processes report for one endpoint.
 #[derive(Debug, Default)]
 struct SlotExtremes {
     ttft_slo_us: Ranking<Reverse<u32>>,
@@ -42,7 +42,7 @@ struct Ranking<T>(Vec<(T, u64)>);
 // === impl RelaySum ===
 
 impl RelaySum {
-    /// Starts again: only these generations of endpoints count, with the `rows` that count.
+    /// Starts again. Only these generations of endpoints count, with those `rows` that count.
     pub fn reset<'r>(
         &mut self,
         present: Vec<EndpointRef>,
@@ -71,8 +71,8 @@ impl RelaySum {
         }
     }
 
-    /// The entries of a report that are of endpoints that count, each endpoint once; `None` if the
-    /// bytes are no report.
+    /// The entries of a report whose endpoints count, each endpoint once. `None` if the bytes are
+    /// not a report.
     #[must_use]
     pub fn of_present(&self, report: &[u8]) -> Option<Vec<u8>> {
         let layout = LoadReportLayout::parse(report)?;
@@ -93,7 +93,7 @@ impl RelaySum {
         Some(kept)
     }
 
-    /// Replaces the bytes of `row`; its load counts.
+    /// Replaces the bytes of `row`, whose load then counts.
     pub fn read(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>) {
         if row.counts() {
             self.rank(row, false);
@@ -102,7 +102,7 @@ impl RelaySum {
         self.rank(row, true);
     }
 
-    /// Makes a report not count any more.
+    /// Makes a report no longer count.
     pub fn remove(&mut self, row: &mut PeerLoadReport) {
         if row.counts() {
             self.rank(row, false);
@@ -204,7 +204,7 @@ impl<T: Ord + Copy> Ranking<T> {
         }
     }
 
-    /// The greatest value that another writer has.
+    /// The greatest value of any other writer.
     fn without(&self, writer: Option<u64>) -> Option<T> {
         let mut others = self.0.iter().rev().filter(|(_, of)| Some(*of) != writer);
         others.next().map(|(value, _)| *value)
@@ -345,7 +345,7 @@ mod tests {
             ttft_slo_us: Some(5),
             ..EndpointLoad::default()
         };
-        // A thousand failures and loads of endpoints that never were, and some twice.
+        // A thousand failures and loads of endpoints that never existed, some of them twice.
         let endpoints = || {
             (0..1_000_u16)
                 .map(|slot| at(slot, u32::from(slot % 2)))

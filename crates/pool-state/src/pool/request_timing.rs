@@ -1,14 +1,14 @@
 //! Measures a request from its pick to its end: the conditions at the endpoints of its ranked list,
 //! and the speed of the served endpoint.
 //!
-//! The conditions of all listed endpoints are noted, and those of the served endpoint are reported.
-//! A retry takes time that is not measured: such a request reports its tokens, but not its first
-//! token.
+//! The conditions of all listed endpoints are recorded, and those of the served endpoint are
+//! reported. A retry takes time that is not measured, so such a request reports its tokens but not
+//! its first token.
 //!
-//! Where another endpoint computes the prompt, the first token is a sample of a prefill there, and
-//! the gaps between tokens are of the served endpoint. The transfer between them is in the sample
-//! of a prompt that did not wait; of prompts that follow each other it is not. The times of the
-//! whole request belong to neither.
+//! If another endpoint computes the prompt, the first token is a sample of a prefill there, and the
+//! gaps between tokens belong to the served endpoint. The transfer between the two endpoints is
+//! part of the sample for a prompt that did not wait, but not for prompts that follow each other.
+//! The times of the whole request belong to neither endpoint.
 
 use scheduler::latency::{Conditions, FirstToken, Observation, Prediction, RequestEnd, TokenGap};
 use scheduler::{EndpointRef, LocalState, Request};
@@ -20,12 +20,12 @@ use crate::usage::TokenUsage;
 use proto::observation::EncodedObservation;
 use scheduler::Timestamp;
 
-/// Tokens over which a gap is measured: long enough to average the jitter of single tokens, short
-/// enough that the batch does not change.
+/// The number of tokens over which a gap is measured. It is large enough to average the jitter of
+/// single tokens, and small enough that the batch does not change.
 const GAP_TOKENS: u32 = 4;
 
-/// The first token after which a gap is measured; each next one is measured after twice as many
-/// tokens, so that a stream of any length costs a few measurements.
+/// The first token after which a gap is measured. Each next gap is measured after twice as many
+/// tokens, so a stream of any length costs only a few measurements.
 const GAP_FROM_TOKEN: u32 = 2;
 
 #[derive(Debug)]
@@ -37,9 +37,9 @@ pub struct RequestTiming {
     prefill: Option<(EndpointRef, Conditions)>,
     /// The prediction for the first endpoint of the ranked list.
     predicted: Option<Prediction>,
-    /// Whether prompts of other VMs were before it, whose first tokens this VM does not see.
+    /// Whether prompts of other VMs were ahead of it. This VM does not see their first tokens.
     is_behind_others: bool,
-    /// The position of the endpoint that serves; the first until a retry is known.
+    /// The position of the endpoint that serves. It is the first one until a retry is known.
     serving: usize,
     service_ms: Option<f32>,
     tokens: u32,
@@ -53,7 +53,7 @@ pub struct RequestTiming {
 pub struct RequestEnding<'u> {
     /// How the request ended.
     pub ended: RequestEnd,
-    /// Pick to first token, ms.
+    /// Time from pick to first token, ms.
     pub ttft_ms: Option<f32>,
     /// Time for each token after the first, ms.
     pub tpot_ms: Option<f32>,
@@ -64,7 +64,7 @@ pub struct RequestEnding<'u> {
 // === impl RequestTiming ===
 
 impl RequestTiming {
-    /// Records that `to` serves, not the first endpoint of the list.
+    /// Records that `to` serves, instead of the first endpoint of the list.
     pub(super) fn move_to(&mut self, to: EndpointRef) -> bool {
         let position = self
             .candidates
@@ -126,7 +126,7 @@ impl RequestTiming {
         Some(EncodedObservation {
             observation,
             predicted: self.predicted,
-            // The served endpoint reports what was transferred as cached.
+            // The served endpoint reports the transferred tokens as cached.
             prompt_tokens: usage.prompt_tokens.filter(|_| alone),
             cached_tokens: usage.cached_tokens.filter(|_| alone),
             estimated: usage.estimated,
@@ -160,8 +160,8 @@ impl RequestTiming {
 // === impl LedgerHold ===
 
 impl LedgerHold {
-    /// How many more output tokens the pool should get at once, to measure a gap there;
-    /// [`u32::MAX`] for a request that is not measured.
+    /// The number of output tokens that the pool should receive together, so that a gap can be
+    /// measured there. [`u32::MAX`] for a request that is not measured.
     #[must_use]
     pub fn tokens_until_measured(&self) -> u32 {
         self.watch.as_ref().map_or(u32::MAX, |watch| {
@@ -173,8 +173,8 @@ impl LedgerHold {
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// Starts to measure a request, before it counts anywhere. A request is not measured if an
-    /// encoder or a data-parallel rank works on it, or if both its stages are at one endpoint.
+    /// Starts to measure a request, before its load counts anywhere. A request is not measured if
+    /// an encoder or a data-parallel rank works on it, or if both its stages are at one endpoint.
     pub(super) fn start_timing(
         &self,
         request: &Request<'_>,
@@ -237,7 +237,7 @@ impl ManagedPool {
     }
 
     /// Records the first token. Measures the prefill, unless the endpoint had prompts of other VMs
-    /// at the pick, or has some now: this VM does not see their first tokens.
+    /// at the pick, or has some now, because this VM does not see their first tokens.
     pub(super) fn observe_first_token(&mut self, held: &mut LedgerHold, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
         let Some(endpoint) = watch.prefills_at() else {

@@ -1,10 +1,10 @@
 //! The streak of failures at an endpoint, shared by the workers of a process. If each worker had
-//! its own, a broken endpoint would fail that many times as many requests.
+//! its own streak, as many requests would fail per worker at a broken endpoint.
 //!
-//! The other workers receive a failure, and the success that ends a streak, as placements of one
-//! block, marked in the upper half as adapters are ([`super::adapters`]). Its lower half says what
-//! failed: one request that fails through several workers counts once. A mark never leaves the
-//! process, because other proxies may be hostile.
+//! The other workers receive a failure, and a success that ends a streak, as placements of one
+//! block, with a mark in the upper half like adapters ([`super::adapters`]). The lower half
+//! identifies the failed request, so one request that fails through several workers counts once. A
+//! mark never leaves the process, because other proxies may be hostile.
 
 use proto::placements::PlacementKind;
 use scheduler::{EndpointRef, Timestamp};
@@ -16,7 +16,8 @@ use super::placements::PlacementQueue;
 const MARK: u64 = 0x4661_696c_0000_0000;
 const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 
-/// How many blocks of a mark other proxies know: all, so it is not sent to them.
+/// The number of blocks of a mark that other proxies know. It is all of them, so the mark is not
+/// sent to them.
 const KNOWN: u32 = 1;
 
 /// Whether a block of a placement is the mark of a failure or a success, not the hash of a block.
@@ -24,7 +25,7 @@ pub(crate) fn is_mark(block: u64) -> bool {
     block & MARK_MASK == MARK
 }
 
-/// Tells the other workers that a request failed at the endpoint.
+/// Reports to the other workers that a request failed at the endpoint.
 pub(super) fn publish_failure(
     placements: &mut PlacementQueue,
     endpoint: EndpointRef,
@@ -34,7 +35,7 @@ pub(super) fn publish_failure(
     placements.push(PlacementKind::Confirmed, endpoint, &[mark], KNOWN);
 }
 
-/// Tells the other workers that a success ended the endpoint's streak.
+/// Reports to the other workers that a success ended the endpoint's streak.
 pub(super) fn publish_success(placements: &mut PlacementQueue, endpoint: EndpointRef) {
     placements.push(PlacementKind::Withdrawn, endpoint, &[MARK], KNOWN);
 }

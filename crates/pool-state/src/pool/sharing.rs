@@ -13,16 +13,16 @@ use super::{
 };
 use scheduler::Timestamp;
 
-/// How long the claims of other proxies may be unconfirmed, ms: half the age at which a scrape is
-/// too old, within these bounds. The next scrape and its message take a quarter of that with the
-/// intervals that are default.
+/// How long the claims of other proxies may be unconfirmed, in ms: half the age at which a scrape
+/// is too old, within these bounds. With the default intervals, the next scrape and its message
+/// take a quarter of that time.
 const PATIENCE_MS: std::ops::RangeInclusive<u64> = 1_000..=5_000;
 
 // === impl ManagedPool ===
 
 impl ManagedPool {
     /// A number that grows with every change that others should see at once: picks, first tokens,
-    /// ends of requests, failures.
+    /// ends of requests, and failures.
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.ledger.changes
@@ -64,7 +64,7 @@ impl ManagedPool {
         row.count(counts, self.ledger.others_mut())
     }
 
-    /// Makes each pick of this process stand for one pick of each of `proxies` other proxies until
+    /// Makes each pick of this process count for one pick of each of `proxies` other proxies, until
     /// it is `delay_us` old: see [`scheduler::in_flight::PeerLoads`].
     pub fn estimate_peer_picks(&mut self, proxies: u32, delay_us: u64, now: Timestamp) {
         let proxies = self.queues.stands_for(proxies);
@@ -80,15 +80,16 @@ impl ManagedPool {
         rows.into_iter().for_each(|row| row.add_slos_to(others));
     }
 
-    /// Counts all reports of others again: after [`Self::install`], when endpoints have other
-    /// generations.
+    /// Counts all reports of others again. It is called after [`Self::install`], when endpoints
+    /// have other generations.
     pub fn recount_load_reports<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
         let others = self.ledger.others_mut();
         others.start(self.endpoints.refs());
         rows.into_iter().for_each(|row| row.add_to(others));
     }
 
-    /// Sets the load of all others, summed up elsewhere: for a host that reads no reports.
+    /// Sets the load of all others, which another host has added up. It is for a host that reads no
+    /// reports.
     pub fn set_peer_loads(&mut self, loads: impl IntoIterator<Item = (EndpointRef, EndpointLoad)>) {
         self.recount_load_reports([]);
         let others = self.ledger.others_mut();
@@ -98,7 +99,7 @@ impl ManagedPool {
         self.queues.others_freed();
     }
 
-    /// Holds the load that other proxies claim against the metrics, which arrived at `now`.
+    /// Compares the load that other proxies claim with the metrics, which arrived at `now`.
     pub(super) fn judge_claims(&mut self, now: Timestamp) {
         let Some(state) = &self.endpoints.state else {
             return;
@@ -112,8 +113,8 @@ impl ManagedPool {
         }
     }
 
-    /// Applies another worker's record of an endpoint's failures. That another proxy saw failures
-    /// of an endpoint that succeeds here changes nothing.
+    /// Applies another worker's record of an endpoint's failures. If an endpoint succeeds here,
+    /// failures that another proxy saw change nothing.
     pub fn learn_ejection(&mut self, ejection: Ejection, now: Timestamp) {
         let failures = &self.endpoints.failures;
         let is_refuted = ejection.outside
@@ -127,8 +128,8 @@ impl ManagedPool {
         }
     }
 
-    /// Records that another worker or proxy sent `endpoint` a prompt of these blocks, and what is
-    /// known of that. A single block that is a mark is no prompt: see [`Placement::blocks`].
+    /// Records that another worker or proxy sent `endpoint` a prompt of these blocks, with the
+    /// evidence for that. A single block that is a mark is not a prompt: see [`Placement::blocks`].
     pub fn record_peer_placement(
         &mut self,
         kind: PlacementKind,
@@ -172,10 +173,9 @@ impl ManagedPool {
         self.ledger.changes += 1;
     }
 
-    /// Sets whether placements of other proxies are missing here. While they are, a prompt that is
-    /// cached nowhere goes to the rendezvous endpoint of its head
-    /// ([`scheduler::prefix::rendezvous_endpoint`]), as it does in every proxy that misses
-    /// placements.
+    /// Sets whether placements of other proxies are missing here. While they are missing, a prompt
+    /// that is cached nowhere goes to the rendezvous endpoint of its head
+    /// ([`scheduler::prefix::rendezvous_endpoint`]). Every proxy without placements does the same.
     pub fn set_peers_unreachable(&mut self, unreachable: bool) {
         self.cache.peers_unreachable = unreachable;
     }
@@ -190,7 +190,8 @@ impl ManagedPool {
         self.cache.placements.take()
     }
 
-    /// How many placements were dropped for newer ones because they were not taken in time.
+    /// How many placements were dropped in favour of newer ones, because they were not taken in
+    /// time.
     #[must_use]
     pub fn placements_dropped(&self) -> u64 {
         self.cache.placements.dropped()

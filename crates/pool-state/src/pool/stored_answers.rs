@@ -1,19 +1,21 @@
-//! Remembers which endpoint gave an answer that it may keep in memory: responses and conversations
-//! of OpenAI's API. A request that names the id of such an answer goes to the same endpoint,
-//! because any other one does not know it.
+//! Remembers which endpoint gave an answer that it may keep in memory, for responses and
+//! conversations of OpenAI's API. A request that names the id of such an answer goes to the same
+//! endpoint, because no other endpoint has it.
 //!
 //! Other workers and proxies receive this as placements of one block, marked in the upper half as
 //! adapters are ([`super::adapters`]).
 
 use scheduler::EndpointRef;
 
-/// The most answers remembered: a power of two. Each takes 16 bytes, so a pool whose clients use
-/// this API takes 256 KiB in each VM. It is as many answers as a busy pool gives in some minutes,
-/// longer than most clients take for their next turn. An answer that is forgotten costs what
-/// every such request costs without this table: any endpoint gets it.
+/// The maximum number of answers remembered, a power of two. Each answer takes 16 bytes, so a pool
+/// whose clients use this API takes 256 KiB in each VM. It is the number of answers that a busy
+/// pool gives in some minutes, which is longer than most clients take for their next turn. A
+/// request for a forgotten answer goes to any endpoint, as every such request would without this
+/// table.
 const ANSWERS_MAX: usize = 16_384;
 
-/// Answers that share a place in the table by their hash; the newest displaces the oldest of them.
+/// The number of answers that share a place in the table by their hash. The newest one replaces the
+/// oldest.
 const WAYS: usize = 4;
 
 /// The upper half of a mark: "Kept" in ASCII. Hashes of blocks have another.

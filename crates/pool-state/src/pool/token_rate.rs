@@ -1,8 +1,8 @@
 //! The number of tokens for each byte of prompt text, learned from the usage that engines report.
 //!
 //! There is no tokenizer here. One estimate serves a pool, because its models are mostly variants
-//! of one; models with another tokenizer in the same pool are estimated as inexactly as before. It
-//! is the median of what the endpoints report, so that one of them does not move it.
+//! of one model. Models with another tokenizer in the same pool get an inexact estimate. It is the
+//! median of the rates that the endpoints report, so that one endpoint cannot move it.
 
 use scheduler::sort::lower_median;
 use scheduler::{BYTES_PER_TOKEN, EndpointRef};
@@ -14,7 +14,7 @@ use crate::usage::TokenUsage;
 pub(super) struct TokenRate {
     /// The median of `endpoints`.
     rate: f64,
-    /// The rates of the endpoints that reported first, and the next to be replaced by a new one.
+    /// The rates of the endpoints that reported first, and the next rate to be replaced.
     endpoints: Vec<EndpointRate>,
     next: usize,
 }
@@ -25,23 +25,23 @@ struct EndpointRate {
     rate: f64,
 }
 
-/// Endpoints whose rates are kept: a median of more is no better, and takes time at the end of each
-/// request.
+/// The number of endpoints whose rates are kept. A median of more is no better, and takes time at
+/// the end of each request.
 const ENDPOINTS_KEPT: usize = 32;
 
-/// Shorter prompts are not used: the chat template is too large a part of them.
+/// Shorter prompts are not used, because the chat template is too large a part of them.
 const LEARNED_BYTES_MIN: u32 = 1024;
 
-/// How far one prompt moves the estimate: some tens of prompts are enough, and one has little
+/// How far one prompt moves the estimate. Some tens of prompts are enough, and one has little
 /// effect.
 const STEP: f64 = 1.0 / 16.0;
 
-/// An odd reply counts as at most this many times the estimate, and as at least the same fraction
-/// of it.
+/// An outlier counts as at most this many times the estimate, and as at least the same fraction of
+/// it.
 const OUTLIER: f64 = 2.0;
 
-/// From one token for 16 bytes (runs of spaces) to one for each byte (bytes that no token of the
-/// vocabulary covers).
+/// The range is from one token for 16 bytes (runs of spaces) to one token for each byte (bytes that
+/// no token of the vocabulary covers).
 const SLOWEST: f64 = 1.0 / 16.0;
 const FASTEST: f64 = 1.0;
 
@@ -59,12 +59,12 @@ impl Default for TokenRate {
 
 impl TokenRate {
     /// Learns from a prompt of this many bytes of text that had the tokens in `usage` at
-    /// `endpoint`. 0 bytes means that the prompt had other parts; then nothing is learned.
+    /// `endpoint`. 0 bytes means that the prompt had other parts, and then nothing is learned.
     pub(super) fn learn(&mut self, endpoint: EndpointRef, bytes: u32, usage: &TokenUsage) {
         let Some(tokens @ 1..) = usage.prompt_tokens.filter(|_| bytes >= LEARNED_BYTES_MIN) else {
             return;
         };
-        // Not `clamp`, which panics if its limits are no numbers.
+        // `clamp` is not used, because it panics if its limits are not numbers.
         let said = (f64::from(tokens) / f64::from(bytes))
             .max(self.rate / OUTLIER)
             .min(self.rate * OUTLIER);
@@ -85,7 +85,7 @@ impl TokenRate {
         rows.find(|row| row.endpoint == endpoint)
     }
 
-    /// Keeps the rate of an endpoint that had none, in place of another one if there is no room.
+    /// Keeps the rate of an endpoint that had none. If there is no room, it replaces another rate.
     fn keep(&mut self, row: EndpointRate) {
         if self.endpoints.len() < ENDPOINTS_KEPT {
             self.endpoints.push(row);
@@ -106,7 +106,8 @@ impl TokenRate {
         (bytes as f64 * self.rate) as u32
     }
 
-    /// The tokens of a block that has `block_tokens` by the first estimate: at least 1.
+    /// The tokens of a block that has `block_tokens` by the first estimate. The result is at least
+    /// 1.
     pub(super) fn block_tokens(&self, block_tokens: u32) -> u32 {
         let bytes = usize::try_from(block_tokens)
             .unwrap_or(usize::MAX)

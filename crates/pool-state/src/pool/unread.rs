@@ -1,4 +1,4 @@
-//! Picks whose reply the client does not read.
+//! Picks whose reply is not read by the client.
 
 use scheduler::{EndpointRef, Timestamp};
 
@@ -45,8 +45,8 @@ impl ManagedPool {
     }
 
     /// Frees the place of a request whose reply waits for its client. It stays counted until its
-    /// end as [`scheduler::in_flight::InFlight::suspended`].
-    /// False if it was free.
+    /// end as [`scheduler::in_flight::InFlight::suspended`]. Returns false if the place was already
+    /// free.
     pub fn suspend(&mut self, held: &mut LedgerHold) -> bool {
         let is_new = self.ledger.in_flight.suspend(&mut held.serving);
         if is_new {
@@ -55,7 +55,8 @@ impl ManagedPool {
         is_new
     }
 
-    /// The engine goes on with a request that was suspended: it has its place again.
+    /// Records that the engine continues with a request that was suspended, so the request has its
+    /// place again.
     pub fn resume(&mut self, held: &mut LedgerHold) {
         self.ledger.in_flight.resume(&mut held.serving);
         self.place_changed(held.endpoint());

@@ -13,19 +13,19 @@ use scheduler::Timestamp;
 /// The properties of a request that the verdict on its answer depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct SentRequest {
-    /// API and model of the request, and whether it is streamed, as a hash: every endpoint that has
+    /// API and model of the request, and whether it is streamed, as a hash. Every endpoint that has
     /// the model serves requests of the same kind.
     pub kind: u64,
     /// The client's credentials, as a hash.
     pub credentials: u64,
     /// Whether the body names an object that an engine may have stored, as `previous_response_id`
-    /// does: that it is not there is no fault of an engine.
+    /// does. If the object is not there, that is no fault of an engine.
     pub names_id: bool,
     /// The status of the answer.
     pub status: u16,
     /// Hash of the prompt; 0 without one.
     pub prompt: u64,
-    /// When it was sent.
+    /// The time when it was sent.
     pub at: Timestamp,
 }
 
@@ -49,8 +49,8 @@ impl ManagedPool {
         failure: RequestFailure,
         now: Timestamp,
     ) {
-        // Requests in flight outlive their endpoint; a row for an endpoint that is gone would never
-        // be removed.
+        // Requests in flight outlive their endpoint, and a row for an endpoint that left the pool
+        // would never be removed.
         if self.endpoints.knows(endpoint) {
             self.ledger.counters.count_failed(endpoint);
             self.record_failure(endpoint, held, failure, now);
@@ -146,10 +146,10 @@ impl ManagedPool {
         }
     }
 
-    /// Returns the witness of a verdict, if the endpoint may be the reason. A failure of the engine
-    /// may be its fault; a refusal only where another endpoint lately accepted the same kind of
-    /// request. While others succeed, the failures of a client without a success say no more than
-    /// one, and refused credentials nothing.
+    /// Returns the witness of a verdict, if the endpoint may be the reason. A failure may be the
+    /// engine's fault. A refusal is its fault only if another endpoint recently accepted the same
+    /// kind of request. While other clients succeed, all failures of a client without a success
+    /// count as one, and refused credentials count as none.
     fn witness(
         &self,
         endpoint: EndpointRef,
@@ -228,7 +228,7 @@ impl ManagedPool {
             self.ledger.changes += 1;
         }
         if weight != FailureWeight::Ejects {
-            // A probe whose failure is no reason stays: its end makes room for the next.
+            // A probe whose failure does not count stays. Its end makes room for the next probe.
             return;
         }
         let chance = self.planner.rng.open01();

@@ -8,8 +8,8 @@ use super::FlowQueues;
 // === impl FlowQueues ===
 
 impl FlowQueues {
-    /// Takes over the accounts of the order, with what was charged here without a claim, and what
-    /// the others hold.
+    /// Takes over the accounts of the order, together with the charges made here without a claim,
+    /// and the requests that the others hold.
     pub(crate) fn read_order(
         &mut self,
         control: &FlowControl,
@@ -31,7 +31,8 @@ impl FlowQueues {
             for flow in band.flows_mut() {
                 let known = service.flow(flow.id);
                 if std::mem::take(&mut flow.passed) {
-                    // Virtual times of VMs that shared nothing are not comparable: the lead is.
+                    // Virtual times of VMs that shared nothing cannot be compared, but the lead
+                    // can.
                     flow.joins_at = Some(
                         service.account.virtual_time
                             + (flow.account.start - before.virtual_time).max(0.0),
@@ -49,7 +50,7 @@ impl FlowQueues {
         }
     }
 
-    /// Writes the accounts, and what they change in the rows of the other VMs.
+    /// Writes the accounts, and their effects on the rows of the other VMs.
     pub(super) fn write_accounts(
         &self,
         control: &FlowControl,

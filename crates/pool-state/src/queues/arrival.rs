@@ -1,4 +1,4 @@
-//! A request that arrives, and how it is queued.
+//! An arriving request, and how it is queued.
 
 use scheduler::flow::{BandRules, FlowControl, FlowCost, QueuedFacts};
 use scheduler::{EndpointRef, Timestamp, name_hash};
@@ -7,17 +7,17 @@ use super::band::QueuedEntry;
 use super::pass::LOOK_AHEAD;
 use super::{FlowOutcome, FlowQueues, QueueRefusal, QueuedTicket};
 
-/// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies
-/// make UUIDs of 36 bytes.
+/// The maximum number of bytes kept of a request's id. Operators use the id to find the request in
+/// logs. Most proxies make UUIDs of 36 bytes.
 const REQUEST_ID_BYTES_MAX: usize = 64;
 
 /// The fairness id of requests without one, as in llm-d.
 pub const DEFAULT_FLOW: &str = "default-flow";
 
-/// A request that arrives.
+/// An arriving request.
 #[derive(Clone, Copy, Debug)]
 pub struct FlowArrival<'a> {
-    /// The fairness id; empty for [`DEFAULT_FLOW`].
+    /// The fairness id. If it is empty, [`DEFAULT_FLOW`] is used.
     pub flow: &'a str,
     /// The client as a hash, whose share it uses if it has no fairness id.
     pub client: u64,
@@ -25,13 +25,13 @@ pub struct FlowArrival<'a> {
     pub request_id: &'a str,
     /// The bytes of its body, and the memory that the proxy keeps for it.
     pub bytes: u64,
-    /// When its headers arrived.
+    /// The time when its headers arrived.
     pub arrived: Timestamp,
     /// How long it may wait, in ms, if that is less than its band allows.
     pub ttl_ms: Option<u64>,
 }
 
-/// A request that is to be queued.
+/// A request that will be queued.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
     pub(crate) priority: i32,
@@ -79,7 +79,7 @@ impl FlowQueues {
     /// to be tried at once.
     ///
     /// # Errors
-    /// The request itself is the one that the limits leave out.
+    /// The request itself is the one that exceeds the limits.
     pub(crate) fn hold(
         &mut self,
         control: &FlowControl,
@@ -176,7 +176,7 @@ impl FlowQueues {
     }
 
     /// Refuses requests of lower bands until one of this size fits into the queues of all VMs.
-    /// False if it cannot.
+    /// Returns false if that is impossible.
     fn make_room(
         &mut self,
         control: &FlowControl,
@@ -208,8 +208,8 @@ impl FlowQueues {
             .map(|band| band.priority)
     }
 
-    /// Removes the newest request of the lowest band, if that is below `priority` and no other VM
-    /// holds a lower one. False if it is not.
+    /// Removes the newest request of the lowest band, if that band is below `priority` and no other
+    /// VM holds a lower one. Returns false otherwise.
     fn evict_below(&mut self, priority: i32, now: Timestamp) -> bool {
         let elsewhere = self.shared.lowest();
         let is_lowest = |own: i32| own < priority && elsewhere.is_none_or(|other| own <= other);

@@ -10,8 +10,8 @@ use scheduler::{EndpointRef, Timestamp};
 use super::counters::{BandCounters, QueuedReason};
 use super::shares::OwnerShares;
 
-/// The most flows of a band with an account of their own. Fairness ids may come from many tenants;
-/// further flows share the accounts.
+/// The maximum number of flows of a band with an account of their own. Fairness ids may come from
+/// many tenants. Further flows share the accounts.
 pub(super) const FLOWS_MAX: usize = 256;
 
 /// A flow of a band.
@@ -30,13 +30,13 @@ pub(super) struct BandQueue {
     pub(super) queued: usize,
     pub(super) bytes: u64,
     pub(super) account: BandAccount,
-    /// Tokens that the band is owed for its minimum share.
+    /// The tokens that the band can still claim for its minimum share.
     pub(super) credit: f64,
     /// Whether its last try was for its minimum share.
     pub(super) tried_owed: bool,
     /// How often a request of the band was tried.
     pub(super) turns: u64,
-    /// When the band last had a request.
+    /// The time when the band last had a request.
     pub(super) seen: Timestamp,
     pub(super) counters: BandCounters,
 }
@@ -45,15 +45,15 @@ pub(super) struct BandQueue {
 pub(super) struct FlowQueue {
     pub(super) id: u64,
     pub(super) account: FlowAccount,
-    /// Whether it was charged for a request without a claim, in this VM's virtual time.
+    /// Whether the flow was charged for a request without a claim, in this VM's virtual time.
     pub(super) passed: bool,
     /// The start of the flow in the virtual time of all VMs, until the order is written.
     pub(super) joins_at: Option<f64>,
     /// Output tokens settled since the shared order was last written.
     pub(super) settled: f64,
-    /// When the flow last had a request.
+    /// The time when the flow last had a request.
     seen: Timestamp,
-    /// By key and number.
+    /// The queued requests, by key and number.
     pub(super) queued: VecDeque<QueuedEntry>,
 }
 
@@ -64,19 +64,19 @@ pub(super) struct QueuedEntry {
     pub(super) number: u64,
     pub(super) since: Timestamp,
     pub(super) expires: Timestamp,
-    /// When the request is given up if no endpoint is ready.
+    /// The time when the request is given up if no endpoint is ready.
     pub(super) gives_up: Timestamp,
     pub(super) bytes: u64,
     /// The owner of the share that it uses.
     pub(super) owner: u64,
     pub(super) cost: FlowCost,
-    /// The endpoint that was picked for it last, and had no room.
+    /// The endpoint that was last picked for it and had no room.
     pub(super) full_at: Option<EndpointRef>,
-    /// Whether no endpoint could serve it when it was tried last.
+    /// Whether no endpoint could serve it at the last try.
     pub(super) nowhere: bool,
-    /// When it last asked that a running request is given up for it.
+    /// The time when it last requested that a running request is given up.
     pub(super) asked: Option<Timestamp>,
-    /// Whether the pool has changed since it was checked that an endpoint may serve it.
+    /// Whether the pool has changed since the last check that an endpoint may serve it.
     pub(super) to_check: bool,
     pub(super) request_id: Box<str>,
 }
@@ -112,7 +112,7 @@ impl BandQueue {
         }
     }
 
-    /// The flows of the band, to change their accounts.
+    /// The flows of the band, for changes of their accounts.
     pub(super) fn flows_mut(&mut self) -> &mut [FlowQueue] {
         &mut self.flows
     }
@@ -121,8 +121,8 @@ impl BandQueue {
         &self.flows
     }
 
-    /// Finds the account of a flow, or makes one. If there are too many, an account without
-    /// requests is replaced, the oldest first; if there is none, flows share one.
+    /// Finds the account of a flow, or creates one. If there are too many, an account without
+    /// requests is replaced, the oldest first. If every account has requests, flows share one.
     pub(super) fn flow_ref(&mut self, id: u64) -> FlowRef {
         let at = self
             .flows
@@ -202,7 +202,7 @@ impl BandQueue {
         self.flows.iter_mut().flat_map(|flow| &mut flow.queued)
     }
 
-    /// Puts a request back that was taken out just now.
+    /// Puts back a request that was taken out just now.
     pub(super) fn put_back(&mut self, flow: usize, entry: QueuedEntry) {
         let Some(flow) = self.flows.get_mut(flow) else {
             return;
@@ -232,7 +232,7 @@ impl BandQueue {
         Some(entry)
     }
 
-    /// Takes the request out that arrived last.
+    /// Takes out the request that arrived last.
     pub(super) fn take_newest(&mut self) -> Option<QueuedEntry> {
         self.take_newest_of(None)
     }
@@ -261,7 +261,7 @@ impl BandQueue {
         self.take(flow, key, number)
     }
 
-    /// Takes a request out whose time is over.
+    /// Takes out a request whose time is over.
     pub(super) fn take_expired(&mut self, is_empty: bool, now: Timestamp) -> Option<QueuedEntry> {
         let over =
             |entry: &QueuedEntry| entry.expires <= now || (is_empty && entry.gives_up <= now);
@@ -273,7 +273,7 @@ impl BandQueue {
         found.and_then(|(flow, at)| self.take_at(flow, at))
     }
 
-    /// A request of the flow goes at once, while none of the band waits.
+    /// Records that a request of the flow goes at once, while no request of the band waits.
     pub(super) fn pass(&mut self, flow: usize, fairness: &dyn FairnessPolicy) {
         if let Some(flow) = self.flows.get_mut(flow) {
             fairness.begin(&mut flow.account, &self.account);
@@ -299,7 +299,7 @@ impl BandQueue {
         (self.tried_owed, self.turns.wrapping_sub(1))
     }
 
-    /// Charges a flow. `rival`: the lowest rank of the band in other VMs.
+    /// Charges a flow. `rival` is the lowest rank of the band in other VMs.
     pub(super) fn charge(
         &mut self,
         flow: usize,
@@ -326,7 +326,7 @@ impl BandQueue {
         fairness.charge(&mut flow.account, &mut self.account, cost, now);
     }
 
-    /// The account of a flow, to put it back.
+    /// The account of a flow, for putting it back.
     pub(super) fn flow_mut(&mut self, flow: usize) -> Option<&mut FlowAccount> {
         self.flows.get_mut(flow).map(|flow| &mut flow.account)
     }

@@ -1,4 +1,4 @@
-//! What was counted of the requests of a band.
+//! The counters of the requests of a band.
 
 use scheduler::EndpointRef;
 
@@ -50,7 +50,7 @@ pub struct BandCounters {
     pub given_up: u64,
     /// Running requests that were given up for requests of the band.
     pub given_up_for: u64,
-    /// Time in the queue by outcome, in ms, of requests that were sent.
+    /// Time in the queue of the requests that were sent, in ms.
     pub queue_ms: CountHistogram,
     /// The oldest request queued, as of the last tick.
     pub oldest: Option<QueuedReason>,
@@ -59,12 +59,12 @@ pub struct BandCounters {
 /// How long a request has been queued, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuedReason {
-    /// How long, in ms.
+    /// How long the request has been queued, in ms.
     pub ms: u64,
     /// The priority of its band.
     pub priority: i32,
-    /// The endpoint that was picked for it and had no room; `None` if none could serve it, or if it
-    /// has not been tried.
+    /// The endpoint that was picked for it and had no room. `None` if no endpoint could serve it,
+    /// or if it has not been tried.
     pub full_at: Option<EndpointRef>,
 }
 

@@ -1,15 +1,15 @@
-//! The requests that the other VMs of the process hold, as far as a VM knows.
+//! The requests that the other VMs of the process hold, as far as this VM knows.
 
 use scheduler::Timestamp;
 use scheduler::flow::{QueuedInBand, SharedOrder};
 
-/// What is known of the other VMs.
+/// The state of the other VMs, as far as this VM knows it.
 #[derive(Debug, Default)]
 pub(super) struct SharedQueues {
     pub(super) others: OtherVms,
     pub(super) round: RoundState,
-    /// Since the reports of the others were last read, room was made that no VM was known to wait
-    /// for.
+    /// Whether room was made for which no VM was known to wait, since the reports of the others
+    /// were last read.
     pub(super) room_unclaimed: bool,
     /// A load report of another VM has changed since the last round.
     pub(super) rows_changed: bool,
@@ -19,23 +19,23 @@ pub(super) struct SharedQueues {
     bands: Vec<(QueuedInBand, f64)>,
     /// Requests that other VMs must refuse, until they are asked to.
     pub(super) evict: u64,
-    /// How many requests others asked this VM to refuse, and it has.
+    /// How many requests this VM has refused because others asked it to.
     pub(super) evicted: u64,
 }
 
-/// The other VMs of the process.
+/// The state of the other VMs of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum OtherVms {
-    /// None serves requests.
+    /// No other VM serves requests.
     #[default]
     None,
-    /// Others serve requests, and hold none.
+    /// Other VMs serve requests, and hold none.
     Idle,
-    /// One of them holds requests.
+    /// At least one other VM holds requests.
     Holding,
 }
 
-/// The round of the order of all VMs, as far as this VM has to do with it.
+/// The round of the order of all VMs, as this VM sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum RoundState {
     /// No new round is needed.
@@ -43,9 +43,9 @@ pub(super) enum RoundState {
     Quiet,
     /// Room may have been made: a round must begin.
     Due,
-    /// A round has begun that is not written yet.
+    /// A round has begun but is not written yet.
     Begun,
-    /// Room may have been made since a round began that is not written yet.
+    /// A round has begun but is not written yet, and room may have been made since.
     BegunAndDue,
 }
 
@@ -60,7 +60,7 @@ impl RoundState {
         matches!(self, Self::Begun | Self::BegunAndDue)
     }
 
-    /// Room may have been made.
+    /// Records that room may have been made.
     pub(super) fn room_changed(&mut self) {
         *self = if self.is_begun() {
             Self::BegunAndDue
@@ -69,14 +69,14 @@ impl RoundState {
         };
     }
 
-    /// The order was read again: a round that was begun and not written is not in it.
+    /// Records that the order was read again. A round that was begun but not written is not in it.
     pub(super) fn reread(&mut self) {
         if self.is_begun() {
             *self = Self::Due;
         }
     }
 
-    /// The order was written.
+    /// Records that the order was written.
     pub(super) fn written(&mut self) {
         *self = if self.is_due() {
             Self::Due
@@ -138,8 +138,8 @@ impl SharedQueues {
             .map(|(_, rank)| *rank)
     }
 
-    /// Has another VM refuse the newest request of its lowest band, if that is below `priority` and
-    /// the lowest of all. False if there is none.
+    /// Makes another VM refuse the newest request of its lowest band, if that band is below
+    /// `priority` and the lowest of all. Returns false if there is none.
     pub(super) fn evict_below(&mut self, priority: i32, own_lowest: Option<i32>) -> bool {
         let lowest = self
             .bands
@@ -163,7 +163,7 @@ impl SharedQueues {
         self.bands.clear();
     }
 
-    /// Takes what the other rows say.
+    /// Applies the contents of the other rows.
     pub(super) fn read(&mut self, order: &SharedOrder, vm: u64, now: Timestamp) {
         self.bands.clear();
         for row in order.rivals(vm, now) {

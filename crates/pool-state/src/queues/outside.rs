@@ -1,35 +1,37 @@
-//! The requests that the other proxies of a pool hold, and the room that this leaves to this one.
+//! The requests that the other proxies of a pool hold, and the room that remains for this proxy.
 //!
-//! There is no order over proxies: a hand-over would cost a sharing delay each time. Each proxy
-//! takes room at once while its share of the running requests is at most its share of the backlog
-//! and a sixteenth more, rounded up to a request.
-//! Beyond that, and while another proxy holds requests of a higher band, it leaves room that it
-//! finds to the others for [`PATIENCE_MS`] and twice the sharing delay, and takes it after that.
+//! Proxies have no common order, because a hand-over would cost a sharing delay each time. Each
+//! proxy takes room at once while its share of the running requests is at most its share of the
+//! backlog plus a sixteenth, rounded up to a request. Above that share, and while another proxy
+//! holds requests of a higher band, it leaves the room that it finds to the others for
+//! [`PATIENCE_MS`] and twice the sharing delay. After that it takes the room.
 //!
-//! Other proxies may be hostile. A proxy that holds requests takes room that is left to it. When
-//! such room stayed unused [`UNUSED_MAX`] times, none is left for [`UNUSED_MS`].
+//! Other proxies may be hostile. A proxy that holds requests takes room that is left to it. If such
+//! room stayed unused [`UNUSED_MAX`] times, none is left for [`UNUSED_MS`].
 
 use scheduler::Timestamp;
 use scheduler::flow::QueuedInBand;
 
-/// How long room is left to others, in ms, beside the time in which they hear of it and answer.
+/// How long room is left to others, in ms, in addition to the time in which they receive the news
+/// and answer.
 const PATIENCE_MS: u64 = 10;
 
-/// A proxy may exceed its share of the running requests by one part of so many. The proxy whose
+/// A proxy may exceed its share of the running requests by one part in this many. The proxy whose
 /// request ends knows of the room first. If it leaves that room to others, several of them find it
-/// at one time, and all take it. Without a margin, chat's time to first token of four proxies in
-/// simulation is 300 ms at p99, with an eighth or a sixteenth 250 ms.
+/// at the same time, and all take it. In the simulation with four proxies and without a margin,
+/// chat's time to first token is 300 ms at p99. With a margin of an eighth or a sixteenth it is 250
+/// ms.
 const MARGIN_PARTS: u64 = 16;
 
-/// How often in [`UNUSED_MS`] room may be left without use. Honest proxies leave some unused: a
-/// request may not fit, or its client has left.
+/// How often in [`UNUSED_MS`] room may be left without being used. Honest proxies leave some room
+/// unused: a request may not fit, or its client has left.
 const UNUSED_MAX: u32 = 4;
 
-/// How long unused room is remembered, in ms: with [`UNUSED_MAX`] times [`PATIENCE_MS`], a backlog
-/// that does not exist costs a twenty-fifth of the time.
+/// How long unused room is remembered, in ms. With [`UNUSED_MAX`] times [`PATIENCE_MS`], a backlog
+/// that does not exist costs one twenty-fifth of the time.
 const UNUSED_MS: u64 = 1_000;
 
-/// Room that was found so long ago, in times of patience, was another one.
+/// Room that was found longer ago than this, in multiples of the patience, was other room.
 const STALE: u64 = 8;
 
 /// The other proxies.
@@ -44,7 +46,7 @@ pub(super) struct OutsideQueues {
     alone_of: u32,
     /// The room that bands leave to others.
     left: Vec<LeftRoom>,
-    /// How often room was left without use, and when last.
+    /// How often room was left without being used, and when this last happened.
     unused: u32,
     unused_at: Timestamp,
 }
@@ -86,19 +88,20 @@ impl OutsideQueues {
         !self.left.is_empty()
     }
 
-    /// How many picks of other proxies a pick here stands for: one of each active proxy. None while
-    /// both hold requests: then shares keep them apart, and a guess would leave room empty.
+    /// How many picks of other proxies a pick here counts for: one of each active proxy. It is none
+    /// while this proxy and others hold requests. In that case the shares separate them, and a
+    /// guess would leave room empty.
     pub(super) fn stands_for(&self, holds: bool, active: u32) -> u32 {
         if holds && self.holds_any() { 0 } else { active }
     }
 
-    /// Whether they hold any.
+    /// Whether the other proxies hold any requests.
     pub(super) fn holds_any(&self) -> bool {
         !self.bands.is_empty()
     }
 
-    /// Whether a band with `queued` requests here must leave to others what it finds, while
-    /// `running` requests run in all.
+    /// Whether a band with `queued` requests here must leave the room that it finds to others,
+    /// while `running` requests run in total.
     pub(super) fn is_over_share(&self, priority: i32, queued: u64, running: u64) -> bool {
         let running = running.saturating_sub(self.running);
         let higher = self
@@ -117,9 +120,9 @@ impl OutsideQueues {
         higher || (beside > 0 && running + 1 > share)
     }
 
-    /// A band over its share has found room. Whether it leaves that to others: not once its
-    /// patience is over, until [`Self::took_room`]. So a claim that another VM of the process
-    /// forestalls costs no further wait.
+    /// Records that a band over its share has found room. Returns whether it leaves the room to
+    /// others. It no longer does once its patience is over, until [`Self::took_room`]. So a claim
+    /// that fails because another VM was first costs no further wait.
     pub(super) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
         let patience_us = PATIENCE_MS * 1_000 + 2 * self.delay_us.min(1_000_000);
         self.left
@@ -148,8 +151,8 @@ impl OutsideQueues {
         }
     }
 
-    /// A request of the band took room: the next room is another one. No other proxy used it if
-    /// the band's patience was over.
+    /// Records that a request of the band took room, so the next room is other room. No other proxy
+    /// used the room if the band's patience was over.
     pub(super) fn took_room(&mut self, priority: i32) {
         let unused = &mut self.unused;
         self.left.retain(|left| {
@@ -222,7 +225,7 @@ mod tests {
     fn room_that_nobody_takes_is_not_left_again_and_again() {
         let mut outside = OutsideQueues::default();
         outside.set(&[queued(i32::MAX, 1_000_000)], 1, 0);
-        // A request finds room at all times.
+        // A request finds room at any time.
         let mut taken = 0;
         let mut ms = 1_000;
         while ms < 11_000 {

@@ -5,24 +5,24 @@ use scheduler::{EndpointRef, Timestamp};
 
 use super::band::{BandQueue, FlowQueue, QueuedEntry};
 
-/// The most requests of a band that are tried in one pass without success. With one, a prompt that
-/// waits for its own cache costs a tenth of the throughput in simulation; more than eight gain
-/// nothing.
+/// The maximum number of requests of a band that are tried in one pass without success. With one
+/// request, a prompt that waits for its own cache costs a tenth of the throughput in the
+/// simulation. More than eight bring nothing.
 pub(super) const LOOK_AHEAD: usize = 8;
 
-/// The most full endpoints in the order of the VMs, to bound its size. An endpoint that is left out
-/// costs each VM two tries.
+/// The maximum number of full endpoints in the order of the VMs, which limits its size. An endpoint
+/// that is left out costs each VM two tries.
 const FULL_SHARED_MAX: usize = 64;
 
-/// The most requests of a band that are looked at in one pass.
+/// The maximum number of requests of a band that are examined in one pass.
 pub(super) const SCAN_MAX: usize = 64;
 
-/// The most endpoints with freed room that are looked at before a pass; with more, it begins at
-/// once. The requests that one call ends are at one or two endpoints.
+/// The maximum number of endpoints with freed room that are checked before a pass. With more, the
+/// pass begins at once. The requests that one call ends are at one or two endpoints.
 const FREED_MAX: usize = 8;
 
 /// From this wait on, in ms, a request claims its endpoint: no later request may take the room
-/// there, so that a long prompt is not passed for ever by short ones.
+/// there, so short prompts cannot pass a long prompt forever.
 const CLAIM_AFTER_MS: u64 = 1_000;
 
 #[derive(Debug, Default)]
@@ -33,9 +33,9 @@ pub(super) struct ReleasePass {
     /// The numbers of the requests that were tried without success.
     tried: Vec<u64>,
     full: Vec<FullEndpoint>,
-    /// The endpoints where requests made room since the last look.
+    /// The endpoints where requests made room since the last check.
     freed: Vec<EndpointRef>,
-    /// The requests that claim an endpoint: endpoint, priority, number.
+    /// The requests that claim an endpoint, each as endpoint, priority and number.
     claims: Vec<(EndpointRef, i32, u64)>,
     /// How many requests were tried again that no endpoint could serve before.
     nowhere: usize,
@@ -46,7 +46,7 @@ pub(super) struct ReleasePass {
 pub(super) struct Candidate {
     pub(super) number: u64,
     pub(super) tag: QueuedTag,
-    /// Whether no endpoint could serve it before: such a request takes no place from others.
+    /// Whether no endpoint could serve it before. Such a request takes no place from others.
     nowhere: bool,
 }
 
@@ -99,7 +99,7 @@ impl ReleasePass {
         }
     }
 
-    /// Records an endpoint where room was made. False if there are too many.
+    /// Records an endpoint where room was made. Returns false if there are too many.
     pub(super) fn add_freed(&mut self, endpoint: EndpointRef) -> bool {
         let is_known = self.freed.contains(&endpoint);
         if !is_known && self.freed.len() < FREED_MAX {
@@ -117,8 +117,8 @@ impl ReleasePass {
         self.freed.clear();
     }
 
-    /// Begins with the round of the shared order, unless it is in it, and adds the endpoints that
-    /// other VMs found full.
+    /// Begins with the round of the shared order, unless it has already done so, and adds the
+    /// endpoints that other VMs found full.
     pub(super) fn enter(&mut self, order: &SharedOrder) {
         if self.round != order.round {
             self.begin();
@@ -148,7 +148,7 @@ impl ReleasePass {
             .any(|(at, by, claims)| *at == endpoint && *by >= priority && Some(*claims) != number)
     }
 
-    /// Like [`Self::enter`], and adds to the order what this VM found full.
+    /// Like [`Self::enter`], and adds the endpoints that this VM found full to the order.
     pub(super) fn follow(&mut self, order: &mut SharedOrder) {
         self.enter(order);
         order.full.clear();
@@ -172,13 +172,14 @@ impl ReleasePass {
         Some(next.number)
     }
 
-    /// The request is tried now. A host that lost it must not be named it again in this pass.
+    /// Records that the request is tried now. Its number must not be given again in this pass to a
+    /// host that lost it.
     pub(super) fn take(&mut self, candidate: Candidate) {
         self.nowhere += usize::from(candidate.nowhere);
         self.tried.push(candidate.number);
     }
 
-    /// The request that [`Self::next`] would name. Bands that are owed their minimum share come
+    /// The request that [`Self::next`] would name. Bands with a claim on their minimum share come
     /// first.
     #[inline(never)] // inlined at each of its callers, it would be most of the code here
     pub(super) fn peek(

@@ -1,8 +1,9 @@
-//! Running requests that are given up for requests of higher priority that wait.
+//! Running requests that are given up for waiting requests of higher priority.
 //!
-//! Only a request of negative priority without a first response byte is given up: the lowest
-//! priority first, and of one priority the one that was sent last, which loses the least work. A
-//! request that its band was owed is not, or the band would lose its minimum share.
+//! Only a request of negative priority without a first response byte is given up. The lowest
+//! priority comes first, and within a priority the request that was sent last, which loses the
+//! least work. A request that was sent for the minimum share of its band is not given up, or the
+//! band would lose that share.
 //!
 //! ```text
 //!            sent                     a request finds no room           its host takes it
@@ -11,10 +12,10 @@
 //!                        ▼                                       ▼
 //!                     forgotten                               forgotten
 //! ```
-//! A request that waits asks at most once in [`ASK_AGAIN_MS`], so in that time no more are given up
-//! than wait. If this VM has none to give up, one other VM after the other is asked. An ask is
-//! not withdrawn if its request gets room before another VM hears it; a VM that knows of no request
-//! that waits drops it.
+//! A waiting request asks at most once in [`ASK_AGAIN_MS`], so in that time no more requests are
+//! given up than wait. If this VM has no request to give up, the other VMs are asked one after
+//! another. An ask is not withdrawn if its request gets room before another VM receives the ask. A
+//! VM that knows of no waiting request drops it.
 
 use scheduler::flow::RoomAsk;
 use scheduler::{EndpointRef, Timestamp};
@@ -23,24 +24,25 @@ use super::band::QueuedEntry;
 use super::pass::SCAN_MAX;
 use super::{FlowCharge, FlowOutcome, FlowQueues, QueuedTicket};
 
-/// The most requests that one VM gives up in a second. The work of an engine is lost each time, and
-/// clients send again: a burst of more important requests takes room at this pace, and what ends by
-/// itself.
+/// The maximum number of requests that one VM gives up in a second. Each time, the work of an
+/// engine is lost and the client sends again. So a burst of more important requests takes room at
+/// this pace, in addition to the room that becomes free by itself.
 pub(super) const REVOKED_PER_S_MAX: u32 = 50;
 
-/// A request that still waits after this time asks again, in ms: its ask may have reached no VM
-/// with a request to give up, or one that had given up too many. The room of a request that is
-/// given up is free within a few ms, so that even a busy machine rarely gives up two for one.
+/// A request that still waits after this time asks again, in ms. Its ask may have reached no VM
+/// with a request to give up, or a VM that had given up too many. The room of a request that is
+/// given up is free within a few ms, so even a busy machine rarely gives up two for one.
 pub(super) const ASK_AGAIN_MS: u64 = 1_000;
 
 /// The running requests that may be given up.
 #[derive(Debug, Default)]
 pub(super) struct Revocations {
-    /// In the order in which they were sent.
+    /// The requests in the order in which they were sent.
     running: Vec<RevocableRequest>,
-    /// Requests to give up, until their hosts take them, with the priority that waits.
+    /// Requests to give up, until their hosts take them, each with the priority of the waiting
+    /// request.
     marked: Vec<(RevocableRequest, i32)>,
-    /// Asks for other VMs.
+    /// Asks to send to other VMs.
     asks: Vec<RoomAsk>,
     /// The second that is counted, and the number of requests marked in it.
     second: (u64, u32),
@@ -54,7 +56,7 @@ struct RevocableRequest {
     endpoint: EndpointRef,
 }
 
-/// Whether the last ask of the request was long ago.
+/// Whether the last ask of the request was long enough ago.
 fn may_ask(entry: &QueuedEntry, now: Timestamp) -> bool {
     entry
         .asked
@@ -112,8 +114,9 @@ impl Revocations {
 // === impl FlowQueues ===
 
 impl FlowQueues {
-    /// A request of negative priority was sent: it may be given up until its first byte. `number`
-    /// is its number, if it was queued. Returns its number; `None` if it must not be given up.
+    /// Records that a request of negative priority was sent, so it may be given up until its first
+    /// byte. `number` is its number, if it was queued. Returns its number; `None` if it must not be
+    /// given up.
     pub(crate) fn watch(
         &mut self,
         charge: &FlowCharge,
@@ -136,7 +139,7 @@ impl FlowQueues {
         Some(number)
     }
 
-    /// The request has its first byte, or has ended: it is not given up any more.
+    /// Records that the request has its first byte or has ended, so it can no longer be given up.
     pub(crate) fn forget(&mut self, number: u64) {
         self.revocations
             .running
@@ -166,9 +169,9 @@ impl FlowQueues {
         )
     }
 
-    /// A request that waits found no room: asks that a running request is given up for it, here or
-    /// in another VM. If no request of its band has room there (`is_full`), the others that wait
-    /// for it are not tried now, and ask too.
+    /// Records that a waiting request found no room. It asks for a running request to be given up,
+    /// here or in another VM. If no request of its band has room there (`is_full`), the other
+    /// requests that wait for this endpoint are not tried now, and ask too.
     pub(crate) fn ask_for_room(
         &mut self,
         ticket: &QueuedTicket,
@@ -199,13 +202,14 @@ impl FlowQueues {
         }
     }
 
-    /// Another VM asks for room. False if a further one must be asked: no running request is given
-    /// up here. The caller knows by the load reports whether any request waits.
+    /// Receives the ask of another VM for room. Returns false if another VM must be asked, because
+    /// no running request is given up here. The caller knows by the load reports whether any
+    /// request waits.
     pub fn give_room(&mut self, ask: RoomAsk, now: Timestamp) -> bool {
         !self.any_queued() || self.give_up_for(ask, now)
     }
 
-    /// Gives a running request up. False if there is none, or too many were.
+    /// Gives a running request up. Returns false if there is none, or if too many were given up.
     pub(crate) fn give_up_for(&mut self, ask: RoomAsk, now: Timestamp) -> bool {
         let number = self.revocations.mark(ask, now);
         self.to_resume.extend(number);

@@ -1,4 +1,4 @@
-//! The room that a request of a band may take, and what its flow is charged for it.
+//! The room that a request of a band may take, and the charge of its flow for it.
 
 use scheduler::Timestamp;
 use scheduler::flow::{BandRank, FlowControl, FlowCost, RoomLimits};
@@ -7,11 +7,11 @@ use super::band::{BandQueue, FlowRef};
 use super::{FlowOutcome, FlowQueues, RATE_MS};
 
 /// How long a band counts as in use after its last request, in ms. The highest band in use may fill
-/// an endpoint completely; after a pause of this length, the next lower band may.
+/// an endpoint completely. After a pause of this length, the next lower band may do so.
 const BAND_IDLE_MS: u64 = 60_000;
 
-/// The most tokens that a band behind higher bands saves up from its minimum share: a few long
-/// prompts.
+/// The maximum number of tokens that a band behind higher bands saves up from its minimum share. It
+/// is a few long prompts.
 const CREDIT_TOKENS_MAX: f64 = 50_000.0;
 
 /// A request that is sent.

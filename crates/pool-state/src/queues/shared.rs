@@ -1,9 +1,9 @@
 //! The queues of this VM as a part of the order that all VMs of the process share
 //! ([`scheduler::flow::SharedOrder`]).
 //!
-//! While no VM holds anything, nothing is shared. While one does, each VM holds what arrives, and
-//! sends it by a claim: [`FlowQueues::turn`], a pick, [`FlowQueues::write_order`], and then
-//! [`FlowQueues::order_written`], or [`FlowQueues::put_back`] if another VM wrote first.
+//! While no VM holds a request, nothing is shared. While a VM holds one, each VM holds all arriving
+//! requests and sends them by a claim: [`FlowQueues::turn`], a pick, [`FlowQueues::write_order`],
+//! and then [`FlowQueues::order_written`], or [`FlowQueues::put_back`] if another VM wrote first.
 
 use scheduler::flow::{
     BandAccount, FlowAccount, FlowControl, OrderRow, OrderStep, QueuedInBand, SharedOrder,
@@ -16,12 +16,13 @@ use super::other_vms::{OtherVms, RoundState, SharedQueues};
 use super::pass::{ReleasePass, SCAN_MAX};
 use super::{FlowQueues, QueuedTicket};
 
-/// A new round begins at a tick if a load report changed and the last round is this old, in ms: the
-/// net under events that no VM saw.
+/// A new round begins at a tick if a load report changed and the last round is this old, in ms.
+/// This covers events that no VM saw.
 const ROUND_MS: u64 = 10;
 
-/// The most requests of a VM whose endpoints its row names: with more, another VM cannot tell
-/// whether one of them could go. A pass looks at the first [`SCAN_MAX`] of a flow at most.
+/// The maximum number of requests of a VM for which its row names the endpoints. With more, another
+/// VM cannot know whether one of them could go. A pass examines at most the first [`SCAN_MAX`] of a
+/// flow.
 const ROW_ENTRIES_MAX: usize = 256;
 
 /// The next step of a host for queued requests.
@@ -31,21 +32,22 @@ pub enum FlowTurn {
     Resume(u64),
     /// Read the loads of the other VMs, then resume the request of this number.
     Try(u64),
-    /// Write the order, then wake this VM. Nothing else is to be done if it was written.
+    /// Write the order, then wake this VM. If it was written, nothing else has to be done.
     Write(Option<u64>),
-    /// A request of this VM is next, which may not be resumed now: wake this VM itself.
+    /// A request of this VM is next but may not be resumed now, so wake this VM itself.
     WakeSelf,
-    /// Nothing.
+    /// Do nothing.
     Rest,
 }
 
-/// The most endpoints of a row.
+/// The maximum number of endpoints in a row.
 const ROW_ENDPOINTS_MAX: usize = 8;
 
 // === impl FlowQueues ===
 
 impl FlowQueues {
-    /// Whether the order of all VMs counts: another VM serves requests, and one of them holds some.
+    /// Whether the order of all VMs is used: another VM serves requests, and at least one VM holds
+    /// some.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         match self.shared.others {
@@ -73,7 +75,8 @@ impl FlowQueues {
         };
         self.shared.others = others;
         let holds = others == OtherVms::Holding;
-        // Another VM may have begun to wait when room was made here. A later one has read of it.
+        // Another VM may have begun to wait when room was made here. A VM that began later has read
+        // of it.
         if std::mem::take(&mut self.shared.room_unclaimed) && holds && before != others {
             self.shared.round.room_changed();
         }
@@ -107,15 +110,16 @@ impl FlowQueues {
         self.queued > 0 || self.shared.others == OtherVms::Holding
     }
 
-    /// Sets what other proxies hold, how many requests of theirs run, and the age of that in µs.
+    /// Sets the requests that other proxies hold, how many of their requests run, and the age of
+    /// these numbers in µs.
     pub fn set_outside(&mut self, bands: &[QueuedInBand], running: u64, delay_us: u64) {
         if self.outside.set(bands, running, delay_us) {
             self.others_freed();
         }
     }
 
-    /// Others may have made room, or may leave it: like [`Self::room_freed`] for each endpoint that
-    /// a request waits for.
+    /// Records that others may have made room, or may leave it: like [`Self::room_freed`] for each
+    /// endpoint that a request waits for.
     pub(crate) fn others_freed(&mut self) {
         let awaited = self.awaited();
         if awaited.is_empty() {
@@ -131,12 +135,12 @@ impl FlowQueues {
         self.outside.set_alone(of);
     }
 
-    /// How many picks of other proxies a pick here stands for.
+    /// How many picks of other proxies a pick here counts for.
     pub(crate) fn stands_for(&self, active: u32) -> u32 {
         self.outside.stands_for(self.any_queued(), active)
     }
 
-    /// Whether a request of this priority must leave to other proxies what it finds.
+    /// Whether a request of this priority must leave the room that it finds to other proxies.
     pub(crate) fn is_over_share(&self, priority: i32, running: impl FnOnce() -> u64) -> bool {
         let Some(band) = self
             .bands
@@ -153,20 +157,22 @@ impl FlowQueues {
                 .is_over_share(priority, queued.max(1), running())
     }
 
-    /// A band over its share has found room. Whether it leaves that to other proxies.
+    /// Records that a band over its share has found room. Returns whether it leaves the room to
+    /// other proxies.
     pub(crate) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
         self.outside.leaves_room(priority, now)
     }
 
-    /// A tick: room that was left to other proxies may be this one's now. Not for a wake-up: VMs
-    /// would wake each other for new rounds as long as room is left.
+    /// Called at a tick, because room that was left to other proxies may belong to this proxy now.
+    /// It is not called for a wake-up, because VMs would wake each other for new rounds as long as
+    /// room is left.
     pub fn retry_left_room(&mut self) {
         if self.outside.is_patient() {
             self.room_changed();
         }
     }
 
-    /// The load report of another VM has changed.
+    /// Records that the load report of another VM has changed.
     pub(crate) fn peer_changed(&mut self) {
         if self.is_shared() {
             self.shared.rows_changed = true;
@@ -175,20 +181,20 @@ impl FlowQueues {
         }
     }
 
-    /// Has the order read soon: another VM woke this one, or a tick has come.
+    /// Causes the order to be read soon, because another VM woke this one, or a tick has come.
     pub fn look_at_order(&mut self) {
         if self.is_shared() {
             self.look();
         }
     }
 
-    /// The order must be read.
+    /// Records that the order must be read.
     pub(crate) fn look(&mut self) {
         self.shared.look = true;
     }
 
-    /// Decides on the next step of the host, which `may_resume` a request now. `order` was read
-    /// just now.
+    /// Decides on the next step of the host, which may resume a request now if `may_resume`. The
+    /// host has read `order` just before.
     pub(crate) fn turn(
         &mut self,
         control: &FlowControl,
@@ -233,7 +239,8 @@ impl FlowQueues {
         }
     }
 
-    /// Puts what this VM holds into the order, to be written. Returns the VM to wake after that.
+    /// Writes the requests that this VM holds into the order. Returns the VM to wake after the
+    /// order is written.
     pub(crate) fn write_order(
         &mut self,
         control: &FlowControl,
@@ -245,8 +252,8 @@ impl FlowQueues {
         self.begin_round(control, order, now);
         let step = order.put(self.row(control, order, vm, now));
         self.write_evictions(order, vm);
-        // If the write succeeds, nothing was written since the order was read: what it asks this VM
-        // for is known.
+        // If the write succeeds, no VM wrote since the order was read, so everything that it asks
+        // of this VM is known.
         let asks_to_refuse = order
             .row(vm)
             .is_some_and(|row| row.evict > self.shared.evicted);
@@ -258,18 +265,19 @@ impl FlowQueues {
         }
     }
 
-    /// Enters the round of the order, with what is full in it.
+    /// Enters the round of the order, with the full endpoints in it.
     pub(crate) fn enter_round(&mut self, order: &SharedOrder) {
         self.pass.enter(order);
     }
 
-    /// Nothing is due until the next tick or event.
+    /// Records that nothing is due until the next tick or event.
     pub fn rest(&mut self) {
         self.shared.round = RoundState::Quiet;
         self.shared.look = false;
     }
 
-    /// The order was written. If not (another VM wrote first), it is read again.
+    /// Records that the order was written. If it was not (another VM wrote first), it is read
+    /// again.
     pub fn order_written(&mut self, written: bool) {
         if !written {
             self.shared.look = true;
@@ -302,7 +310,7 @@ impl FlowQueues {
         })
     }
 
-    /// The request was sent.
+    /// Records that the request was sent.
     pub(crate) fn claimed(&mut self, ticket: &QueuedTicket, entry: &ClaimedEntry, now: Timestamp) {
         self.band_mut(ticket.flow.priority)
             .counters
@@ -310,8 +318,8 @@ impl FlowQueues {
         self.outside.took_room(ticket.flow.priority);
     }
 
-    /// The request waits again, and its flow is not charged. Its place had been free meanwhile, for
-    /// others to see: that is an event.
+    /// Records that the request waits again, and its flow is not charged. Its place was free
+    /// meanwhile, and other VMs could see that, so this is an event.
     pub(crate) fn put_back(&mut self, ticket: &QueuedTicket, claimed: ClaimedEntry) {
         let ClaimedEntry {
             entry,
@@ -366,8 +374,8 @@ impl FlowQueues {
         }
     }
 
-    /// The endpoints that the requests wait for, and the highest priority at each. Empty if one may
-    /// go elsewhere, or there are too many.
+    /// The endpoints that the requests wait for, and the highest priority at each. The list is
+    /// empty if a request may also go elsewhere, or if there are too many endpoints.
     fn awaited(&self) -> Vec<(EndpointRef, i32)> {
         let mut awaited: Vec<(EndpointRef, i32)> = Vec::new();
         let flows = self
@@ -398,7 +406,7 @@ impl FlowQueues {
         awaited
     }
 
-    /// Asks the VM with the lowest band to refuse what is over the limits.
+    /// Asks the VM with the lowest band to refuse the requests that exceed the limits.
     fn write_evictions(&self, order: &mut SharedOrder, vm: u64) {
         let lowest = |row: &OrderRow| row.bands.iter().map(|band| band.priority).min();
         if let Some(row) = order
@@ -419,7 +427,7 @@ pub(crate) struct ClaimedEntry {
     /// The accounts of its band and flow before it was charged.
     band_account: BandAccount,
     flow_account: FlowAccount,
-    /// The rate of releases before.
+    /// The earlier rate of releases.
     sent: (f64, Timestamp),
 }
 

@@ -1,4 +1,4 @@
-//! Each request that is queued leaves exactly once, whatever happens; the counters end at zero.
+//! Each queued request leaves exactly once, for any events, and the counters end at zero.
 
 use proptest::prelude::*;
 use scheduler::plugin::ParameterValue;
@@ -56,7 +56,7 @@ pub(super) fn snapshot(endpoints: u16, spec: &PipelineSpec) -> Snapshot {
     .unwrap()
 }
 
-/// A client of the pool: what it sent, and what became of it.
+/// A client of the pool: the request it sent, and the result.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a test has few clients")]
 pub(super) enum QueueClient {
@@ -394,7 +394,7 @@ fn without_endpoints_a_request_waits_only_where_the_pool_scales_from_zero() {
             drill.outcomes()[FlowOutcome::EvictedNoEndpoints as usize],
             all.1
         );
-        // One of a band that waits, and one of another band.
+        // One request of a band that waits, and one of another band.
         drill.arrives(0, "", 1);
         drill.arrives(5, "", 1);
         assert_eq!(

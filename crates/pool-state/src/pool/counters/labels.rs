@@ -1,48 +1,49 @@
-//! Which model names get a label of their own.
+//! Decides which model names get a label.
 //!
-//! A name gets one at its first success. Engines that ignore the name answer any, so where there is
-//! no room, an unlisted name gives way: to a listed one; to one of a client with fewer names; to
-//! one with twice its requests; or if it had no success for [`IDLE_MS`]. Its counts are then those
-//! of `other`.
+//! A name gets one at its first success. Engines that ignore the name answer for any name. So if
+//! there is no room, an unlisted name is replaced: by a listed name, by the name of a client with
+//! fewer names, by a name with twice its requests, or by any name if it had no success for
+//! [`IDLE_MS`]. Its counts are then added to `other`.
 
 use scheduler::Timestamp;
 
 use super::{CountedRequest, MODELS_MAX, ModelCounters, ModelLabel, PoolCounters, other};
 
-/// Where an unlisted model name is cut, in bytes. Each is written into some 90 lines of the
-/// daemon's page.
+/// The length in bytes at which an unlisted model name is cut. Each name is written into some 90
+/// lines of the daemon's page.
 pub const UNLISTED_NAME_BYTES_MAX: usize = 64;
 
 /// How long an unlisted name without a success keeps its label, in ms: some scrapes.
 const IDLE_MS: u64 = 600_000;
 
-/// Where a model name comes from.
+/// The source of a model name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LabelSource {
-    /// Discovery, an object, metadata, or an engine lists it. Or it is our own `other`.
+    /// Discovery, an object, metadata, or an engine lists the name. Switchpoint's own label `other`
+    /// also counts as listed.
     #[default]
     Listed,
     /// Only requests name it.
     Client {
         /// The client whose request came first, as a hash.
         client: u64,
-        /// When a request had a success last.
+        /// The time when a request for it last succeeded.
         used_at: Timestamp,
     },
 }
 
 /// The successes of unlisted names without a label, as hashes with counts. A name that is used
-/// again and again stays among those that are used once.
+/// repeatedly stays in this list, while names that are used once leave it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct NameCandidates([(u64, u64); CANDIDATES]);
 
-/// As many names as may be invented between two requests for a real one.
+/// The number of names that may be invented between two requests for a real name.
 const CANDIDATES: usize = 16;
 
 // === impl NameCandidates ===
 
 impl NameCandidates {
-    /// Counts a success of this label, and returns how many it had lately.
+    /// Counts a success of this label, and returns how many it had recently.
     fn count(&mut self, label: &ModelLabel) -> u64 {
         let name = scheduler::name_hash(&label.model)
             ^ scheduler::name_hash(&label.target_model).rotate_left(1);
@@ -72,8 +73,8 @@ impl NameCandidates {
 // === impl PoolCounters ===
 
 impl PoolCounters {
-    /// Counts the success (2xx) of a request. `source` says where the name comes from, if it has no
-    /// label.
+    /// Counts the success (2xx) of a request. `source` is the source of the name, if the name has
+    /// no label.
     pub fn count_success(&mut self, counted: &mut CountedRequest, source: LabelSource) {
         if !counted.named {
             self.name(counted, source);
@@ -92,13 +93,13 @@ impl PoolCounters {
         self.models.iter().position(|m| m.label == *label)
     }
 
-    /// Whether there is no room for another label. The row of `other` takes none.
+    /// Whether there is no room for another label. The row of `other` does not take up room.
     pub(super) fn is_full(&self) -> bool {
         self.models.len() > MODELS_MAX
             || (self.models.len() == MODELS_MAX && self.position(&other()).is_none())
     }
 
-    /// The row that gives way to a new name, if any does.
+    /// The row that is replaced by a new name, if there is one.
     fn giving_way(&self, to: LabelSource) -> Option<usize> {
         let of = |wanted: u64| {
             let is_of = move |row: &&ModelCounters| matches!(row.source, LabelSource::Client { client, .. } if client == wanted);
@@ -139,7 +140,7 @@ impl PoolCounters {
         (2 * row.requests <= successes).then_some(rarest)
     }
 
-    /// Gives the request's model a label, if there is room or another one gives way.
+    /// Gives the request's model a label, if there is room or another name is replaced.
     #[cold]
     fn name(&mut self, counted: &mut CountedRequest, source: LabelSource) {
         if matches!(source, LabelSource::Client { .. })
@@ -198,7 +199,7 @@ mod tests {
         }
     }
 
-    /// Requests of one client for these models, each answered, a millisecond apart.
+    /// Requests of one client for these models, each answered, one millisecond apart.
     fn serve(counters: &mut PoolCounters, client: u64, models: impl IntoIterator<Item = String>) {
         for (ms, model) in (0..).zip(models) {
             let mut counted = counters.count_sent(&model, &model, 0, 1);

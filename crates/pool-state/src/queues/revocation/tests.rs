@@ -1,4 +1,4 @@
-//! Requests are given up only for those that wait, once each, and only before their first byte.
+//! Requests are given up only for waiting requests, once each, and only before their first byte.
 
 use std::collections::BTreeSet;
 

@@ -40,7 +40,7 @@ struct Job {
     tokens: u32,
     slot: u16,
     arrived: Timestamp,
-    /// When it was not queued any more.
+    /// The time when it was no longer queued.
     queued_until: Option<Timestamp>,
     running: Option<(usize, LedgerHold)>,
     refused: bool,
@@ -50,7 +50,7 @@ struct Job {
     left: bool,
 }
 
-/// A VM has decided to give the job up for another one.
+/// The decision of a VM to give up the job for another one.
 #[derive(Clone, Copy, Debug)]
 struct RoomMark {
     vm: usize,
@@ -68,7 +68,7 @@ struct Process {
     now: Timestamp,
     /// The jobs in the order in which they were sent.
     sent: Vec<usize>,
-    /// At one of so many writes, another VM seems to have written first; 0 for never.
+    /// At one in this many writes, another VM seems to have written first; 0 means never.
     conflict_each: u64,
     writes: u64,
     /// How often a queued request was tried, and a VM woken.
@@ -174,7 +174,8 @@ impl Process {
     /// Writes the order, unless another VM did, then wakes that VM.
     fn write(&mut self, at: usize, order: SharedOrder, wake: Option<u64>) -> bool {
         self.writes += 1;
-        // Not every n-th write: a claim that takes n writes would never be the one that counts.
+        // The choice is not every n-th write, because a claim that takes n writes would never be
+        // the one that counts.
         let dice = self.writes.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
         let is_written = self.conflict_each == 0 || !dice.is_multiple_of(self.conflict_each);
         if is_written {
@@ -330,7 +331,7 @@ impl Process {
         vm.woken || !vm.asks.is_empty() || vm.pool.has_due()
     }
 
-    /// A callback of the VM: it hears the asks of others first.
+    /// A callback of the VM, which first receives the asks of others.
     fn steps(&mut self, at: usize) {
         while let Some((ask, left, waits)) = self.vms[at].asks.pop_front() {
             self.hears(at, ask, left, waits);
@@ -342,7 +343,7 @@ impl Process {
         self.callback(at);
     }
 
-    /// The VM hears an ask: it gives a request up, or asks the next VM.
+    /// The VM receives an ask. It gives up a request, or asks the next VM.
     fn hears(&mut self, at: usize, ask: RoomAsk, left: usize, waits: usize) {
         self.read(at);
         match self.vms[at].pool.queues_mut().give_room(ask, self.now) {
@@ -359,8 +360,8 @@ impl Process {
             .for_each(|left| self.vms[next].asks.push_back((ask, left, waits)));
     }
 
-    /// The job was tried: what the VM asks others for, and what it gives up itself, is for this
-    /// one.
+    /// The job was tried. The VM's asks to others, and the requests that it gives up itself, are
+    /// for this job.
     fn sends_asks(&mut self, at: usize, job: usize) {
         let others = self.vms.len() - 1;
         self.vms[at]
@@ -494,7 +495,7 @@ impl Process {
         self.jobs.iter().filter(|job| job.running.is_some()).count()
     }
 
-    /// Ends the request that was sent first of those that run.
+    /// Among the running requests, ends the one that was sent first.
     fn end_oldest(&mut self) {
         let oldest = self
             .sent
@@ -557,7 +558,8 @@ fn flows_of_different_vms_get_equal_tokens() {
     assert!((0.4..0.6).contains(&share), "{share}");
 }
 
-/// A claim that another VM forestalls charges nothing: each flow still gets its turn.
+/// A claim that fails because another VM was first charges nothing, so each flow still gets its
+/// turn.
 #[test]
 fn flows_get_equal_turns_though_claims_fail() {
     for conflict_each in 2..9 {
@@ -584,8 +586,9 @@ fn flows_get_equal_turns_though_claims_fail() {
     }
 }
 
-/// A band leaves room to a higher one of another proxy for a while. A claim that another VM
-/// forestalls does not make that begin again, and the VMs do not wake each other meanwhile.
+/// A band leaves room to a higher one of another proxy for a while. A claim that fails because
+/// another VM was first does not start that wait again, and the VMs do not wake each other
+/// meanwhile.
 #[test]
 fn a_claim_that_fails_costs_no_further_patience() {
     for conflict_each in 3..9 {
@@ -612,7 +615,7 @@ fn a_claim_that_fails_costs_no_further_patience() {
     }
 }
 
-/// An event wakes at most the VM whose request goes, and none without room.
+/// An event wakes at most the VM whose request goes, and no VM if there is no room.
 #[test]
 fn a_release_costs_one_try_and_an_event_without_room_none() {
     let mut process = Process::new(4, &[], 0);
@@ -661,8 +664,8 @@ fn the_limits_hold_for_all_vms_and_the_lowest_band_of_any_is_left_out() {
 }
 
 proptest! {
-    /// Whatever happens, in any VM, and even if writes fail: the engine never has more than it may,
-    /// none waits beside free room, and each request ends once.
+    /// For any events in any VM, even if writes fail: the engine never has more requests than it
+    /// may, none waits while there is room, and each request ends once.
     #[test]
     fn no_room_is_given_twice_and_none_is_left(
         events in prop::collection::vec((0..4_usize, 0..7_u8, 0..3_i32, 1..400_u32), 1..60),

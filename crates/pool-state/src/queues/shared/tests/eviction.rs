@@ -39,7 +39,8 @@ fn evicting(endpoints: u16, seats: f32, minimum_share: f64) -> Snapshot {
         .unwrap()
 }
 
-/// What happens. `Job` numbers count from the first request, and begin again after the last one.
+/// An event of the drill. `Job` numbers count from the first request, and begin again after the
+/// last one.
 #[derive(Clone, Copy, Debug)]
 enum VmEvent {
     Arrives {
@@ -138,7 +139,7 @@ impl Process {
         }
     }
 
-    /// Nothing arrives or ends for some seconds: enough for each request to ask again.
+    /// No request arrives or ends for some seconds, so that each request can ask again.
     fn rests(&mut self) {
         self.run();
         for _ in 0..12 {
@@ -192,8 +193,8 @@ impl Process {
         Ok(())
     }
 
-    /// Each request that waits has at most one other given up in a second, and each VM gives up so
-    /// many at most.
+    /// Each waiting request has at most one other given up in a second, and each VM gives up at
+    /// most a fixed number.
     fn few_are_given_up(&self) -> Result<(), TestCaseError> {
         for mark in &self.marks {
             let kind = |job: usize| (self.jobs[job].priority, self.jobs[job].slot);
@@ -327,8 +328,8 @@ proptest! {
     }
 }
 
-/// All running work is in one VM, and all requests that wait are in the others. Those that got no
-/// room within the limit ask again together, though only the first of them is tried.
+/// All running work is in one VM, and all requests that wait are in the others. The requests that
+/// got no room because of the limit ask again together, though only the first of them is tried.
 #[test]
 fn a_vm_gives_up_so_many_in_a_second_for_others() {
     let mut process = Process::of(3, || evicting(1, 120.0, 0.0), 0);
