@@ -9,8 +9,8 @@
 //! one codegen unit; set `CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1` to
 //! see its figures.
 //!
-//! Bodies are chats of 12 messages: `plain` without escapes, `escaped` with a backslash every 50 to
-//! 60 bytes, as in code and quotes, `chinese` in UTF-8 with three bytes for each character. Each
+//! Bodies are chats of 12 messages: `plain` has no escapes, `escaped` has a backslash every 50 to
+//! 60 bytes as in code and quotes, and `chinese` is UTF-8 with three bytes for each character. Each
 //! figure is the best of 15 batches, because other processes only add time. Absolute figures depend
 //! on the machine and are not tested anywhere.
 #![allow(clippy::print_stdout, clippy::disallowed_methods)] // it is a program that measures time and prints it
@@ -52,7 +52,7 @@ fn main() {
             );
         }
     }
-    // The body that stalls a worker longest: as long as the filter allows, and full of names.
+    // The body that delays a worker the longest: as long as the filter allows, and full of names.
     for (name, member) in [("plain", r#""a":0,"#), ("escaped", r#""\n":0,"#)] {
         let body = format!(
             r#"{{"model":"m",{}"messages":[]}}"#,
@@ -112,7 +112,7 @@ fn chat(size: usize, word: &str) -> Vec<u8> {
     format!(r#"{{"model":"meta-llama/Llama-3.1-8B-Instruct","stream":true,"max_tokens":256,"messages":[{messages}]}}"#).into_bytes()
 }
 
-/// The headers of a request whose client does not trace, as Envoy passes them on.
+/// The headers of a request whose client does not trace, as Envoy forwards them.
 const HEADERS: [(&str, &str); 16] = [
     (":authority", "gateway.example.com"),
     (":path", "/v1/chat/completions"),
@@ -135,7 +135,7 @@ const HEADERS: [(&str, &str); 16] = [
     ("x-request-id", "0cdb6a0e-9b3d-4b8e-8a55-3f2a1c7d9e10"),
 ];
 
-/// Returns the least time of one call, in microseconds.
+/// Returns the shortest time of one call, in microseconds.
 fn measure<T>(mut call: impl FnMut() -> T) -> f64 {
     let mut calls = 1_u32;
     let mut batch = |calls: u32| {

@@ -8,10 +8,10 @@
 //!
 //! Run the built `.wasm` file with node or wasmtime.
 //!
-//! `cold` prompts were sent to no endpoint before; `next turn` repeats them with 1 KB more. Each
-//! figure is the median of single exchanges. The prefix index is as large as in a proxy and filled,
-//! so that most of it is in no CPU cache. Absolute figures depend on the machine and are not tested
-//! anywhere.
+//! `cold` prompts were not sent to any endpoint before; `next turn` repeats them with 1 KB more.
+//! Each figure is the median of single exchanges. The prefix index is as large as in a proxy and
+//! filled, so most of it is not in a CPU cache. Absolute figures depend on the machine and are not
+//! tested anywhere.
 #![allow(clippy::print_stdout, clippy::disallowed_methods)] // it is a program that measures time and prints it
 
 use std::fmt::Write as _;

@@ -1,10 +1,10 @@
-//! Which inference API a request uses, by its path. The API decides how the body is read and which
-//! shape errors have.
+//! Finds the inference API of a request by its path. The API decides how the body is read, and
+//! which shape errors have.
 //!
 //! A path is matched by its end, because gateways mount these APIs below a prefix
-//! (`/myapp/v1/chat/completions`); the longest match wins. A path without a match in [`APIS`], and
-//! not below one of [`STORES`], passes unread. Percent-escapes are resolved first, as engines do:
-//! otherwise `/v1/chat/%63ompletions` would be a chat for the engine only.
+//! (`/myapp/v1/chat/completions`). The longest match wins. The body of a path without a match in
+//! [`APIS`], and not below one of [`STORES`], is not read. Percent-escapes are resolved first, as
+//! engines do. Otherwise only the engine would treat `/v1/chat/%63ompletions` as a chat.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -20,11 +20,11 @@ pub enum ApiFamily {
     Anthropic,
 }
 
-/// Everything about an API but how its body and its events are read.
+/// The properties of an API, except how its body and its events are read.
 struct ApiRow {
     /// The maker of the engine or API, and the end of the path.
     paths: &'static [(&'static str, &'static str)],
-    /// Where the prompt is in the body; empty where there is none.
+    /// The place of the prompt in the body; empty if there is none.
     prompt: &'static str,
     /// The type of the parser plugin for its requests.
     parser: &'static str,
@@ -33,8 +33,8 @@ struct ApiRow {
     is_grpc: bool,
     /// Whether the API generates tokens, so that a stream has tokens and ends with a mark.
     generates: bool,
-    /// Whether the body must name a model. The other APIs have one model for each engine, or name
-    /// the model elsewhere.
+    /// Whether the body must name a model. The other APIs have one model per engine, or name the
+    /// model elsewhere.
     needs_model: bool,
     /// Whether the engine may keep the answer in memory, for requests that name its id.
     stores: bool,
@@ -71,15 +71,15 @@ static UNKNOWN: ApiRow = ApiRow {
     ..OPENAI
 };
 
-/// Defines the APIs: the variant of [`RequestApi`], who defined which ends of paths, where the
-/// prompt is in the body (empty where there is none), and the other columns.
+/// Defines the APIs: the variant of [`RequestApi`], the origins and ends of paths, the place of the
+/// prompt in the body (empty if there is none), and the other columns.
 macro_rules! apis {
     ($($(#[$about:meta])* $api:ident: $($whose:literal [$($end:literal),*])*, $prompt:literal, { $($columns:tt)* })*) => {
         /// An API whose bodies are read.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum RequestApi {
             $($(#[$about])* $api,)*
-            /// Any other path: its body is opaque, but an endpoint is picked for it.
+            /// Any other path. Its body is opaque, but an endpoint is picked for it.
             Other {
                 /// The shape its errors must have.
                 family: ApiFamily,
@@ -130,14 +130,16 @@ apis! {
     /// Vertex AI's gRPC methods for raw predictions: OpenAI responses inside protobuf.
     VertexPredict: "Vertex AI" ["PredictionService/RawPredict", "PredictionService/StreamRawPredict"],
         "as OpenAI responses, inside protobuf", { ..VERTEX }
-    /// Only the `model` of its body is read: a JSON object or a form ([`crate::body::form`]).
+    /// Only the `model` of the body is read. The body is a JSON object or a form
+    /// ([`crate::body::form`]).
     Task:
         "OpenAI" ["/audio/speech", "/audio/transcriptions", "/audio/translations", "/images/edits"]
         "vLLM" ["/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank"],
         "not read", { needs_model: false, ..OPENAI }
 }
 
-/// Where engines keep what they answered, in memory: the answer's id is the next part of the path.
+/// The paths below which engines keep their answers in memory. The answer's id is the next part of
+/// the path.
 const STORES: [&[u8]; 2] = [b"/responses/", b"/conversations/"];
 
 /// The common part of all paths of Anthropic's API (`/v1/messages/batches`).
@@ -184,19 +186,19 @@ impl RequestApi {
             .map_or(0, |(number, _)| number)
     }
 
-    /// Whether the body is read, and so must be valid.
+    /// Whether the body is read, so that it must be valid.
     #[must_use]
     pub fn reads_body(self) -> bool {
         !matches!(self, Self::Other { .. })
     }
 
-    /// Whether prompt and reply are read, too, and the reply says how the endpoint does.
+    /// Whether prompt and reply are read too, so that the reply shows the state of the endpoint.
     #[must_use]
     pub fn is_inference(self) -> bool {
         self.reads_body() && self != Self::Task
     }
 
-    /// Whether a path of the API may name a stored answer. Most requests are spared the search.
+    /// Whether a path of the API may name a stored answer. It saves the search for most requests.
     pub(crate) fn may_name_stored(self) -> bool {
         !self.is_inference()
     }
@@ -219,8 +221,8 @@ impl RequestApi {
         self.row().needs_model
     }
 
-    /// The member of the body with the salt of the prefix cache: vLLM, SGLang and TensorRT-LLM have
-    /// the same in their OpenAI APIs.
+    /// The member of the body with the salt of the prefix cache. It is the same in the OpenAI APIs
+    /// of vLLM, SGLang and TensorRT-LLM.
     #[must_use]
     pub fn salt_name(self) -> &'static str {
         match self {

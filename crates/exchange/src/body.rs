@@ -1,19 +1,19 @@
-//! Reads what picking needs from the body of an inference request, in one pass that also checks
-//! that the body is JSON, or finds the model of a form ([`form`]). The body may come in pieces:
-//! [`BodyReader`] reads each as it comes, and keeps no more of it than the state between two bytes.
+//! Reads the data that picking needs from the body of an inference request. One pass also checks
+//! that the body is JSON, or finds the model of a form ([`form`]). The body may come in pieces.
+//! [`BodyReader`] reads each piece as it arrives, and keeps only the state between two bytes.
 //!
-//! **Lenient.** The engine checks its own fields. Errors here are only: not JSON, not an object, no
-//! model where the API needs one ([`RequestApi::needs_model`]). Any other field of an unexpected
-//! type counts as absent; unknown fields are skipped.
+//! **Lenient.** The engine checks its own fields. The only errors are: the body is not JSON or not
+//! an object, or it has no model although the API needs one ([`RequestApi::needs_model`]). Any
+//! other field of an unexpected type counts as absent. Unknown fields are skipped.
 //!
-//! **Like engines.** The last of duplicate top-level keys counts, and names may have escapes
+//! **Like engines.** If a top-level key is duplicated, the last one counts. Names may have escapes
 //! (`"mod\u0065l"`).
 //!
-//! **The prompt** goes to a [`PromptSink`], in pieces: tools, system and turns each by themselves,
-//! for templates have them in this order and bodies in any (within one message, the client's order
-//! counts). Pieces are the body's own bytes, still escaped: they are only hashed, to find requests
-//! with the same start, and a client escapes the same way each time. So clients that escape
-//! differently do not share a prefix, which costs a cache hit and nothing else. Fields that differ
+//! **The prompt** goes to a [`PromptSink`] in pieces: tools, system and turns separately, because
+//! templates have them in this order and bodies in any order. Within one message, the client's
+//! order counts. Pieces are the body's own bytes, still escaped. They are only hashed, to find
+//! requests with the same start, and a client escapes in the same way each time. So clients that
+//! escape differently do not share a prefix, which only costs a cache hit. Fields that differ
 //! between turns without changing the prompt (`cache_control`, ids) are left out.
 
 use crate::api::RequestApi;
@@ -31,56 +31,57 @@ use fields::{BodyFields, ModelField, ModelName};
 use form::{FormReader, InvalidForm};
 pub use prompt_sink::{PromptPiece, PromptPieces, PromptSection, PromptSink};
 
-/// The most bytes of a token that are kept while its end has not come. Real keys and models' names
-/// are shorter by far; a body with a longer one is read when it is whole.
+/// The maximum number of bytes kept of a token whose end has not arrived. Real keys and model names
+/// are much shorter. A body with a longer token is read when it is complete.
 const KEPT_BYTES_MAX: usize = 16_384;
 
 /// The fields of a request body that routing and accounting read.
 #[derive(Clone, Debug)]
 pub struct ParsedRequest<P> {
-    /// The requested model, unescaped; empty only where the API does not need one.
+    /// The requested model, unescaped. It is empty only if the API does not need one.
     pub model: String,
     /// The position of its JSON string in the body, quotes included. `None` without a model, and in
-    /// protobuf, where replacing a string would change the lengths around it.
+    /// protobuf, because replacing a string there would change the lengths around it.
     pub model_span: Option<Range<usize>>,
     /// Whether the client wants a stream of events.
     pub stream: bool,
-    /// Whether the body names an object that an engine may have stored: a response before, a
-    /// conversation, a prompt.
+    /// Whether the body names an object that an engine may have stored: an earlier response, a
+    /// conversation or a prompt.
     pub names_id: bool,
     /// Whether the client wants a last event with `usage` (`stream_options.include_usage`).
     pub include_usage: bool,
-    /// Most tokens the engine may generate for each output, clamped to `u32`.
+    /// Maximum number of tokens that the engine may generate for each output, clamped to `u32`.
     pub max_tokens: Option<u32>,
     /// Whether one reply may have several outputs.
     pub several_outputs: bool,
-    /// Contents of `cache_salt`, still escaped; empty if absent.
+    /// Contents of `cache_salt`, still escaped. It is empty if absent.
     pub cache_salt: Vec<u8>,
     pub(crate) salt: SaltPlace,
-    /// Where the object begins.
+    /// The position where the object begins.
     pub(crate) object_start: usize,
     /// Images, videos, audio clips and files in the prompt.
     pub media_items: u32,
-    /// Bytes of text in the prompt, as the body spells them; media and token ids not included.
+    /// Bytes of text in the prompt, as the body spells them, without media and token ids.
     pub prompt_bytes: usize,
     /// Token ids in the prompt, if the client sent ids instead of text.
     pub prompt_token_ids: u32,
     /// The text of the prompt.
     pub prompt: P,
-    /// The hash of the id of the stored answer that the request goes on with
-    /// (`previous_response_id`, `conversation`); 0 if it names none.
+    /// The hash of the id of the stored answer that the request continues (`previous_response_id`,
+    /// `conversation`); 0 if it names none.
     pub stored_id: u64,
     model_escaped: Option<Box<[u8]>>,
 }
 
-/// Where a body has the value of `cache_salt` that the engine reads.
+/// The place in a body with the value of `cache_salt` that the engine reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SaltPlace {
-    /// The body has no member.
+    /// The body has no such member.
     NoMember,
     Absent,
     At(Range<usize>),
-    /// An object or array. Another client's salt cannot be in it: no client knows one.
+    /// The value is an object or an array. It cannot contain another client's salt, because no
+    /// client knows one.
     Unwritable,
 }
 
@@ -92,35 +93,35 @@ pub struct BodyReader<P> {
     /// The reader of a form; `None` for JSON.
     form: Option<FormReader>,
     fields: BodyFields<P>,
-    /// Why the body is refused, whatever follows.
+    /// The reason why the body is refused, whatever follows.
     error: Option<BodyError>,
     read: usize,
-    /// White space before the object.
+    /// The length of the white space before the object.
     object_start: usize,
 }
 
-/// Why a body is refused. The client caused each of these errors; sending the same body again does
-/// not help.
+/// The reasons why a body is refused. The client caused each of these errors. Sending the same body
+/// again does not help.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BodyError {
-    /// Not a gRPC message with JSON in it.
+    /// The body is not a gRPC message with JSON in it.
     NotGrpc,
-    /// Not JSON.
+    /// The body is not JSON.
     InvalidJson {
         /// The first invalid byte, in bytes from the start of the body.
         offset: usize,
     },
-    /// The `content-type` says that it is a form, and it is none.
+    /// The `content-type` names a form, but the body is not a form.
     InvalidForm(InvalidForm),
-    /// JSON, but no object.
+    /// The body is JSON, but not an object.
     NotAnObject,
-    /// No `model`.
+    /// The body has no `model`.
     MissingModel,
     /// `model` is not a string.
     ModelNotAString,
     /// `model` is the empty string.
     EmptyModel,
-    /// Nested deeper than the reader accepts.
+    /// The body is nested deeper than the reader accepts.
     TooDeep {
         /// The greatest depth that is read.
         max: u32,
@@ -131,7 +132,7 @@ pub enum BodyError {
 /// opaque.
 ///
 /// # Errors
-/// [`BodyError`]: invalid JSON first, wherever it is, then a missing or unusable model.
+/// [`BodyError`]: invalid JSON first, at any position, then a missing or unusable model.
 pub fn parse<P: PromptSink>(
     api: RequestApi,
     body: &[u8],
@@ -190,7 +191,7 @@ impl<P: PromptSink> BodyReader<P> {
         self
     }
 
-    /// Reads the next piece; another follows, or the body's end.
+    /// Reads the next piece. Another piece follows, or the end of the body.
     pub fn read(&mut self, piece: &[u8]) {
         self.push(piece, false);
     }
@@ -201,7 +202,7 @@ impl<P: PromptSink> BodyReader<P> {
         self.read
     }
 
-    /// The bytes that are kept of a token whose end has not come.
+    /// The number of bytes kept of a token whose end has not arrived.
     #[must_use]
     pub fn bytes_kept(&self) -> usize {
         self.form
@@ -215,8 +216,8 @@ impl<P: PromptSink> BodyReader<P> {
         &self.fields.prompt
     }
 
-    /// Whether the reader keeps too much of the body. Then the host drops the reader, and reads the
-    /// body when it is whole.
+    /// Whether the reader keeps too much of the body. In that case the host drops the reader, and
+    /// reads the body when it is complete.
     #[must_use]
     pub fn keeps_too_much(&self) -> bool {
         self.bytes_kept() > KEPT_BYTES_MAX
@@ -225,7 +226,7 @@ impl<P: PromptSink> BodyReader<P> {
     /// Reads the last piece.
     ///
     /// # Errors
-    /// [`BodyError`]: invalid JSON first, wherever it is, then a missing or unusable model.
+    /// [`BodyError`]: invalid JSON first, at any position, then a missing or unusable model.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn finish(mut self, piece: &[u8]) -> Result<ParsedRequest<P>, BodyError> {
         self.push(piece, true);

@@ -1,10 +1,10 @@
-//! The driver of one request, below every host. It receives the events of a stream, and calls the
-//! host for what must be done.
+//! The driver of one request, which every host uses. It receives the events of a stream, and calls
+//! the host for the necessary actions.
 //!
-//! A host connects a proxy with this crate: the wasm filter, the ext_proc server, a native
-//! Envoy module. A host translates calls. The driver owns the rest: the phases, parking, whether
+//! A host connects a proxy with this crate: the wasm filter, the ext_proc server, a native Envoy
+//! module. A host only translates calls. The driver does the rest: the phases, parking, whether
 //! headers and bytes are held, when a body is read, whether a request may be retried, the release
-//! of what a pick holds, the served endpoint, and what is counted.
+//! of a pick, the served endpoint, and what is counted.
 //!
 //! ```text
 //!                    Started
@@ -28,9 +28,9 @@
 //!                       ▼
 //!                     Ended
 //! ```
-//! A body beyond the size limit leads from Buffering to Answered. The end of the stream leads from
-//! every other phase to Ended too, but an answered request stays Answered. The phases are one enum,
-//! in `crates/exchange/src/exchange/phase.rs`.
+//! A body above the size limit leads from Buffering to Answered. The end of the stream leads from
+//! every other phase to Ended, but an answered request stays Answered. The phases are one enum, in
+//! `crates/exchange/src/exchange/phase.rs`.
 //!
 //! # What a host must do
 //!
@@ -50,31 +50,31 @@
 //! | end of the stream, for any reason | [`RequestDriver::end`] | |
 //!
 //! A host removes the request headers that a client must not set
-//! ([`crate::ExchangeSettings::removes`]) before the request goes on.
+//! ([`crate::ExchangeSettings::removes`]) before it forwards the request.
 //!
-//! In each call, the driver calls the host in this order:
+//! In each event, the driver calls the host in this order:
 //!
-//! 1. Request headers: `find_pool`; then `wait_for_body` if the body is read. Without a pool: only
-//!    `count`. Then, for a long body, `body_piece` while it comes.
-//! 2. Decision: `body_piece` or `take_body` if the body is whole; `with_pool`
+//! 1. Request headers: `find_pool`, then `wait_for_body` if the body is read. Without a pool: only
+//!    `count`. Then, for a long body, `body_piece` while the body arrives.
+//! 2. Decision: `body_piece`, or `take_body` if the body is complete; `with_pool`
 //!    ([`PoolUse::Resolve`]); `subset_hint`; `with_pool` ([`PoolUse::Pick`]); `log_decision`. Then
 //!    `forward` and `count`, or `count` and `reply`, or `park` or `hold`, and `keep_body`.
 //! 3. Response headers: `with_pool` ([`PoolUse::Respond`]), `send_response_headers`.
 //! 4. Response body: `take_response_body`; `with_pool` ([`PoolUse::ReadResponse`]) at the first
-//!    token, each 50 ms and at the end; `send_response_body`.
-//! 5. End of the reply, or else of the stream: `with_pool` ([`PoolUse::Release`]), `ended`.
+//!    token, every 50 ms and at the end; `send_response_body`.
+//! 5. End of the reply or of the stream: `with_pool` ([`PoolUse::Release`]), `ended`.
 //!
 //! # What a host must never do
 //!
 //! - Let a request go on while the last flow was [`FilterStatus::Hold`].
 //! - Call the driver from one of its own methods, or block in one.
-//! - Leave out [`RequestDriver::end`]: the endpoint would seem loaded for ever. A second call does
+//! - Leave out [`RequestDriver::end`]: the endpoint would seem loaded forever. A second call does
 //!   no harm.
 //! - Keep the pool locked after [`RequestHost::with_pool`] returns.
 //! - Change a body except where the driver says so, or read it to decide.
 //!
-//! All calls are dispatched statically, and bodies are handed over without a copy. A driver costs
-//! what the same code inside the host would cost.
+//! All calls are dispatched statically, and bodies are handed over without a copy. So a driver
+//! costs as much as the same code inside the host.
 
 mod decide;
 mod host;
@@ -97,29 +97,29 @@ pub struct RequestDriver<H: RequestHost> {
     exchange: Exchange,
     /// The pool of the request's route, until the end.
     pool: Option<H::Pool>,
-    /// Length of the request body so far.
+    /// Length of the request body received so far.
     body_bytes: usize,
-    /// Whether the last byte of the request has come.
+    /// Whether the last byte of the request has arrived.
     is_whole: bool,
     reading: BodyReading,
     pieces: BodyDelivery,
     response: ResponseBody,
-    /// Length of a held response body so far.
+    /// Length of the held response body received so far.
     response_bytes: usize,
     reply_flow: ReplyFlow,
 }
 
 /// How the pieces of a request body reach a filter ([`RequestHost::IS_FILTER`]). If a filter held a
 /// piece and the proxy resumed the request before the last piece, Envoy up to 1.39 drops the next
-/// piece. The filter avoids that by holding the next piece too; it goes on with the piece after it,
-/// or later.
+/// piece. The filter avoids that by holding the next piece too. That piece goes on with the piece
+/// after it, or later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BodyDelivery {
-    /// No piece came.
+    /// No piece arrived.
     None,
-    /// Each piece was held or went on, by the flow that its event returned.
+    /// Each piece was held or went on, as the flow of its event said.
     InStep,
-    /// Pieces went on by [`RequestDriver::resume`]: the next one is held.
+    /// Pieces went on by [`RequestDriver::resume`], so the next one is held.
     Ahead,
     /// One piece is held until the next event or [`RequestDriver::resume`].
     HoldNext,
@@ -226,7 +226,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// Refuses a request whose body is not yet whole, because the host has no room for it.
+    /// Refuses a request whose body is not complete, because the host has no room for it.
     pub fn refuse_body(&mut self, host: &mut H, is_slow: bool) -> FilterStatus {
         if !self.awaits_body() {
             return self.flow();
@@ -237,7 +237,7 @@ impl<H: RequestHost> RequestDriver<H> {
         self.refuse(host, reply)
     }
 
-    /// Handles the request trailers. The held part of the body goes on before them.
+    /// Handles the request trailers. The held part of the body goes on before the trailers.
     pub fn request_trailers(&mut self, host: &mut H) -> FilterStatus {
         if self.pieces == BodyDelivery::HoldNext {
             self.pieces = BodyDelivery::InStep;
@@ -245,9 +245,9 @@ impl<H: RequestHost> RequestDriver<H> {
         self.request_complete(host)
     }
 
-    /// Decides again, because the pool has state, or the time of [`RequestHost::park`] or
-    /// [`RequestHost::resume_after`] has come. On [`FilterStatus::Go`], the request goes on with the
-    /// held part of its body.
+    /// Decides again, because the pool has state, or because the time of [`RequestHost::park`] or
+    /// [`RequestHost::resume_after`] has come. On [`FilterStatus::Go`], the request goes on with
+    /// the held part of its body.
     pub fn resume(&mut self, host: &mut H, now: Timestamp) -> FilterStatus {
         if self.is_revocable() && self.give_up(host, now) {
             return FilterStatus::Hold;
@@ -274,8 +274,8 @@ impl<H: RequestHost> RequestDriver<H> {
         FilterStatus::Go
     }
 
-    /// Handles the end of the reply or of the stream, whichever comes first. Releases what the pick
-    /// holds, once.
+    /// Handles the end of the reply or of the stream, whichever comes first. Releases the resources
+    /// of the pick, once.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn end(&mut self, host: &mut H) {
         self.pieces = BodyDelivery::None;
@@ -336,7 +336,7 @@ impl<H: RequestHost> RequestDriver<H> {
         matches!(self.exchange.phase, ExchangePhase::Buffering)
     }
 
-    /// Whether the request is held, together with the pieces of its body that come.
+    /// Whether the request is held, together with the pieces of its body that arrive.
     #[must_use]
     pub fn holds_request(&self) -> bool {
         matches!(
@@ -345,7 +345,7 @@ impl<H: RequestHost> RequestDriver<H> {
         )
     }
 
-    /// The memory of a body that is being read, in bytes; the host has the body itself.
+    /// The memory of a body that is being read, in bytes. The host has the body itself.
     #[must_use]
     pub fn memory(&self) -> usize {
         self.reading.memory()
@@ -357,7 +357,7 @@ impl<H: RequestHost> RequestDriver<H> {
         matches!(self.exchange.phase, ExchangePhase::Answered { .. })
     }
 
-    /// Whether a picked endpoint has the request. Only then do its response headers matter.
+    /// Whether a picked endpoint has the request. Only in this case do its response headers matter.
     #[must_use]
     pub fn is_routed(&self) -> bool {
         matches!(self.exchange.phase, ExchangePhase::Routed(_))
@@ -369,14 +369,15 @@ impl<H: RequestHost> RequestDriver<H> {
         self.exchange.is_first_endpoint(address)
     }
 
-    /// Whether the response is changed on its way. Then the proxy needs the host until its end.
+    /// Whether the response is changed before it reaches the client. If so, the proxy needs the
+    /// host until the end of the response.
     #[must_use]
     pub fn restores_response(&self) -> bool {
         matches!(self.response, ResponseBody::Restore | ResponseBody::Hold)
     }
 
-    /// Returns the flow of the current phase. Only a request that is decided, or needs no decision,
-    /// goes on.
+    /// Returns the flow of the current phase. A request goes on only if it is decided, or needs no
+    /// decision.
     fn flow(&self) -> FilterStatus {
         match self.exchange.phase {
             ExchangePhase::Started
@@ -414,7 +415,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// Takes the body from the host, if it is whole.
+    /// Takes the body from the host, if the body is complete.
     fn body(&self, host: &mut H) -> Option<H::RequestBody> {
         self.is_whole.then(|| host.take_body(self.body_bytes))
     }

@@ -1,11 +1,11 @@
 //! One HTTP exchange as a state machine without I/O: headers and bytes in, actions out.
 //!
 //! [`Exchange`] holds the rules of the protocol and the phase of the request. A host does not call
-//! it: [`RequestDriver`](crate::RequestDriver) does, in the right order for every host. Code
-//! without a stream (an explanation, a replay, a benchmark) may call it alone.
+//! it directly: [`RequestDriver`](crate::RequestDriver) calls it, in the right order for every
+//! host. Code without a stream (an explanation, a replay, a benchmark) may call it directly.
 //!
-//! [`Exchange::end`] releases what the pick holds, exactly once, in every case: the hold is taken
-//! by value.
+//! [`Exchange::end`] releases the resources of the pick exactly once in every case, because it
+//! takes the hold by value.
 
 mod body_limit;
 mod client_facts;
@@ -46,8 +46,8 @@ pub use response_head::{ResponseHead, ResponseOrigin};
 pub use routed_request::{HELD_BYTES_MAX, ResponseBody, ResponseStep};
 pub(crate) use unread::AwaitedSide;
 
-/// The most bytes of request headers kept for plugins, names and values together. A session and a
-/// few labels take a fraction of this.
+/// The maximum number of bytes of request headers kept for plugins, names and values together. A
+/// session and a few labels take a fraction of this.
 const CAPTURED_BYTES_MAX: usize = 16_384;
 
 #[derive(Debug)]
@@ -65,9 +65,9 @@ pub struct Exchange {
 /// The content of the request headers, owned, because the request may be held.
 #[derive(Debug)]
 struct HeaderFacts {
-    /// The length of the body, where the client declared it.
+    /// The length of the body, if the client declared it.
     declared_bytes: Option<usize>,
-    /// The model that a header names; it counts where the body is not seen.
+    /// The model that a header names. It counts if the body is not seen.
     model: Option<Box<str>>,
     objective: Option<Box<str>>,
     rewrite: Option<Box<str>>,
@@ -92,7 +92,7 @@ struct HeaderFacts {
 pub enum HeadersStep {
     /// Hold the headers, buffer the body, then decide.
     Buffer,
-    /// Decide now, with an empty body; a body that exists passes unread.
+    /// Decide now, with an empty body. If there is a body, it passes unread.
     Decide,
     /// Answer with [`crate::ready_reply`].
     Ready,
@@ -107,15 +107,15 @@ pub enum ExchangeStep {
     Forward(RequestChanges),
     /// Answer with this reply.
     Reply(LocalReply),
-    /// Hold the request until the pool names this number ([`ManagedPool::next_due`]); then call
+    /// Hold the request until the pool names this number ([`ManagedPool::next_due`]), then call
     /// [`Exchange::try_queued`].
     Hold {
-        /// The number of the request among those held.
+        /// The number of the request among the held ones.
         number: u64,
     },
-    /// Hold the request until the pool has state, at most until `deadline`; then decide again.
+    /// Hold the request until the pool has state, at most until `deadline`, then decide again.
     Park {
-        /// When to stop waiting.
+        /// The time when to stop waiting.
         deadline: Timestamp,
     },
 }
@@ -221,8 +221,8 @@ impl Exchange {
             };
         }
         // The known gRPC methods have one message, so their bodies end. Any other endless request
-        // on the path of an API is decided without a body: it is refused as invalid JSON instead of
-        // passing unread.
+        // on the path of an API is decided without a body, so it is refused as invalid JSON instead
+        // of passing unread.
         let endless = head.unbuffered || head.grpc && !self.api.is_grpc();
         if settings.decide_at == DecideAt::Headers {
             self.set_body_unavailable();
@@ -240,8 +240,8 @@ impl Exchange {
         HeadersStep::Buffer
     }
 
-    /// Keeps the request headers that the plugins of `pool` read; before the first state, all that
-    /// fit. If the pool has no parser for the API, the body is not read.
+    /// Keeps the request headers that the plugins of `pool` read. Before the first state, keeps all
+    /// that fit. If the pool has no parser for the API, the body is not read.
     pub fn capture_headers<'h>(
         &mut self,
         pool: &ManagedPool,
@@ -271,8 +271,8 @@ impl Exchange {
         }
     }
 
-    /// Sets the fairness id of the request, which the proxy has checked. Text that is no UTF-8
-    /// counts as none. Unless a header names the client, it is the client.
+    /// Sets the fairness id of the request, which the proxy has checked. Text that is not UTF-8
+    /// counts as no id. Unless a header names the client, the id also identifies the client.
     pub fn set_flow(&mut self, id: Option<&[u8]>) {
         self.facts.flow = id
             .and_then(|id| std::str::from_utf8(id).ok())
@@ -298,7 +298,7 @@ impl Exchange {
         self.unseen = true;
     }
 
-    /// Decides where the request goes. `hint` is the raw subset hint, `None` when absent; `body` is
+    /// Decides where the request goes. `hint` is the raw subset hint, `None` if absent. `body` is
     /// the whole body on an inference path.
     pub fn decide(
         &mut self,
@@ -357,7 +357,7 @@ impl Exchange {
         self.restore_chunk(bytes, last)
     }
 
-    /// The first step of [`Self::response_chunk`]: reads the piece. Returns whether
+    /// The first step of [`Self::response_chunk`], which reads the piece. Returns whether
     /// [`Self::report_progress`] must follow.
     pub(crate) fn read_chunk(&mut self, bytes: &[u8], last: bool, now: Timestamp) -> bool {
         match &mut self.phase {
@@ -366,7 +366,8 @@ impl Exchange {
         }
     }
 
-    /// The second step of [`Self::response_chunk`]: reports what the reply has shown to the pool.
+    /// The second step of [`Self::response_chunk`], which reports to the pool what the reply has
+    /// shown.
     pub(crate) fn report_progress(&mut self, pool: &mut ManagedPool, now: Timestamp) {
         if let ExchangePhase::Routed(routed) = &mut self.phase {
             routed.report_progress(pool, now);
@@ -397,8 +398,8 @@ impl Exchange {
         }
     }
 
-    /// Ends the exchange and releases what the pick holds. `None` when the pick holds nothing, or
-    /// was released before.
+    /// Ends the exchange and releases the resources of the pick. `None` if there is no pick to
+    /// release.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn end(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Option<ExchangeOutcome> {
         match std::mem::replace(&mut self.phase, ExchangePhase::Ended) {
@@ -418,8 +419,8 @@ impl Exchange {
         }
     }
 
-    /// Ends an exchange whose [`RequestChanges`] the host could not apply: releases what the pick
-    /// holds, and returns the reply for the client.
+    /// Ends an exchange whose [`RequestChanges`] the host could not apply. Releases the resources
+    /// of the pick, and returns the reply for the client.
     pub fn abandon(&mut self, pool: &mut ManagedPool, now: Timestamp) -> LocalReply {
         let _ = self.end(pool, now);
         self.phase = ExchangePhase::Answered { uncounted: None };
@@ -434,8 +435,8 @@ impl Exchange {
         }
     }
 
-    /// Gives the request up, if the pool says so: releases what the pick holds, and returns the
-    /// reply for the client.
+    /// Gives up the request if the pool says so. Releases the resources of the pick, and returns
+    /// the reply for the client.
     pub(crate) fn give_up(
         &mut self,
         pool: &mut ManagedPool,

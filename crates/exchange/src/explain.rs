@@ -13,20 +13,20 @@ use crate::json::write::JsonWriter;
 use crate::record::DecisionRecord;
 use crate::reply::Refusal;
 
-/// The most endpoints in the explanation header, which must stay small; `switchpointd explain`
-/// shows all.
+/// The maximum number of endpoints in the explanation header, which must stay small.
+/// `switchpointd explain` shows all.
 pub(crate) const HEADER_ENDPOINTS_MAX: usize = 32;
 
-/// What to report about a decision, and the reports.
+/// The requested reports on a decision, and the reports themselves.
 #[derive(Debug, Default)]
 pub(crate) struct DecisionReason {
-    /// The most endpoints in the reasons; 0: no reasons are wanted.
+    /// The maximum number of endpoints in the reasons. 0 means that no reasons are wanted.
     pub(crate) endpoints_max: usize,
     /// Whether the ranked endpoints are wanted for a trace.
     pub(crate) traced: bool,
     /// Names of the request headers to record, if the decision is recorded.
     pub(crate) recorded: Option<Box<str>>,
-    /// Why the request was held before, if it was.
+    /// The reason why the request was held before, if it was.
     pub(crate) held: Option<QueuedReason>,
     pub(crate) reasons: Option<String>,
     pub(crate) record: Option<String>,
@@ -35,11 +35,11 @@ pub(crate) struct DecisionReason {
 }
 
 /// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"cost":{…},"total","predicted"}]}`
-/// with at most `endpoints_max` endpoints. Candidates come from the first profile; the others
+/// with at most `endpoints_max` endpoints. Candidates come from the first profile. The others
 /// follow as `"profiles":[{"name","candidates"}]`, with their picks as `"prefill"`, `"encode"` and
-/// `"data_parallel"`. A request that was not routed has its drop reason as `"refused"`. One that
-/// flow control held has `"held":{"ms","priority","full"}`: how long, and the endpoint that had no
-/// room when it was tried last.
+/// `"data_parallel"`. A request that was not routed has its drop reason as `"refused"`. A request
+/// that flow control held has `"held":{"ms","priority","full"}`: the duration, and the endpoint
+/// that had no room at the last try.
 #[must_use]
 pub fn reasons(
     snapshot: &Snapshot,
@@ -246,7 +246,8 @@ fn cost(w: &mut JsonWriter, terms: &[(&'static str, f32)]) {
     });
 }
 
-/// Writes the prediction, and for a request with an SLO the headroom and which times would be late.
+/// Writes the prediction. For a request with an SLO, also writes the headroom, and which times
+/// would be too long.
 fn prospect_members(
     w: &mut JsonWriter,
     prospect: &Result<EndpointPrediction, NoPrediction>,

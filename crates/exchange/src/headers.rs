@@ -1,13 +1,13 @@
 //! Every header and metadata key of the protocol, in one place.
 
-/// Where to send the request: `ip:port`, or several, best first.
+/// The endpoint to send the request to: `ip:port`, or several, best first.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 /// The second choice, for consumers that read one destination and one fallback.
 pub const DESTINATION_FALLBACK: &str = "x-gateway-destination-endpoint-fallback";
 /// Key of the subset hint.
 pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 pub const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
-/// Lets the fallback load balancer choose any host; only Switchpoint may set it.
+/// Lets the fallback load balancer choose any host. Only Switchpoint may set it.
 pub const OPEN: &str = "x-switchpoint-open";
 /// Requests the reasons of the decision.
 pub const EXPLAIN: &str = "x-switchpoint-explain";
@@ -21,15 +21,15 @@ pub const ENCODERS: &str = "x-encoder-hosts-ports";
 pub const DATA_PARALLEL: &str = "x-data-parallel-host-port";
 /// The model of a request, as set by gateways that read bodies.
 pub const MODEL: &str = "x-gateway-model-name";
-/// Why a request was refused.
+/// The reason why a request was refused.
 pub const DROPPED_REASON: &str = "x-llm-d-request-dropped-reason";
 /// Requests the engine's load in the reply (ORCA).
 pub const LOAD_FORMAT: &str = "endpoint-load-metrics-format";
-/// An engine's load, in its reply.
+/// An engine's load in its reply.
 pub const LOAD: &str = "endpoint-load-metrics";
-/// Envoy's retry policy by request header: which failures.
+/// Envoy's retry policy by request header: which failures are retried.
 pub const RETRY_ON: &str = "x-envoy-retry-on";
-/// Envoy's retry policy by request header: how often.
+/// Envoy's retry policy by request header: the number of retries.
 pub const MAX_RETRIES: &str = "x-envoy-max-retries";
 /// Envoy's retry policy by request header: which statuses count as failures.
 pub const RETRIABLE_STATUS_CODES: &str = "x-envoy-retriable-status-codes";
@@ -47,7 +47,7 @@ pub const OBJECTIVE: [&str; 2] = [
     "x-llm-d-inference-objective",
     "x-gateway-inference-objective",
 ];
-/// Requests another model than the body's: the current name, then the older one that is still read.
+/// Requests a model other than the body's: the current name, then the older one that is still read.
 pub const MODEL_REWRITE: [&str; 2] = ["x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"];
 
 /// The TTFT SLO, ms: the current name, then the older one that is still read.

@@ -2,8 +2,8 @@
 
 use scheduler::SubsetHint;
 
-/// The most items of a list that are read. A pool has at most this many endpoints, so more items
-/// cannot name more of them.
+/// The maximum number of items of a list that are read. A pool has at most this many endpoints, so
+/// more items cannot name more of them.
 const ITEMS_MAX: usize = scheduler::ENDPOINTS_MAX;
 
 /// Reads a hint that is present. Text is split at commas. An unreadable hint allows no endpoint.

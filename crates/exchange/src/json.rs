@@ -2,11 +2,11 @@
 //!
 //! Chat bodies are a few long strings in a thin frame, so nearly all the time goes into finding the
 //! ends of strings ([`scan`]); the frame is read byte by byte. The caller walks the parts it knows
-//! with [`JsonReader::members`] and [`JsonReader::elements`] and the rest is skipped. A field of an
+//! with [`JsonReader::members`] and [`JsonReader::elements`]. The rest is skipped. A field of an
 //! unexpected type counts as absent, because the engine checks its own fields. Skipping is a loop
 //! with one bit for each open container, so no input can exhaust the stack.
 //!
-//! It accepts RFC 8259 and no more (no byte order mark, no `NaN`), with one freedom that the RFC
+//! It accepts RFC 8259 and no more (no byte order mark, no `NaN`). It uses one freedom that the RFC
 //! leaves and Python uses: a string may contain an escaped surrogate without its other half.
 //! Numbers are checked for form and converted only on request, so `1e999999` costs nothing.
 
@@ -20,19 +20,19 @@ mod utf8;
 pub(crate) mod visitor;
 pub mod write;
 
-/// The most containers that may be open at once, as many as a `u128` has bits. Real bodies (tool
-/// schemas are the deepest part) stay below 30. `serde_json` and pydantic stop between 128 and 200,
-/// so engines would hardly accept a body that is refused here.
+/// The maximum number of containers that may be open at once. It equals the number of bits in a
+/// `u128`. Real bodies (tool schemas are the deepest part) stay below 30. `serde_json` and pydantic
+/// stop between 128 and 200, so engines would hardly accept a body that is refused here.
 pub const DEPTH_MAX: u32 = u128::BITS;
 
-/// Why the bytes are not accepted as JSON. The sender caused the error; sending the same bytes
-/// again does not help.
+/// The reason why the bytes are not accepted as JSON. The sender caused the error. Sending the same
+/// bytes again does not help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JsonError {
     /// Not JSON.
     Invalid {
-        /// The first invalid byte, in bytes from the start of the input; the length of the input if
-        /// it ended too early.
+        /// The first invalid byte, in bytes from the start of the input. It is the length of the
+        /// input if that ended too early.
         offset: usize,
     },
     /// More than [`DEPTH_MAX`] containers inside each other.
@@ -63,8 +63,8 @@ pub struct JsonStr<'b> {
     escaped: bool,
 }
 
-/// A cursor over JSON text. Each reading method fails with [`JsonError`] where the text stops being
-/// JSON.
+/// A cursor over JSON text. Each reading method fails with [`JsonError`] at the position where the
+/// text is no longer JSON.
 #[derive(Clone, Debug)]
 pub struct JsonReader<'b> {
     bytes: &'b [u8],
@@ -87,7 +87,7 @@ impl<'b> JsonReader<'b> {
         }
     }
 
-    /// The kind of the next value; nothing is consumed but white space.
+    /// The kind of the next value. Only white space is consumed.
     pub fn peek(&mut self) -> Result<JsonKind> {
         self.next_byte()
             .and_then(JsonKind::from_byte)
@@ -95,7 +95,7 @@ impl<'b> JsonReader<'b> {
     }
 
     /// Walks an object: calls `member` with each key, and `member` must consume the value. Skips a
-    /// value that is no object.
+    /// value that is not an object.
     pub fn members(
         &mut self,
         mut member: impl FnMut(&mut Self, JsonStr<'b>) -> Result<()>,
@@ -121,8 +121,8 @@ impl<'b> JsonReader<'b> {
         Ok(())
     }
 
-    /// Passes the remaining members of an object and the closing brace, from behind a member. For
-    /// input that starts inside an object.
+    /// Passes the remaining members of an object and the closing brace, starting after a member. It
+    /// is for input that starts inside an object.
     pub fn rest_of_object(&mut self) -> Result<()> {
         while self.more(b'}')? {
             self.key()?;
@@ -131,7 +131,8 @@ impl<'b> JsonReader<'b> {
         Ok(())
     }
 
-    /// Walks an array: `element` must consume one value each time. Skips a value that is no array.
+    /// Walks an array: `element` must consume one value each time. Skips a value that is not an
+    /// array.
     pub fn elements(&mut self, mut element: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         self.walk_elements(&mut element)
     }
@@ -150,7 +151,7 @@ impl<'b> JsonReader<'b> {
         Ok(())
     }
 
-    /// Reads a string; `None` if the value is something else.
+    /// Reads a string; `None` if the value has another type.
     pub fn string(&mut self) -> Result<Option<JsonStr<'b>>> {
         if self.peek()? == JsonKind::String {
             self.read_string().map(Some)
@@ -159,15 +160,15 @@ impl<'b> JsonReader<'b> {
         }
     }
 
-    /// Reads `true` or `false`; `None` if the value is something else.
+    /// Reads `true` or `false`; `None` if the value has another type.
     pub fn boolean(&mut self) -> Result<Option<bool>> {
         let kind = self.peek()?;
         let span = self.skip()?;
         Ok((kind == JsonKind::Boolean).then(|| self.bytes.get(span) == Some(b"true")))
     }
 
-    /// Reads a count: the integer part of a number, clamped to `u32`. `None` if the value is no
-    /// number, or negative.
+    /// Reads a count: the integer part of a number, clamped to `u32`. `None` if the value is not a
+    /// number, or is negative.
     pub fn count(&mut self) -> Result<Option<u32>> {
         let kind = self.peek()?;
         let span = self.skip()?;
@@ -208,7 +209,7 @@ impl<'b> JsonReader<'b> {
                 JsonKind::Number => self.number()?,
                 JsonKind::Boolean | JsonKind::Null => self.literal()?,
             }
-            // A value has ended; close all containers that end right behind it.
+            // A value has ended. Close all containers that end directly after it.
             loop {
                 if self.depth <= depth {
                     return Ok(start..self.at);
@@ -249,7 +250,7 @@ impl<'b> JsonReader<'b> {
         Ok(())
     }
 
-    /// Reads a key and the colon behind it.
+    /// Reads a key and the colon after it.
     pub fn key(&mut self) -> Result<JsonStr<'b>> {
         if self.next_byte() != Some(b'"') {
             return self.invalid();
@@ -341,7 +342,7 @@ impl<'b> JsonReader<'b> {
         }
     }
 
-    /// Closes the container if it is empty. The cursor is behind the opening bracket.
+    /// Closes the container if it is empty. The cursor is after the opening bracket.
     fn close(&mut self, bracket: u8) -> bool {
         let closes = self.next_byte() == Some(bracket);
         self.at += usize::from(closes);
@@ -349,7 +350,7 @@ impl<'b> JsonReader<'b> {
         closes
     }
 
-    /// Passes the comma (true) or the closing bracket (false). The cursor is behind a value in a
+    /// Passes the comma (true) or the closing bracket (false). The cursor is after a value in a
     /// container.
     fn more(&mut self, bracket: u8) -> Result<bool> {
         let comma = match self.next_byte() {
@@ -412,7 +413,7 @@ impl<'b> JsonStr<'b> {
         }
     }
 
-    /// The bytes of the unescaped text, to compare names. They are borrowed unless there are
+    /// The bytes of the unescaped text, for comparing names. They are borrowed unless there are
     /// escapes.
     #[must_use]
     pub fn name(&self) -> Cow<'b, [u8]> {

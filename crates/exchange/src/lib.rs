@@ -1,7 +1,7 @@
 //! One HTTP exchange of an inference request without I/O: headers and bytes in, actions out.
 //!
 //! The wasm filter and the ext_proc server are two hosts of the same [`RequestDriver`], and the
-//! rules of the protocol are only here. Time comes from the host ([`Timestamp`]), state lives in a
+//! rules of the protocol are only here. Time comes from the host ([`Timestamp`]). State is in a
 //! [`ManagedPool`] that the host owns. [`driver`] says what a host must do.
 #![deny(clippy::indexing_slicing, clippy::string_slice)]
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! ORCA load reports that engines put into their replies (`endpoint-load-metrics`).
+//! The ORCA load reports that engines put into their replies (`endpoint-load-metrics`).
 
 use scheduler::EndpointMetrics;
 
@@ -46,7 +46,7 @@ pub(crate) fn parse(report: &[u8]) -> Option<OrcaLoad> {
 // === impl OrcaLoad ===
 
 impl OrcaLoad {
-    /// Writes the known values over `metrics`.
+    /// Writes the known values into `metrics`.
     pub(crate) fn apply(self, metrics: &mut EndpointMetrics) {
         metrics.kv_cache_utilization = self.kv_cache_utilization.or(metrics.kv_cache_utilization);
         metrics.queue_depth = self.queue_depth.or(metrics.queue_depth);

@@ -3,10 +3,10 @@
 
 use std::fmt::Write as _;
 
-/// Significant decimal digits that always fit into a mantissa of 64 bits.
+/// The number of significant decimal digits that always fit into a mantissa of 64 bits.
 const DIGITS_MAX: u32 = 19;
 
-/// Exponents are limited to this. Beyond it, every mantissa gives infinity or zero.
+/// Exponents are limited to this value. Beyond it, every mantissa gives infinity or zero.
 const EXPONENT_MAX: u32 = 400;
 
 /// Powers of ten up to this one are exact in an `f64`.
@@ -91,7 +91,7 @@ fn scale(value: f64, exponent: i32) -> f64 {
     scaled
 }
 
-/// Writes the shortest decimal number that is read as `value` again. `value` must be finite.
+/// Writes the shortest decimal number that gives `value` when it is read. `value` must be finite.
 pub fn write(out: &mut String, value: f32) {
     let size = f64::from(value.abs());
     // Estimate the decimal exponent from the binary exponent. The estimate is right or one too low,
@@ -115,7 +115,7 @@ pub fn write(out: &mut String, value: f32) {
 /// Writes `value` rounded to this many decimal places, without zeros at the end.
 pub fn write_rounded(out: &mut String, value: f32, places: i32) {
     let rounded = scale(f64::from(value.abs()), places).round();
-    // Above that, a float has no decimal places.
+    // Above this value, a float has no decimal places.
     if rounded >= 1e15 {
         return write(out, value);
     }

@@ -14,7 +14,7 @@ pub struct HashSettings {
     blocks_max: usize,
 }
 
-/// The sums of a prompt's text. They do not depend on the model, which a body may name last.
+/// The sums of a prompt's text. They do not depend on the model, because a body may name it last.
 #[derive(Clone, Debug)]
 pub struct PromptSums {
     settings: HashSettings,
@@ -134,8 +134,8 @@ pub(crate) fn even_blocks(
     (whole && parsed.media_items == 0).then_some(blocks)
 }
 
-/// Estimates the tokens of the prompt: `text` estimates its text; token ids count if the client
-/// sent them; images have a fixed count.
+/// Estimates the tokens of the prompt: `text` estimates its text, token ids count if the client
+/// sent them, and images have a fixed count.
 pub(crate) fn tokens(
     parsed: &ParsedRequest<PromptSums>,
     settings: TokenSettings,

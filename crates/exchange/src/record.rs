@@ -4,8 +4,8 @@
 //! A record has the inputs of [`scheduler::schedule`]: the facts of the request, every endpoint
 //! with its metrics, load and matched blocks, and the state of the random generator. It has no
 //! prompt and no hash of one, and only the headers that the operator lists, because a record is a
-//! line in a log. Labels of endpoints and the pipeline are not in it: a replay uses the current
-//! ones and may try others.
+//! line in a log. It does not have the labels of endpoints and the pipeline: a replay uses the
+//! current ones and may try others.
 
 #[expect(
     clippy::indexing_slicing,
@@ -25,21 +25,24 @@ use scheduler::{
 use crate::json::write::JsonWriter;
 use pool_state::{EndpointCounters, ManagedPool};
 
-/// The most endpoints of a pool whose decisions are recorded. A record is a line in a log, with
-/// some 200 bytes for each endpoint.
+/// The maximum number of endpoints in a pool whose decisions are recorded. A record is a line in a
+/// log, with some 200 bytes for each endpoint.
 pub const RECORDED_ENDPOINTS_MAX: usize = 256;
 
-/// The most bytes of a model's name in a record. Real names are at most as long as a path, but
-/// clients may send any name.
+/// The maximum number of bytes of a model's name in a record. Real names are at most as long as a
+/// path, but clients may send any name.
 const MODEL_BYTES_MAX: usize = 256;
 
-/// The most running requests recorded for each endpoint: the strictest, because only they count.
+/// The maximum number of running requests recorded for each endpoint. They are the strictest,
+/// because only these count.
 const RUNNING_MAX: usize = 4;
 
-/// The most running requests of a pool that [`running`] returns: some 10 KB, once a second.
+/// The maximum number of running requests of a pool that [`running`] returns: some 10 KB, once a
+/// second.
 const RUNNING_SHOWN_MAX: usize = 64;
 
-/// The most held requests of a pool that [`running`] returns, those that have waited longest.
+/// The maximum number of held requests of a pool that [`running`] returns. They are those that have
+/// waited longest.
 const QUEUED_SHOWN_MAX: usize = 64;
 
 /// Returns the running requests with an SLO, by endpoint, and those that flow control holds, as

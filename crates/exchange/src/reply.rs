@@ -11,14 +11,15 @@ use crate::body::BodyError;
 use crate::headers;
 use crate::json::write::JsonWriter;
 
-/// The `Retry-After` of a 429, in seconds: long enough for a queue to move, short enough to be
-/// useful.
+/// The `Retry-After` of a 429, in seconds. It is long enough for a queue to move, and short enough
+/// to be useful.
 const RETRY_AFTER_S: u32 = 1;
 
-/// How much of a header's value an error message repeats, in bytes: enough to recognise it.
+/// How much of a header's value an error message repeats, in bytes. It is enough to recognise the
+/// value.
 const QUOTED_BYTES_MAX: usize = 64;
 
-/// Drop reasons of several refusals.
+/// The drop reasons that several refusals share.
 const INVALID: &str = "invalid-request";
 const NO_ENDPOINTS: &str = "rejected-no-endpoints";
 const SATURATED: &str = "rejected-saturated";
@@ -33,8 +34,8 @@ pub struct LocalReply {
     pub body: Vec<u8>,
 }
 
-/// Why a request is refused. The status says who has to change something, the client (4xx) or the
-/// operator of the pool (5xx), and whether to try again.
+/// The reason why a request is refused. The status says who has to change something, the client
+/// (4xx) or the operator of the pool (5xx), and whether a retry makes sense.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The body breaks a rule of its API.
@@ -45,7 +46,7 @@ pub enum Refusal {
     TooLarge(usize),
     /// The scheduler found no endpoint.
     Unavailable(UnavailableReason),
-    /// The scheduler sheds.
+    /// The scheduler sheds the request.
     Shed(ShedReason),
     /// The request names a scheduling profile that does not exist.
     UnknownProfile(Box<str>),
@@ -61,21 +62,21 @@ pub enum Refusal {
     /// The pool requires an SLO from every request, and this one has none.
     SloMissing,
     /// Two engines lost their connection over this prompt within a minute, while they served other
-    /// prompts well.
+    /// prompts successfully.
     CrashingPrompt,
-    /// The request was held, or would have to be, and is given up.
+    /// The request was held, or would have to be held, and is given up.
     Queue(QueueRefusal),
-    /// The request ran, and was given up for a more important one.
+    /// The request was running, and was given up for a more important one.
     GivenUp {
-        /// When to try again, in seconds.
+        /// The time after which to try again, in seconds.
         retry_after_s: u32,
     },
-    /// There is no room for another body that is not yet whole.
+    /// There is no room for another incomplete body.
     NoRoomForBody {
-        /// Whether this one has been coming for long.
+        /// Whether this body has been arriving for a long time.
         is_slow: bool,
     },
-    /// The client does not read the reply. It gets a reset in place of this.
+    /// The client does not read the reply. It gets a reset instead of this reply.
     Unread,
     /// This proxy never received state.
     NoState,
@@ -108,7 +109,7 @@ impl From<PickRefusal> for Refusal {
 }
 
 impl Refusal {
-    /// Returns why `decision` does not route its request; `None` if it does.
+    /// Returns the reason why `decision` does not route its request; `None` if it does.
     pub(crate) fn from_decision(decision: &Decision) -> Option<Self> {
         match decision {
             Decision::Route(_) => None,
@@ -200,7 +201,7 @@ impl Refusal {
                 "proxy-failed",
                 "the gateway could not send the request under its model's name",
             ),
-            // llm-d says so whatever the cause.
+            // llm-d says this for every cause.
             Self::GivenUp { .. } => row(
                 429,
                 "evicted",
@@ -334,7 +335,7 @@ fn queued_row(outcome: FlowOutcome) -> RefusalRow {
     }
 }
 
-/// Shortens a client's text to what an error message repeats.
+/// Shortens a client's text to the length that an error message repeats.
 fn shortened(words: &str) -> &str {
     let end = (0..=words.len().min(QUOTED_BYTES_MAX))
         .rev()
@@ -389,7 +390,7 @@ fn body(family: ApiFamily, row: &RefusalRow) -> Vec<u8> {
     w.finish().into_bytes()
 }
 
-/// Returns the reply on the ready path.
+/// Returns the reply for the ready path.
 #[must_use]
 pub fn ready(ready: bool) -> LocalReply {
     let (status, body) = if ready {

@@ -1,12 +1,12 @@
-//! Restores the client's model name in a response, where the request was sent under another name.
+//! Restores the client's model name in a response, if the request was sent with another name.
 //!
 //! It replaces the value of `model` in the outermost object of an unstreamed reply or of an event's
 //! data, and in the one object that wraps it in events of some APIs (`response.model`,
 //! `message.model`). It does so only if the value is the name that was sent, in any JSON spelling.
-//! Text that contains the name stays. All other bytes pass unchanged, also if they are not JSON.
+//! Text that contains the name stays. All other bytes pass unchanged, even if they are not JSON.
 //!
-//! **It holds back only that value**, and only while the value can still become that name. Events
-//! pass as they come, and it does not matter where the bytes are cut.
+//! **Only that value is held back**, and only while the value can still become that name. Events
+//! pass as they arrive, and it does not matter where the bytes are cut.
 
 use crate::api::RequestApi;
 use crate::json::JsonReader;
@@ -16,7 +16,7 @@ use crate::sse::{LineSplitter, StreamPiece};
 /// and quotes.
 const KEY_BYTES_MAX: usize = "response".len() * ESCAPED_BYTES_MAX + 2;
 
-/// The most bytes that JSON takes to spell one byte.
+/// The maximum number of bytes that JSON uses for one byte.
 const ESCAPED_BYTES_MAX: usize = "\\u0000".len();
 
 /// The two names of a model in one exchange.
@@ -40,13 +40,13 @@ pub struct ModelNameRestorer {
 /// The position in a JSON text, byte by byte, as far as needed to find a model's name.
 #[derive(Clone, Debug, Default)]
 struct ModelNameScanner {
-    /// The field whose object counts like the outermost object; empty if there is none.
+    /// The field whose object is treated like the outermost object; empty if there is none.
     wrapper: &'static [u8],
     /// Open containers.
     depth: u32,
-    /// Open objects whose fields count: 0, the outermost (1), or also the wrapper in it (2).
+    /// Open objects whose fields count: 0, 1 (the outermost), or 2 (also the wrapper in it).
     counted: u32,
-    /// Whether the next string of the innermost counted object is a field name, not a value.
+    /// Whether the next string of the innermost counted object is a field name, and not a value.
     before_key: bool,
     field: ModelNameField,
     text: Option<StringState>,
@@ -70,16 +70,16 @@ enum ModelNameField {
 enum StringState {
     /// The name of a field.
     Key,
-    /// The value of `model`: held back.
+    /// The value of `model`, which is held back.
     Model,
-    /// Any other.
+    /// Any other string.
     Plain,
 }
 
 // === impl ModelNameRestorer ===
 
 impl ModelNameRestorer {
-    /// Makes a restorer for a response of `api`; `streamed` if its content type is
+    /// Creates a restorer for a response of `api`. `streamed` means that its content type is
     /// `text/event-stream`.
     #[must_use]
     pub fn new(names: ModelNames, api: RequestApi, streamed: bool) -> Self {
@@ -188,7 +188,7 @@ impl ModelNameScanner {
         self.field = ModelNameField::Other;
     }
 
-    /// Takes a byte outside of strings. True if it opens a string.
+    /// Takes a byte outside of strings. Returns true if it opens a string.
     fn structure(&mut self, byte: u8) -> bool {
         let counts = self.depth == self.counted;
         match byte {
@@ -229,7 +229,7 @@ impl ModelNameScanner {
         }
     }
 
-    /// Returns the position behind the quote that closes the current string, if it is in `bytes`.
+    /// Returns the position after the quote that closes the current string, if it is in `bytes`.
     fn end_of_string(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut at = usize::from(std::mem::take(&mut self.escaped));
         loop {
@@ -243,7 +243,7 @@ impl ModelNameScanner {
         }
     }
 
-    /// Continues the current string with `part`; `ends` if the string ends there.
+    /// Continues the current string with `part`. `ends` means that the string ends there.
     fn string(
         &mut self,
         text: StringState,

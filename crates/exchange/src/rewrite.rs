@@ -1,7 +1,7 @@
-//! Replaces the model's name and the salt of the prefix cache in a request on its way to the
-//! engine; [`crate::restore`] undoes the change of the name in the reply.
+//! Replaces the model's name and the salt of the prefix cache in a request to the engine.
+//! [`crate::restore`] undoes the change of the name in the reply.
 //!
-//! Engines read the last of duplicate fields, so only the value of the last one is replaced.
+//! If fields are duplicated, engines read the last one, so only its value is replaced.
 
 use std::ops::Range;
 
@@ -17,12 +17,12 @@ pub struct BodyEdit {
     pub range: Range<usize>,
     /// The bytes that replace them.
     pub replacement: Vec<u8>,
-    /// A change behind this one.
+    /// A further change at a later place in the body.
     pub then: Option<Box<Self>>,
 }
 
-/// Returns the change that makes a body, JSON or a form, name `target`, and the names for the
-/// change back in the reply. `None` if the model in the body cannot be replaced.
+/// Returns the change that makes a body (JSON or a form) name `target`, and the names for undoing
+/// the change in the reply. `None` if the model in the body cannot be replaced.
 pub(crate) fn model<P>(
     parsed: &ParsedRequest<P>,
     target: &str,
@@ -44,8 +44,8 @@ pub(crate) fn model<P>(
     ))
 }
 
-/// Returns the change that makes the engine use `salt`, whatever the client wrote: in place of
-/// that, or as the first member. `None` for a body without members.
+/// Returns the change that makes the engine use `salt`, whatever the client wrote. It replaces the
+/// client's salt, or becomes the first member. `None` for a body without members.
 pub(crate) fn salt<P>(parsed: &ParsedRequest<P>, api: RequestApi, salt: &str) -> Option<BodyEdit> {
     match &parsed.salt {
         SaltPlace::At(range) => Some(BodyEdit::string(range.clone(), salt)),
@@ -79,7 +79,7 @@ impl BodyEdit {
         }
     }
 
-    /// Joins two changes of different places.
+    /// Joins two changes at different places.
     pub(crate) fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         match (first, second) {
             (Some(a), Some(b)) => {
@@ -94,7 +94,7 @@ impl BodyEdit {
         }
     }
 
-    /// Where the last change ends.
+    /// The end of the last change.
     #[must_use]
     pub fn end(&self) -> usize {
         self.then.as_ref().map_or(self.range.end, |then| then.end())
@@ -119,7 +119,7 @@ impl BodyEdit {
     }
 
     /// Returns the bytes that replace the first [`Self::end`] bytes of a body. Proxies can replace
-    /// only the beginning of a body; the bytes behind it stay in place and are not copied.
+    /// only the beginning of a body. The bytes after it stay in place and are not copied.
     #[must_use]
     pub fn beginning(&self, mut body: Vec<u8>) -> Vec<u8> {
         let rest = self.then.as_ref().map(|then| {

@@ -2,7 +2,7 @@
 
 use crate::headers;
 
-/// Headers in a record by default: the session headers, without which a decision cannot be
+/// The default headers in a record: the session headers, without which a decision cannot be
 /// repeated. Neither is secret.
 pub const RECORDED_HEADERS_DEFAULT: &str = "x-session-id,x-session-token";
 
@@ -11,8 +11,8 @@ pub const RECORDED_HEADERS_DEFAULT: &str = "x-session-id,x-session-token";
 pub enum DestinationFormat {
     /// The whole list, comma-separated, for `override_host`.
     List,
-    /// The first endpoint, and the second in the fallback header: for `ORIGINAL_DST` clusters and
-    /// readers of the older protocol text.
+    /// The first endpoint, and the second one in the fallback header. It is for `ORIGINAL_DST`
+    /// clusters and for readers of the older protocol text.
     Single,
 }
 
@@ -21,12 +21,12 @@ pub enum DestinationFormat {
 pub enum DecideAt {
     /// At the last byte of the body.
     Body,
-    /// At the headers, by load, session, subset and a model header; the body passes unread. For
-    /// proxies that cannot hold a body.
+    /// At the headers, by load, session, subset and a model header. The body passes unread. This is
+    /// for proxies that cannot hold a body.
     Headers,
 }
 
-/// What happens to a request when the proxy has never had state and the wait for it is over.
+/// The treatment of a request if the proxy has never had state and the wait for it is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureMode {
     /// The filter refuses the request (503).
@@ -39,27 +39,27 @@ pub enum FailureMode {
 /// SLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderTrust {
-    /// Clients, which may not decide what others get: the header has no effect.
+    /// Clients set it. They may not affect other clients, so the header has no effect.
     Ignore,
     /// A proxy or gateway in front, which sets the header and removes the client's own.
     Trust,
 }
 
-/// What flow control reads of a request: its fairness id, and how long it may wait.
+/// The values that flow control reads from a request: its fairness id, and how long it may wait.
 #[derive(Clone, Debug)]
 pub struct FlowRequestSettings {
-    /// Namespace of the fairness id in filter metadata; empty where the proxy sets none.
+    /// Namespace of the fairness id in filter metadata; empty if the proxy sets none.
     pub namespace: String,
     /// Path of the fairness id in that namespace; keys are separated by `/`.
     pub key: String,
     /// Whether the header with the fairness id counts.
     pub header: HeaderTrust,
-    /// The header with the longest wait of a request, in ms; empty: none. A request can shorten the
-    /// wait that its band allows, and not prolong it.
+    /// The header with the longest wait of a request, in ms. Empty means no header. A request can
+    /// shorten the wait that its band allows, but not prolong it.
     pub ttl_header: String,
 }
 
-/// Where the ranked list goes.
+/// The place where the ranked list is written.
 #[derive(Clone, Debug)]
 pub struct DestinationSettings {
     /// Header (and metadata key) of the destination.
@@ -70,7 +70,7 @@ pub struct DestinationSettings {
     pub format: DestinationFormat,
 }
 
-/// Where a gateway puts the subset hint.
+/// The place where a gateway writes the subset hint.
 #[derive(Clone, Debug)]
 pub struct SubsetSettings {
     /// Namespace of the subset hint in filter metadata.
@@ -79,24 +79,24 @@ pub struct SubsetSettings {
     pub key: String,
 }
 
-/// Which decisions are recorded, for `switchpointd explain`.
+/// Selects the decisions that are recorded for `switchpointd explain`.
 #[derive(Clone, Debug)]
 pub struct DecisionLogSettings {
-    /// One in this many decisions is recorded completely; 0: none. A record has some 200 bytes for
-    /// each endpoint.
+    /// One in this many decisions is recorded completely. 0 means none. A record has some 200 bytes
+    /// for each endpoint.
     pub one_in: u32,
-    /// Request headers that a record may show, comma-separated: plugins may read any header,
-    /// credentials too.
+    /// Request headers that a record may show, comma-separated. The list is needed because plugins
+    /// may read any header, even credentials.
     pub headers: String,
 }
 
-/// What happens after a failed attempt.
+/// The actions after a failed attempt.
 #[derive(Clone, Debug)]
 pub struct RetrySettings {
     /// Whether failed attempts are retried on the rest of the ranked list.
     pub enabled: bool,
-    /// Time that one attempt of a streamed request may take until its response headers, in ms; 0 is
-    /// no limit. It never applies to unstreamed replies, whose headers come at the end.
+    /// The time that one attempt of a streamed request may take until its response headers, in ms.
+    /// 0 means no limit. It never applies to unstreamed replies, whose headers come at the end.
     pub per_try_timeout_ms: u64,
 }
 
@@ -104,52 +104,52 @@ pub struct RetrySettings {
 /// configuration.
 #[derive(Clone, Debug)]
 pub struct ExchangeSettings {
-    /// Where the ranked list goes.
+    /// The place where the ranked list is written.
     pub destination: DestinationSettings,
-    /// Where the subset hint is.
+    /// The place where the subset hint is read.
     pub subset: SubsetSettings,
     /// When a request on an inference path is decided.
     pub decide_at: DecideAt,
-    /// The header that names the model where the body is not read. Its sender must have read the
-    /// body: a client could name one model in the header and another in the body.
+    /// The header that names the model if the body is not read. Its sender must have read the body,
+    /// because a client could name one model in the header and another in the body.
     pub model_header: String,
     /// The largest request body on an inference path, in bytes after decompression. A million-token
     /// prompt is about 5 MB. Envoy's own limit (32 MiB in the shipped files) is higher, so that the
     /// error comes from here.
     pub body_limit_bytes: usize,
-    /// What happens to a request if the proxy never received state.
+    /// The treatment of a request if the proxy never received state.
     pub failure_mode: FailureMode,
     /// How long a request may wait for the first state, ms.
     pub cold_start_wait_ms: u64,
-    /// After how long without a byte a reply that its client does not read is reset, in ms; 0:
-    /// never.
+    /// A reply that its client does not read is reset after this time without a byte, in ms. 0
+    /// means never.
     pub unread_reset_ms: u64,
     /// Path that answers 200 once all pools have state.
     pub ready_path: String,
     /// Whether a client may request the reasons of a decision by header.
     pub explain: bool,
-    /// The header by which a proxy in front names the authenticated client; it replaces the
-    /// client's own. Empty: none.
+    /// The header by which a proxy in front names the authenticated client. It replaces the
+    /// client's own header. Empty means no header.
     pub client_header: String,
-    /// The key from which each authenticated client gets a `cache_salt` of its own, in place of
-    /// what it sends. Empty: clients choose.
+    /// The key from which each authenticated client gets its own `cache_salt`, which replaces the
+    /// one that it sends. If it is empty, clients choose.
     pub cache_salt_key: String,
     /// Whether the objective header counts.
     pub objective_header: HeaderTrust,
-    /// Whether the SLO headers count. An SLO limits what others may get at its endpoint.
+    /// Whether the SLO headers count. An SLO limits the service of other requests at its endpoint.
     pub slo_headers: HeaderTrust,
-    /// What flow control reads of a request.
+    /// The values that flow control reads from a request.
     pub flow: FlowRequestSettings,
-    /// Which decisions are recorded.
+    /// Selects the decisions that are recorded.
     pub decision_log: DecisionLogSettings,
-    /// What happens after a failed attempt.
+    /// The actions after a failed attempt.
     pub retry: RetrySettings,
 }
 
 // === impl ExchangeSettings ===
 
 impl ExchangeSettings {
-    /// Whether engines share no cached prefix between authenticated clients.
+    /// Whether engines must not share cached prefixes between authenticated clients.
     #[must_use]
     pub fn separates_caches(&self) -> bool {
         !self.cache_salt_key.is_empty()

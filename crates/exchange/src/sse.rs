@@ -1,9 +1,9 @@
-//! Reads a response as it passes: when the first token came, how many events had content, and the
-//! usage that the engine reports. The response is neither held back nor changed.
+//! Reads a response as it passes: the time of the first token, the number of events with content,
+//! and the usage that the engine reports. The response is neither held back nor changed.
 //!
 //! A stream is cut into events ([`EventSplitter`]) and each event is read on its own ([`event`]).
 //! An unstreamed body is read at its end. Between chunks only [`HeldEvent`] is kept, which is
-//! bounded: if a body (embeddings, log probabilities) or event is longer, only its end is kept,
+//! bounded. If a body (embeddings, log probabilities) or an event is longer, only its end is kept,
 //! where every engine writes `usage`. A body with more than [`HELD_BYTES_MIN`] after its `usage`
 //! counts as a body without `usage`.
 
@@ -22,13 +22,13 @@ use held_event::HeldEvent;
 pub use held_event::{HELD_BYTES_MAX, HELD_BYTES_MIN};
 pub(crate) use lines::{LineSplitter, StreamPiece};
 
-/// Tokens of a reply that become no text: its end, the marks around tool calls.
+/// Tokens of a reply that become no text, such as its end and the marks around tool calls.
 const MARKUP_TOKENS: u32 = 16;
 
 /// The tokens and events of one chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkProgress {
-    /// Whether the chunk has the first token of the response. Always false for an unstreamed
+    /// Whether the chunk has the first token of the response. It is always false for an unstreamed
     /// response, whose first token cannot be seen.
     pub first_token: bool,
     /// Events in this chunk that carry generated content.
@@ -41,7 +41,7 @@ pub struct ResponseReader {
     source: ResponseFormat,
     facts: ResponseFacts,
     events: u32,
-    /// The hash of the id that [`Self::take_stored_id`] returned last; 0 before.
+    /// The hash of the id that [`Self::take_stored_id`] returned last, or 0 before the first.
     stored_id_taken: u64,
 }
 
@@ -51,19 +51,19 @@ struct ResponseFacts {
     usage: TokenUsage,
     /// Whether there was an event, or a byte of an unstreamed body.
     any: bool,
-    /// Whether the mark came that ends streams of the API.
+    /// Whether the mark has arrived that ends streams of the API.
     finished: bool,
     /// Whether there was a member that replies of the API have.
     explained: bool,
     /// Whether there was generated content, or another result.
     generated: bool,
-    /// Bytes of generated content, as the reply spells it.
+    /// Bytes of generated content, in the spelling of the reply.
     content_bytes: u32,
-    /// Whether the engine gave up before the end.
+    /// Whether the engine stopped before the end.
     aborted: bool,
-    /// Whether it is no JSON object, but may be a reply, or a promise of one.
+    /// Whether the body is not a JSON object, but may be a reply, or announce a later one.
     unclear: bool,
-    /// The hash of the answer's id; 0 if none has come.
+    /// The hash of the answer's id; 0 if no id has arrived.
     stored_id: u64,
     /// The error object, if there was one, with the HTTP status that it names, if any.
     error: Option<Option<u16>>,
@@ -78,7 +78,7 @@ enum ResponseFormat {
 // === impl ResponseReader ===
 
 impl ResponseReader {
-    /// Makes a reader for a response of `api`; `streamed` if its content type is
+    /// Creates a reader for a response of `api`. `streamed` means that its content type is
     /// `text/event-stream`. It cannot read compressed responses.
     #[must_use]
     pub fn new(api: RequestApi, streamed: bool) -> Self {
@@ -96,7 +96,7 @@ impl ResponseReader {
         }
     }
 
-    /// Takes the next bytes, cut anywhere.
+    /// Takes the next bytes, which may be cut anywhere.
     pub fn chunk(&mut self, bytes: &[u8]) -> ChunkProgress {
         let before = self.events;
         match &mut self.source {
@@ -116,7 +116,7 @@ impl ResponseReader {
         }
     }
 
-    /// Returns the usage of the whole response; also valid for a response that was cut off.
+    /// Returns the usage of the whole response. It is also valid for a response that was cut off.
     pub fn finish(&mut self) -> TokenUsage {
         match &mut self.source {
             ResponseFormat::Stream(events) => {
@@ -134,7 +134,7 @@ impl ResponseReader {
         *usage
     }
 
-    /// Returns `tokens`, or as many as the content allows, if there is any: a token is at least a
+    /// Returns `tokens`, limited by the content if there is any, because a token has at least one
     /// byte.
     #[must_use]
     pub fn possible_tokens(&self, tokens: u32) -> u32 {
@@ -146,14 +146,14 @@ impl ResponseReader {
         tokens.min(most)
     }
 
-    /// Returns the hash of the answer's id once it has come. That of an unstreamed response comes
-    /// with [`Self::finish`].
+    /// Returns the hash of the answer's id once the id has arrived. The id of an unstreamed
+    /// response is known after [`Self::finish`].
     pub fn take_stored_id(&mut self) -> Option<u64> {
         let id = self.facts.stored_id;
         (std::mem::replace(&mut self.stored_id_taken, id) != id).then_some(id)
     }
 
-    /// Whether the engine has worked on the request to its end, as far as the response tells. Call
+    /// Whether the engine has worked on the request to its end, as far as the response shows. Call
     /// it after [`Self::finish`].
     #[must_use]
     #[inline(never)] // several callers, and the wasm module should be small
@@ -167,8 +167,8 @@ impl ResponseReader {
         !self.facts.aborted && (generated || !self.api.generates())
     }
 
-    /// Classifies the body of the whole response; `wants_output` if the client wants at least
-    /// one token. Call it after [`Self::finish`].
+    /// Classifies the body of the whole response. `wants_output` means that the client wants at
+    /// least one token. Call it after [`Self::finish`].
     #[must_use]
     pub fn says(&self, wants_output: bool) -> ErrorBody {
         let generates = self.api.generates();
@@ -202,7 +202,7 @@ impl ResponseReader {
 
 fn read_body(api: RequestApi, held: &HeldEvent, seen: &mut ResponseFacts) {
     if held.is_cut() {
-        // The body is too long to be read, and so a reply.
+        // The body is too long to be read, so it counts as a reply.
         seen.explained = true;
         seen.generated = true;
         seen.content_bytes = u32::MAX;
@@ -221,8 +221,8 @@ fn read_body(api: RequestApi, held: &HeldEvent, seen: &mut ResponseFacts) {
     }
 }
 
-/// Reads the id of a response or conversation from the first bytes of a text that is cut: no other
-/// id stands before it.
+/// Reads the id of a response or conversation from the first bytes of a text that is cut. No other
+/// id comes before it.
 fn read_first_id(head: &[u8], id: &mut u64) {
     let from = memchr::memmem::find(head, b"\"id\"")
         .and_then(|at| head.get(at..))
@@ -240,7 +240,7 @@ fn read_id(reader: &mut JsonReader<'_>, id: &mut u64) -> Result<(), JsonError> {
     Ok(())
 }
 
-/// Reads the value of `error`: an object or a text; `null` is no error.
+/// Reads the value of `error`, which is an object or a text. `null` means no error.
 #[inline(never)] // several callers, and the wasm module should be small
 fn read_error(
     reader: &mut JsonReader<'_>,
@@ -258,7 +258,7 @@ fn read_error(
     Ok(())
 }
 
-/// Reads a number that may be an HTTP status. Codes in words are ignored.
+/// Reads a number that may be an HTTP status. Codes that are words are ignored.
 #[inline(never)] // several callers, and the wasm module should be small
 fn status(reader: &mut JsonReader<'_>, code: &mut Option<u16>) -> Result<(), JsonError> {
     let number = reader.count()?;

@@ -1,9 +1,9 @@
 //! The part of a trace that the picker knows: the ranked endpoints with their costs, and predicted
 //! and measured times.
 //!
-//! The proxy makes and samples the spans. A host says whether a request is traced
-//! ([`crate::RequestHost::is_traced`]) and puts what it is given into the span. An explanation
-//! costs time, so only a sampled request has one.
+//! The proxy makes and samples the spans. A host decides whether a request is traced
+//! ([`crate::RequestHost::is_traced`]), and puts the data that it receives into the span. An
+//! explanation costs time, so it is made only for a sampled request.
 
 use pool_state::{ManagedPool, Timestamp};
 
@@ -26,8 +26,8 @@ const VERSION_INVALID: u128 = 0xff;
 /// The flag of a trace that the caller records.
 const SAMPLED: u128 = 1;
 
-/// The length of a UUID, and the place where Envoy writes whether it traces the request: `9` if it
-/// was sampled, `a` and `b` if the service or the client demanded it.
+/// The length of a UUID, and the position where Envoy writes whether it traces the request: `9` if
+/// the request was sampled, `a` or `b` if the service or the client demanded the trace.
 const UUID_BYTES: usize = 36;
 const REASON_AT: usize = 14;
 
@@ -42,9 +42,9 @@ pub struct TraceContext {
     pub sampled: bool,
 }
 
-/// Whether Envoy makes a span of a request, by its headers: Envoy writes its own decision into the
-/// request id, and also obeys the trace context of the client, if there is one. An invalid one
-/// counts as not sampled.
+/// Whether Envoy makes a span of a request, judged by its headers. Envoy writes its own decision
+/// into the request id, and also follows the trace context of the client, if there is one. An
+/// invalid trace context counts as not sampled.
 pub fn is_sampled<'h>(pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone) -> bool {
     let by_envoy = pairs.clone().any(|(name, value)| {
         name == REQUEST_ID
@@ -78,7 +78,7 @@ fn hex(digits: &[u8]) -> Option<u128> {
 // === impl TraceContext ===
 
 impl TraceContext {
-    /// Reads a `traceparent` of version 00, or of a later one that begins alike.
+    /// Reads a `traceparent` of version 00, or of a later version that begins in the same way.
     #[must_use]
     pub fn parse(value: &[u8]) -> Option<Self> {
         let mut parts = value.split(|byte| *byte == b'-');
@@ -111,7 +111,7 @@ impl TraceContext {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Has the decision explained for a trace.
+    /// Sets whether the decision is explained for a trace.
     pub(crate) fn set_traced(&mut self, traced: bool) {
         self.why.traced = traced;
     }

@@ -6,8 +6,8 @@ use crate::json::{JsonError, JsonReader};
 
 /// Reads a `usage` object. Its members replace known values; other values stay.
 ///
-/// OpenAI counts cached tokens within `prompt_tokens` (`input_tokens` in Responses); Anthropic
-/// counts them beside `input_tokens`.
+/// OpenAI counts cached tokens within `prompt_tokens` (`input_tokens` in Responses). Anthropic
+/// counts them in addition to `input_tokens`.
 #[inline(never)] // several callers, and the wasm module should be small
 pub(crate) fn read(usage: &mut TokenUsage, reader: &mut JsonReader<'_>) -> Result<(), JsonError> {
     let mut beside = 0_u32;

@@ -1,6 +1,6 @@
-//! Reads any body as a request to any API, whole and in three pieces. Both must read alike, and
-//! model and stream must equal what `serde_json` reads. The first byte chooses the API, the next
-//! two the cuts.
+//! Reads any body as a request to any API, whole and in three pieces. Both must give the same
+//! result, and model and stream must equal those that `serde_json` reads. The first byte chooses
+//! the API, the next two the cuts.
 #![no_main]
 
 use exchange::api::RequestApi;

@@ -1,5 +1,5 @@
-//! Reads any bytes as a form, whole and in three pieces, which must read alike; and as a
-//! `content-type`. The first two bytes choose the cuts, the boundary is `x`.
+//! Reads any bytes as a form, whole and in three pieces, with the same result, and as a
+//! `content-type`. The first two bytes choose the cuts. The boundary is `x`.
 #![no_main]
 
 use exchange::api::RequestApi;

@@ -1,5 +1,5 @@
-//! Reads any bytes. The reader must accept what `serde_json` accepts, except for too deep nesting;
-//! walking and skipping must agree, and the values must be the same.
+//! Reads any bytes. The reader must accept what `serde_json` accepts, except for too deep nesting.
+//! Walking and skipping must agree, and the values must be the same.
 #![no_main]
 
 use exchange::json::{JsonError, JsonKind, JsonReader};

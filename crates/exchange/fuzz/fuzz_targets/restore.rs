@@ -1,6 +1,6 @@
-//! Restores the model name in any response, cut anywhere. What the client gets must not depend on
-//! the cuts, and must be the same JSON except for the name. The first byte chooses API and kind of
-//! response, the second byte is the seed of the cuts.
+//! Restores the model name in any response, cut anywhere. The text that the client gets must not
+//! depend on the cuts, and must be the same JSON except for the name. The first byte chooses API
+//! and kind of response. The second byte is the seed of the cuts.
 #![no_main]
 
 use exchange::api::RequestApi;

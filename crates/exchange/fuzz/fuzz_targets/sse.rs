@@ -1,5 +1,5 @@
-//! Reads any response, cut anywhere. What is read must not depend on the cuts. The first byte
-//! chooses API and kind of response, the second byte is the seed of the cuts.
+//! Reads any response, cut anywhere. The result must not depend on the cuts. The first byte chooses
+//! API and kind of response. The second byte is the seed of the cuts.
 #![no_main]
 
 use exchange::api::{ApiFamily, RequestApi};

@@ -1,4 +1,4 @@
-//! Reads any bytes as a `traceparent`. What is accepted begins with the text of the result.
+//! Reads any bytes as a `traceparent`. An accepted text begins with the text of the result.
 #![no_main]
 
 use exchange::trace::{TRACEPARENT, TraceContext, is_sampled};

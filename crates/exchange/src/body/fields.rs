@@ -1,8 +1,8 @@
-//! The fields of a request body, by API: which are read, and which belong to the prompt.
+//! The fields of a request body by API: which fields are read, and which belong to the prompt.
 //!
-//! Every API nests the same things in a different way: text, media, and objects (messages, parts,
+//! Every API nests the same items in a different way: text, media, and objects (messages, parts,
 //! items, tool calls) that contain more of these. So one walk reads all prompts: a string is text,
-//! an array is walked, the fields of an object are handled by their names ([`content_of`]).
+//! an array is walked, and the fields of an object are handled by their names ([`content_of`]).
 
 use std::ops::Range;
 
@@ -14,19 +14,19 @@ use crate::json::write::JsonWriter;
 use crate::json::{JsonKind, JsonStr};
 use crate::number;
 
-/// Levels of nested objects (message, part, tool result, its part) that are distinguished; anything
-/// deeper is one piece of text.
+/// The number of levels of nested objects (message, part, tool result, its part) that are
+/// distinguished. Anything deeper is one piece of text.
 const LEVELS_MAX: u32 = 4;
 
 /// The fields seen so far. A later duplicate replaces an earlier one.
 #[derive(Debug)]
 pub(super) struct BodyFields<P> {
     api: RequestApi,
-    /// The containers whose inside is read, the innermost last.
+    /// The containers whose content is read, the innermost last.
     walked: Vec<Walked>,
     /// The meaning of the next value of an object.
     next: Field,
-    /// The piece whose bytes come.
+    /// The piece whose bytes are arriving.
     raw: RawPiece,
     pub(super) is_object: bool,
     pub(super) model: ModelField,
@@ -34,9 +34,9 @@ pub(super) struct BodyFields<P> {
     pub(super) max_completion_tokens: Option<u32>,
     pub(super) max_tokens: Option<u32>,
     pub(super) cache_salt: Vec<u8>,
-    /// Where the engine reads the salt.
+    /// The place where the engine reads the salt.
     pub(super) salt: SaltPlace,
-    /// The hash of the id of the stored answer that the request goes on with; 0 if it names none.
+    /// The hash of the id of the stored answer that the request continues; 0 if it names none.
     pub(super) stored_id: u64,
     counts: [SectionCounts; 3],
     pub(super) prompt: P,
@@ -73,7 +73,7 @@ pub(super) struct ModelName {
 // === impl ModelName ===
 
 impl ModelName {
-    /// The name in a form, where it stands as it is.
+    /// A name from a form, which is not escaped there.
     pub(super) fn of_form(text: String, span: Range<usize>) -> Self {
         let mut literal = JsonWriter::default();
         literal.string(&text);
@@ -99,7 +99,7 @@ pub(super) struct SectionCounts {
     pub(super) token_ids: u32,
 }
 
-/// A container whose inside is read.
+/// A container whose content is read.
 #[derive(Clone, Copy, Debug)]
 enum Walked {
     Body,
@@ -125,7 +125,7 @@ enum Field {
     /// How many outputs each prompt has.
     Outputs,
     CacheSalt,
-    /// An id, or an object with one.
+    /// An id, or an object with an id.
     StoredId,
     /// An object with the id of a stored prompt.
     StoredPrompt,
@@ -135,7 +135,7 @@ enum Field {
     Text(PromptSection),
     /// An image, video, audio clip or file.
     Media(PromptSection),
-    /// Nothing that is read.
+    /// A value that is not read.
     Other,
 }
 
@@ -185,7 +185,7 @@ impl<P: PromptSink> BodyFields<P> {
         }
     }
 
-    /// Begins a section again.
+    /// Starts a section again.
     #[inline(never)] // several callers, and the wasm module should be small
     fn section(&mut self, section: PromptSection) -> PromptSection {
         self.prompt.clear(section);
@@ -236,7 +236,7 @@ impl<P: PromptSink> BodyFields<P> {
     /// Returns the meaning of a top-level field, if it belongs to the prompt.
     fn prompt_field(&mut self, name: &[u8]) -> Field {
         match (name, self.api) {
-            // Nothing is generated, so nothing is cached, or it is not known what is.
+            // Nothing is generated. So nothing is cached, or it is not known what is cached.
             (_, RequestApi::Render | RequestApi::CountTokens | RequestApi::Task) => Field::Other,
             (b"tools", _) => Field::Text(self.section(PromptSection::Tools)),
             (b"system", RequestApi::Messages)
@@ -274,7 +274,7 @@ impl<P: PromptSink> BodyFields<P> {
         }
     }
 
-    /// Forgets the value that a field had before, as engines do. Ids are remembered: several fields
+    /// Forgets the earlier value of a field, as engines do. Ids are kept, because several fields
     /// may name one.
     fn reset(&mut self, field: Field, kind: JsonKind) {
         match field {
@@ -318,7 +318,7 @@ impl<P: PromptSink> BodyFields<P> {
         self.piece(kind, RawPiece::Text(section))
     }
 
-    /// `null` is no piece: clients write it for fields they leave out.
+    /// `null` is not a piece, because clients write it for fields they leave out.
     fn piece(&mut self, kind: JsonKind, piece: RawPiece) -> Wanted {
         self.raw = piece;
         if kind == JsonKind::Null {
@@ -328,9 +328,9 @@ impl<P: PromptSink> BodyFields<P> {
         }
     }
 
-    /// A string, or an array of strings, objects and token ids. Any other value is no prompt. An
-    /// array that begins with a number is a list of token ids, and one piece: no API mixes ids and
-    /// text.
+    /// A string, or an array of strings, objects and token ids. Any other value is not a prompt. An
+    /// array that begins with a number is a list of token ids and one piece, because no API mixes
+    /// ids and text.
     fn content(
         &mut self,
         kind: JsonKind,
@@ -373,7 +373,7 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
     fn begin(&mut self, kind: JsonKind, first: Option<u8>) -> Wanted {
         let field = match self.walked.last() {
             // An array inside an array: one prompt of several, or a list where no API has one. It
-            // counts as a level, so that brackets alone nest no deeper than objects.
+            // counts as a level, so brackets alone cannot nest deeper than objects.
             Some(&Walked::Array(section, level)) => {
                 Field::Content(section, level + u32::from(kind == JsonKind::Array))
             }
@@ -423,8 +423,8 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
     }
 
     fn scalar(&mut self, text: &[u8], start: usize) {
-        // A count is the integer part, clamped. `as` saturates, which is the intended clamp; an
-        // exponent beyond f64 reads as infinity.
+        // A count is the integer part of a number, clamped. `as` saturates, which is the intended
+        // clamp; an exponent beyond f64 reads as infinity.
         let count = || {
             number::parse(text)
                 .filter(|value| !value.is_sign_negative())
@@ -477,8 +477,8 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
     }
 }
 
-/// Returns the meaning of a field of a message, part or item of any API. Left out on purpose: ids,
-/// `type`, `status`, `cache_control`, `signature`, `detail`.
+/// Returns the meaning of a field in a message, part or item of any API. These fields are left out
+/// on purpose: ids, `type`, `status`, `cache_control`, `signature`, `detail`.
 fn content_of(name: &[u8], section: PromptSection, level: u32) -> Field {
     match name {
         b"content" | b"output" | b"summary" => Field::Content(section, level),

@@ -1,13 +1,13 @@
-//! Reads the `model` of a form (`multipart/form-data`) that comes in pieces: uploads of audio and
-//! images name their model in a field, before or after a large file.
+//! Reads the `model` of a form (`multipart/form-data`) that arrives in pieces. Uploads of audio and
+//! images name their model in a field before or after a large file.
 //!
-//! It accepts what clients' libraries write, and no more: parts between lines of the boundary, each
-//! with one `content-disposition` that has one `name`, quoted or not. Where parsers differ (text
-//! before the first boundary, bare line feeds, folded headers, `name*`), the form is refused: an
-//! engine could otherwise read another model than the picker. The last of duplicate fields counts,
-//! as for engines.
+//! It accepts what clients' libraries write, and no more: parts between boundary lines, each with
+//! one `content-disposition` that has one `name`, quoted or not. Where parsers differ (text before
+//! the first boundary, bare line feeds, folded headers, `name*`), the form is refused: an engine
+//! could otherwise read another model than the picker. If a field is duplicated, the last one
+//! counts, as for engines.
 //!
-//! Of a file nothing is kept but the bytes that may begin a boundary.
+//! Of a file, only the bytes that may begin a boundary are kept.
 
 use std::ops::Range;
 
@@ -16,16 +16,16 @@ use memchr::memmem;
 /// The longest boundary, in bytes, as in RFC 2046.
 const BOUNDARY_BYTES_MAX: usize = 70;
 
-/// The most bytes of the headers of one part: a disposition with a long file name, and a type.
-/// Engines' parsers accept about as much.
+/// The maximum number of bytes of the headers of one part. This is enough for a disposition with a
+/// long file name, and a type. Engines' parsers accept about as much.
 const HEAD_BYTES_MAX: usize = 8_192;
 
-/// The longest value of `model`, in bytes: four times the longest name that an object may give a
-/// model, and what an error message or a table can bear.
+/// The longest value of `model`, in bytes. It is four times the longest name that an object may
+/// give a model, and still short enough for an error message or a table.
 const MODEL_BYTES_MAX: usize = 1_024;
 
-/// Why a form is not accepted. The sender caused the error; sending the same bytes again does not
-/// help.
+/// The reason why a form is not accepted. The sender caused the error. Sending the same bytes again
+/// does not help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidForm {
     /// The part of the body that is not accepted, in bytes from its start.
@@ -40,7 +40,7 @@ pub(super) struct FormReader {
     /// A line end, two hyphens and the boundary.
     delimiter: Box<[u8]>,
     state: FormState,
-    /// The bytes that were pushed and are not read yet.
+    /// The bytes that were pushed but not read yet.
     kept: Vec<u8>,
     /// The position of the first of them in the body.
     at: usize,
@@ -52,18 +52,18 @@ pub(super) struct FormReader {
 enum FormState {
     /// The first line of the boundary.
     Start,
-    /// The end of a boundary: another part follows, or nothing.
+    /// The end of a boundary, where another part or the end follows.
     Boundary,
     /// The headers of a part.
     Head,
     /// The contents of a part; `true` if they are the model.
     Content(bool),
-    /// The last boundary has come. What follows has no meaning.
+    /// The last boundary has arrived. The bytes after it have no meaning.
     End,
 }
 
-/// The boundary in a `content-type`, if that is the type of forms: empty if it names none that can
-/// be read.
+/// The boundary in a `content-type`, if that is the type of forms. It is empty if no readable
+/// boundary is named.
 pub(crate) fn boundary(content_type: &[u8]) -> Option<&[u8]> {
     let kind = content_type
         .split(|&byte| byte == b';')
@@ -103,7 +103,7 @@ impl FormReader {
         self.model
     }
 
-    /// Reads the next piece; with `last`, the form ends there.
+    /// Reads the next piece. With `last`, the form ends after it.
     pub(super) fn push(&mut self, piece: &[u8], last: bool) -> Result<(), InvalidForm> {
         if self.state == FormState::End {
             return Ok(());
@@ -123,7 +123,8 @@ impl FormReader {
         match self.state {
             FormState::End => Ok(()),
             _ if last => self.invalid("a closing boundary"),
-            // Contents are read up to what may begin a boundary; anything else waits for its end.
+            // Contents are read up to the bytes that may begin a boundary. Anything else waits for
+            // its end.
             _ => {
                 self.kept = rest.to_vec();
                 Ok(())
@@ -131,7 +132,8 @@ impl FormReader {
         }
     }
 
-    /// Reads one thing. Returns how many bytes it has; `None` if its end has not come.
+    /// Reads one element of the form. Returns the number of its bytes; `None` if its end has not
+    /// arrived.
     fn step(&mut self, bytes: &[u8]) -> Result<Option<usize>, InvalidForm> {
         let length = self.delimiter.len();
         let used = match self.state {
@@ -212,7 +214,7 @@ impl FormReader {
     }
 }
 
-/// Whether a part with these headers is the field `model`; `None` if they do not say so in one way.
+/// Whether a part with these headers is the field `model`; `None` if that is not clear.
 #[inline(never)]
 fn is_model(head: &[u8]) -> Option<bool> {
     let mut name = None;
@@ -220,7 +222,7 @@ fn is_model(head: &[u8]) -> Option<bool> {
         .split(|&byte| byte == b'\n')
         .filter(|line| !line.is_empty())
     {
-        // A bare line end, or a folded line, is read in several ways.
+        // Parsers disagree on a bare line end and on a folded line.
         let line = line
             .strip_suffix(b"\r")
             .filter(|line| !line.contains(&b'\r'))?;
@@ -241,8 +243,8 @@ fn is_model(head: &[u8]) -> Option<bool> {
 }
 
 /// The value of a parameter that occurs once: `name="value"` or `name=value`, between semicolons.
-/// `None` also where a value has several readings: encoded or in several pieces (`name*`), or with
-/// a backslash or a quote in it.
+/// `None` also if parsers may disagree on the value: it is encoded or in several pieces (`name*`),
+/// or has a backslash or a quote in it.
 #[inline(never)]
 fn one_parameter<'t>(text: &'t [u8], wanted: &[u8]) -> Option<&'t [u8]> {
     let mut found = None;
@@ -280,8 +282,8 @@ fn one_parameter<'t>(text: &'t [u8], wanted: &[u8]) -> Option<&'t [u8]> {
     }
 }
 
-/// The position of the semicolon that ends the first parameter, or of the end; `None` if a quoted
-/// string is open there.
+/// The position of the semicolon that ends the first parameter, or of the end. `None` if a quoted
+/// string is still open there.
 fn end_of_parameter(text: &[u8]) -> Option<usize> {
     let mut is_quoted = false;
     let mut is_escaped = false;

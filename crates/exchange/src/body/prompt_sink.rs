@@ -1,6 +1,6 @@
-//! What becomes of a prompt's text: it is hashed, or kept to be looked at.
+//! Receives a prompt's text, to hash it or to keep it for examination.
 
-/// The parts of a prompt in the order of templates, for any order of fields in the body.
+/// The parts of a prompt in the order of templates. The fields of a body may have any order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptSection {
     /// Definitions of tools.
@@ -11,18 +11,18 @@ pub enum PromptSection {
     Turns,
 }
 
-/// Receives the pieces of a prompt. A piece comes in any number of parts. Those of one section come
-/// in order; sections alternate as the body's fields do.
+/// Receives the pieces of a prompt. A piece arrives in any number of parts. The parts of one
+/// section arrive in order. The sections alternate as the fields of the body do.
 pub trait PromptSink {
     /// Bytes of text, tool definitions or token ids.
     fn text(&mut self, section: PromptSection, bytes: &[u8]);
-    /// The end of a piece of them, which may be empty.
+    /// The end of a piece of text, which may be empty.
     fn text_end(&mut self, section: PromptSection);
-    /// Bytes of one image, video, audio clip or file: its URL, data URI or description. They do not
-    /// say how many tokens it becomes.
+    /// Bytes of one image, video, audio clip or file: its URL, data URI or description. The bytes
+    /// do not show how many tokens it becomes.
     fn media(&mut self, section: PromptSection, bytes: &[u8]);
     fn media_end(&mut self, section: PromptSection);
-    /// Forgets the pieces of a section, because its field comes again.
+    /// Forgets the pieces of a section, because its field occurs again.
     fn clear(&mut self, section: PromptSection);
 }
 
@@ -35,7 +35,7 @@ pub enum PromptPiece {
     Media(Vec<u8>),
 }
 
-/// The pieces of a prompt as they are. For tests and tools: a proxy keeps none.
+/// The pieces of a prompt as they are. It is for tests and tools, because a proxy keeps no prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PromptPieces {
     sections: [Vec<PromptPiece>; 3],

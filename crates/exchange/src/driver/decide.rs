@@ -1,4 +1,4 @@
-//! The decision: from the last byte of a body to the request's way on.
+//! The decision, from the last byte of a body until the request goes on.
 
 use pool_state::{ManagedPool, Timestamp};
 
@@ -29,8 +29,8 @@ impl<H: RequestHost> RequestDriver<H> {
         self.decide_at(host, body, now)
     }
 
-    /// Reads the body and sums its prompt outside of `with_pool`: other requests can use the pool
-    /// meanwhile.
+    /// Reads the body and sums its prompt outside of `with_pool`, so that other requests can use
+    /// the pool meanwhile.
     pub(super) fn decide_at(
         &mut self,
         host: &mut H,
@@ -62,7 +62,7 @@ impl<H: RequestHost> RequestDriver<H> {
                 .then(|| exchange.resolve(settings, pool, read, now))
         });
         let resolved = resolved.unwrap_or_else(|| {
-            // The pool's settings changed while the body came.
+            // The pool's settings changed while the body was arriving.
             let whole = body.get_or_insert_with(|| host.take_body(self.body_bytes));
             let exchange = &mut self.exchange;
             let settings = host.settings();
@@ -103,7 +103,7 @@ impl<H: RequestHost> RequestDriver<H> {
                 body.into_iter().for_each(|body| host.keep_body(body));
                 FilterStatus::Hold
             }
-            // Too many wait already: decide as at the deadline.
+            // Too many requests wait already, so decide as at the deadline.
             ExchangeStep::Park { deadline } => {
                 let body = body.or_else(|| self.body(host));
                 self.decide_at(host, body, deadline)
@@ -111,7 +111,8 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// Decides on a held request. Its body was read before; the host needs it only to change it.
+    /// Decides on a held request. Its body was read before, and the host needs the body only to
+    /// change it.
     pub(super) fn decide_queued(&mut self, host: &mut H, now: Timestamp) -> FilterStatus {
         let Some(pool) = &self.pool else {
             return FilterStatus::Go;
@@ -165,7 +166,7 @@ impl<H: RequestHost> RequestDriver<H> {
     ) -> FilterStatus {
         // For a retry, Envoy's router keeps the body in the same buffer as the part that is held
         // for a filter. A retry of a request that was resumed in the middle of its body would send
-        // that part twice (Envoy 1.40). So such a request has one attempt.
+        // that part twice (Envoy 1.40). So such a request gets only one attempt.
         if H::IS_FILTER && self.pieces != BodyDelivery::None && !self.is_whole {
             forward.set.retain(|(name, _)| name != headers::RETRY_ON);
         }
@@ -200,7 +201,7 @@ impl<H: RequestHost> RequestDriver<H> {
         FilterStatus::Go
     }
 
-    /// Answers a request that ran, if the pool gives it up. The proxy then ends it upstream.
+    /// Answers a running request if the pool gives it up. The proxy then ends it upstream.
     pub(super) fn give_up(&mut self, host: &mut H, now: Timestamp) -> bool {
         let Some(pool) = &self.pool else { return false };
         let exchange = &mut self.exchange;

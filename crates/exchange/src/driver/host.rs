@@ -15,24 +15,24 @@ pub enum FilterStatus {
     Hold,
 }
 
-/// How much of a request body has come.
+/// How much of a request body has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyProgress {
     /// More bytes may follow, or trailers.
     Partial,
     /// All of it.
     Whole,
-    /// Part of the body; the host cannot show more before the decision.
+    /// Part of the body has arrived, and the host cannot show more before the decision.
     CutOff,
 }
 
-/// Why the driver opens the pool.
+/// The reason why the driver opens the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolUse {
     /// To see which request headers its plugins read.
     Capture,
-    /// To resolve the model: a decision begins. A host that shares load with other hosts first
-    /// reads their load reports.
+    /// To resolve the model, at the start of a decision. A host that shares load with other hosts
+    /// first reads their load reports.
     Resolve,
     /// To pick. A host that shares load with other hosts publishes its load report afterwards.
     Pick,
@@ -40,7 +40,7 @@ pub enum PoolUse {
     Respond,
     /// To record a piece of the response. Most pieces change nothing that other hosts need.
     ReadResponse,
-    /// To release what the pick holds.
+    /// To release the resources of the pick.
     Release,
 }
 
@@ -58,11 +58,11 @@ pub enum RequestCount {
     Passed,
     /// The request is refused because it is invalid (4xx).
     Invalid,
-    /// The request is refused by policy (429).
+    /// The request is refused because of a policy (429).
     Shed,
     /// The request is refused because no endpoint can serve it (5xx).
     Unavailable,
-    /// The place of the request is free, because its client does not read the reply.
+    /// The place of the request was freed, because its client does not read the reply.
     Unread,
 }
 
@@ -79,9 +79,9 @@ pub trait RequestHost {
     /// A piece of a response body.
     type ResponseBody: AsRef<[u8]>;
 
-    /// Whether the host is a filter: the proxy holds the request itself while the host decides.
-    /// A request that such a proxy resumes in the middle of its body gets one attempt, and the next
-    /// piece goes on only with the piece after it, or later (see [`super`]).
+    /// Whether the host is a filter, so that the proxy itself holds the request while the host
+    /// decides. If such a proxy resumes a request in the middle of its body, the request gets one
+    /// attempt, and the next piece goes on only with the piece after it, or later (see [`super`]).
     const IS_FILTER: bool;
 
     /// The monotonic time.
@@ -104,45 +104,45 @@ pub trait RequestHost {
         act: impl FnOnce(&mut ManagedPool) -> R,
     ) -> R;
 
-    /// The raw subset hint. A hint that cannot be read is empty: it allows no endpoint.
+    /// The raw subset hint. A hint that cannot be read counts as empty, so it allows no endpoint.
     fn subset_hint(&self) -> Option<Cow<'_, [u8]>>;
 
-    /// Prepares to hold the request until its last body byte. False when the host cannot show the
-    /// body before the decision: the driver then decides without it.
+    /// Prepares to hold the request until its last body byte. Returns false if the host cannot show
+    /// the body before the decision. The driver then decides without it.
     fn wait_for_body(&mut self) -> bool {
         true
     }
 
-    /// Returns `size` bytes of the request body, from `start` on. The host keeps them. Bytes that
-    /// cannot be read are left out.
+    /// Returns `size` bytes of the request body, starting at `start`. The host keeps them. Bytes
+    /// that cannot be read are left out.
     fn body_piece(&self, start: usize, size: usize) -> Cow<'_, [u8]>;
 
-    /// Returns the first `size` bytes of the request body, mostly all of it. A body that cannot be
-    /// read is empty.
+    /// Returns the first `size` bytes of the request body, which is mostly all of it. A body that
+    /// cannot be read counts as empty.
     fn take_body(&mut self, size: usize) -> Self::RequestBody;
 
-    /// Gives a body back to the host, because the request waits. A host whose proxy has the body
-    /// drops it.
+    /// Gives a body back to the host, because the request waits. If the proxy of the host has the
+    /// body, the host drops it.
     fn keep_body(&mut self, body: Self::RequestBody) {
         drop(body);
     }
 
-    /// Applies the changes and lets the request go on. `body` is the whole body; without it, the
+    /// Applies the changes and lets the request go on. `body` is the whole body. Without it, the
     /// held part of the body goes on unread.
     ///
     /// # Errors
-    /// [`RewriteError`]; then nothing was changed.
+    /// [`RewriteError`]: nothing was changed.
     fn forward(
         &mut self,
         changes: RequestChanges,
         body: Option<Self::RequestBody>,
     ) -> Result<(), RewriteError>;
 
-    /// Replies to the client; the request does not go on.
+    /// Replies to the client, and does not let the request go on.
     fn reply(&mut self, reply: LocalReply);
 
     /// Calls [`resume`](super::RequestDriver::resume) when the pool has state, or at `deadline`.
-    /// False when too many requests wait already.
+    /// Returns false if too many requests wait already.
     fn park(&mut self, pool: &Self::Pool, deadline: Timestamp) -> bool;
 
     /// The fairness id of the request, if the proxy sets one ([`crate::FlowRequestSettings`]).
@@ -153,32 +153,32 @@ pub trait RequestHost {
     /// Holds the request under this number, until [`Self::release_queued`] resumes it.
     fn hold(&mut self, pool: &Self::Pool, number: u64);
 
-    /// The request was sent, and may be given up before its first response byte: until then,
-    /// [`Self::release_queued`] may resume it under this number, too.
+    /// The request was sent, and may be given up before its first response byte. Until then,
+    /// [`Self::release_queued`] may resume it under this number too.
     fn watch(&mut self, _pool: &Self::Pool, _number: u64) {}
 
-    /// Soon, and outside of this call, asks [`ManagedPool::next_due`] for numbers, and calls
-    /// [`resume`](super::RequestDriver::resume) of each request held under one, until there is
-    /// none. A host also does so after a tick of the pool and after new state. A number that the
-    /// host does not hold is passed over.
+    /// Soon, and outside of this call, gets numbers from [`ManagedPool::next_due`] until there is
+    /// none, and calls [`resume`](super::RequestDriver::resume) for the request held under each
+    /// number. A host also does so after a tick of the pool and after new state. A number that the
+    /// host does not hold is skipped.
     fn release_queued(&mut self, pool: &Self::Pool);
 
-    /// Claims the room of the pick that was made for a held request just now. A host whose pool
-    /// shares its queues with other pools ([`pool_state::queues::FlowQueues::is_shared`]) returns
-    /// false if another one claimed first: the room is given back, and the request stays held.
+    /// Claims the room of the pick that was just made for a held request. A host whose pool shares
+    /// its queues with other pools ([`pool_state::queues::FlowQueues::is_shared`]) returns false if
+    /// another pool claimed first. The room is then given back, and the request stays held.
     fn claim(&self, _pool: &Self::Pool, _now: Timestamp) -> bool {
         true
     }
 
-    /// Calls [`resume`](super::RequestDriver::resume) soon after `at`. Only for a filter
-    /// ([`Self::IS_FILTER`]).
+    /// Calls [`resume`](super::RequestDriver::resume) soon after `at`. It is needed only for a
+    /// filter ([`Self::IS_FILTER`]).
     fn resume_after(&mut self, pool: &Self::Pool, at: Timestamp);
 
     /// Puts the time for which a request was held, and the priority of its band, into the access
     /// log.
     fn log_hold(&mut self, _ms: u64, _priority: i32) {}
 
-    /// Whether a trace of the request is sampled. Its decision is then explained.
+    /// Whether a trace of the request is sampled. If so, its decision is explained.
     fn is_traced<'h>(
         &mut self,
         _pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
@@ -186,28 +186,28 @@ pub trait RequestHost {
         false
     }
 
-    /// Puts the ranked endpoints with their costs, a JSON array, into the span. It has at most
-    /// [`scheduler::RANKED_MAX`] rows, with the scorers of the configuration, and nothing of the
-    /// request.
+    /// Puts the ranked endpoints with their costs, a JSON array, into the span. The array has at
+    /// most [`scheduler::RANKED_MAX`] rows, with the scorers of the configuration, and no content
+    /// of the request.
     fn trace_decision(&mut self, _candidates: String) {}
 
-    /// Puts the outcome into the span, at the last byte of the response: a proxy may end its span
-    /// before the stream ends. A response whose body is not read, or that breaks off, has no such
-    /// moment.
+    /// Puts the outcome into the span at the last byte of the response, because a proxy may end its
+    /// span before the stream ends. If the body of a response is not read, or breaks off, this is
+    /// not called.
     fn trace_outcome(&mut self, _outcome: &ExchangeOutcome) {}
 
     /// Puts a decision record into the access log.
     fn log_decision(&mut self, record: &str);
 
-    /// Counts a request, for its pool if that is known.
+    /// Counts a request, and also for its pool if the pool is known.
     fn count(&mut self, pool: Option<&Self::Pool>, count: RequestCount);
 
-    /// Changes the response headers. They go on, unless the body is held
+    /// Changes the response headers. They are sent, unless the body is held
     /// ([`crate::ResponseBody::Hold`]).
     fn send_response_headers(&mut self, step: ResponseStep);
 
     /// Calls [`check_reply`](super::RequestDriver::check_reply) several times a second from now on,
-    /// until the reply has ended. A host that sees no time pass cannot.
+    /// until the reply has ended. A host that sees no time pass cannot do this.
     fn watch_reply(&mut self) {}
 
     /// Returns the next `size` bytes of the response body.
@@ -217,11 +217,11 @@ pub trait RequestHost {
     /// on too, and `content-length` must be the length of `restored`.
     fn send_response_body(&mut self, body: Self::ResponseBody, restored: Option<&[u8]>, held: bool);
 
-    /// Sends bytes before the trailers of the response. A filter cannot, and does nothing.
+    /// Sends bytes before the trailers of the response. A filter cannot do this, and does nothing.
     fn append_response(&mut self, bytes: &[u8]);
 
-    /// Whether the endpoint broke off its response. The driver asks when a stream ends before its
-    /// response does.
+    /// Whether the endpoint broke off its response. The driver calls this when a stream ends before
+    /// its response does.
     fn endpoint_broke_off(&mut self) -> bool;
 
     /// A routed request has ended.

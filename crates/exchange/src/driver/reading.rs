@@ -1,27 +1,29 @@
-//! Reads a request body while it comes, so that at its last byte little is left but the pick.
+//! Reads a request body while it arrives, so that after its last byte little is left to do except
+//! the pick.
 
 use crate::body::BodyReader;
 use crate::{Exchange, HashSettings, ParsedBody, PromptSums};
 
 use super::RequestHost;
 
-/// The fewest bytes that are read before the last piece: asking the host for a piece costs as much
-/// as reading some kilobytes. A shorter body, or one that comes in one piece, is read at its end.
+/// The minimum number of bytes that are read before the last piece. A request for a piece costs the
+/// host as much as reading some kilobytes. A shorter body, or one that arrives in one piece, is
+/// read at its end.
 const READ_BYTES_MIN: usize = 32_768;
 
-/// The most bytes that are read at once. A piece from a decompressor may be as long as the longest
-/// body, and the memory of a host may never shrink.
+/// The maximum number of bytes that are read at once. A piece from a decompressor may be as long as
+/// the longest body, and the memory of a host may never shrink.
 const READ_BYTES_MAX: usize = 262_144;
 
 type PromptReader = BodyReader<PromptSums>;
 
-/// The body so far.
+/// The part of the body read so far.
 #[derive(Debug, Default)]
 pub(super) struct BodyReading {
-    /// The pool's settings when the headers came; `None` if it had no state.
+    /// The pool's settings when the headers arrived; `None` if it had no state.
     hashing: Option<HashSettings>,
     reader: Option<Box<PromptReader>>,
-    /// Whether the body is read only when it is whole.
+    /// Whether the body is read only when it is complete.
     waits: bool,
 }
 
@@ -48,7 +50,7 @@ impl BodyReading {
         self.reader.as_deref().map_or(0, of)
     }
 
-    /// Reads what came of the body, `size` bytes so far, if it is enough.
+    /// Reads the part of the body that has arrived, `size` bytes so far, if it is long enough.
     pub(super) fn read_some(&mut self, exchange: &Exchange, host: &impl RequestHost, size: usize) {
         let read = self.reader.as_ref().map_or(0, |reader| reader.bytes_read());
         if self.waits || size.saturating_sub(read) < READ_BYTES_MIN {
@@ -63,7 +65,7 @@ impl BodyReading {
     }
 
     /// Reads the rest of a body of `size` bytes. `None` if the host must give the whole body,
-    /// because nothing was read before, or the reader keeps too much.
+    /// because no part was read before or the reader keeps too much.
     pub(super) fn finish(&mut self, host: &impl RequestHost, size: usize) -> Option<ParsedBody> {
         let reader = read_up_to(self.reader.take()?, host, size)?;
         Some(ParsedBody::from_read(reader.finish(&[]), size))

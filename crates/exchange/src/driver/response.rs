@@ -1,4 +1,4 @@
-//! The reply: its headers, its pieces and its end.
+//! Handles the reply: its headers, its pieces and its end.
 
 use pool_state::Timestamp;
 
@@ -32,8 +32,8 @@ impl<H: RequestHost> RequestDriver<H> {
         FilterStatus::Go
     }
 
-    /// Handles a piece of the response body. `size` is its length; if the body is held, the length
-    /// of the whole body so far.
+    /// Handles a piece of the response body. `size` is its length or, if the body is held, the
+    /// length of the whole body so far.
     pub fn response_body(&mut self, host: &mut H, size: usize, last: bool) -> FilterStatus {
         match self.response {
             ResponseBody::Hold if !last => {

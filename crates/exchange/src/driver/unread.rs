@@ -1,24 +1,25 @@
-//! Replies that do not go on because their client does not read.
+//! Handles replies that make no progress because their client does not read.
 //!
 //! A proxy stops reading from an endpoint while its buffer for the client is full, so neither the
-//! proxy nor the filter sees the end of such a reply. The endpoint may have ended it long ago.
+//! proxy nor the filter sees the end of such a reply. The endpoint may have ended the reply long
+//! ago.
 
 use pool_state::Timestamp;
 
 use super::{FilterStatus, PoolUse, RequestCount, RequestDriver, RequestHost};
 use crate::exchange::AwaitedSide;
 
-/// The bytes of a reply from which on a silence may be the client's: half of the smallest buffer of
-/// a known gateway (Envoy Gateway's default), because headers and framing are in the buffer too.
-/// With fewer, the proxy still reads, so the endpoint is silent.
+/// From this number of bytes of a reply on, a pause may be caused by the client. It is half of the
+/// smallest buffer of a known gateway (Envoy Gateway's default), because headers and framing are in
+/// the buffer too. With fewer bytes, the proxy still reads, so the endpoint causes the pause.
 const WATCHED_BYTES_MIN: u64 = 16_384;
 
-/// How long no byte passes until the place of the request is free. Longer than a client that reads
-/// pauses, and than the pause of a scrape that shows what the engine has; any value far below the
-/// length of a generation bounds what the place costs others.
+/// How long no byte must pass before the place of the request is freed. It is longer than a reading
+/// client pauses, and longer than the pause of a scrape that shows what the engine has. Any value
+/// far below the length of a generation limits what the place costs others.
 const RELEASE_MS: u64 = 5_000;
 
-/// What came of a reply so far.
+/// The part of a reply that has arrived so far.
 #[derive(Debug, Default)]
 pub(super) struct ReplyFlow {
     bytes: u64,
@@ -30,32 +31,32 @@ enum ReplyFlowState {
     /// The reply is short so far.
     #[default]
     Short,
-    /// The host looks at the reply from time to time.
+    /// The host checks the reply from time to time.
     Watched(Silence),
-    /// No byte passed for long because the client does not read.
+    /// No byte passed for a long time, because the client does not read.
     Unread(Silence),
 }
 
-/// Since when a reply has this many bytes.
+/// The time since when a reply has this many bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Silence {
     bytes: u64,
     since: Timestamp,
 }
 
-/// Whether the host goes on to look at a reply.
+/// Whether the host must continue to check a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyCheck {
     /// The host calls [`RequestDriver::check_reply`] again.
     Again,
-    /// The stream has ended, or has a local reply, with which a proxy resets it.
+    /// The stream has ended, or has a local reply. For that reply the proxy resets the stream.
     Ended,
 }
 
 // === impl RequestDriver ===
 
 impl<H: RequestHost> RequestDriver<H> {
-    /// Notes that a piece of the reply passes to the client.
+    /// Records that a piece of the reply passes to the client.
     pub(super) fn piece_passes(&mut self, host: &mut H, size: usize) {
         self.reply_flow.bytes = self.reply_flow.bytes.saturating_add(size as u64);
         match self.reply_flow.state {
@@ -78,7 +79,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// Looks at a reply that the host watches. If no byte passes because the client does not read,
+    /// Checks a reply that the host watches. If no byte passes because the client does not read,
     /// frees the place of the request, and later answers it.
     pub fn check_reply(&mut self, host: &mut H, now: Timestamp) -> ReplyCheck {
         if !self.is_routed() {
@@ -104,8 +105,8 @@ impl<H: RequestHost> RequestDriver<H> {
         ReplyCheck::Again
     }
 
-    /// Frees the place of a request whose client does not read. False if the endpoint may be
-    /// silent.
+    /// Frees the place of a request whose client does not read. Returns false if the endpoint may
+    /// be the reason.
     fn free_unread(&mut self, host: &mut H, now: Timestamp) -> bool {
         let Some(pool) = &self.pool else { return false };
         let bytes = self.reply_flow.bytes;
@@ -124,7 +125,7 @@ impl<H: RequestHost> RequestDriver<H> {
         awaited != AwaitedSide::Endpoint
     }
 
-    /// Ends a request whose client surely does not read.
+    /// Ends a request whose client certainly does not read.
     fn cut_unread(&mut self, host: &mut H, now: Timestamp) -> bool {
         let Some(pool) = &self.pool else { return false };
         let bytes = self.reply_flow.bytes;

@@ -1,4 +1,4 @@
-//! Bodies that are refused before they are whole.
+//! Bodies that are refused before they are complete.
 
 use super::{Exchange, ExchangePhase};
 use crate::reply::{LocalReply, Refusal};
@@ -7,8 +7,8 @@ use crate::settings::ExchangeSettings;
 // === impl Exchange ===
 
 impl Exchange {
-    /// Checks the length of a body that is, or will be, `bytes` long. Returns a reply if the body
-    /// is too long.
+    /// Checks the length of a body that has, or will have, `bytes` bytes. Returns a reply if the
+    /// body is too long.
     pub fn check_body_size(
         &mut self,
         settings: &ExchangeSettings,
@@ -22,7 +22,7 @@ impl Exchange {
             .then(|| self.refuse_body(&Refusal::TooLarge(settings.body_limit_bytes)))
     }
 
-    /// Refuses the request before its pool is used; the pool counts it at the end.
+    /// Refuses the request before its pool is used. The pool counts the refusal at the end.
     pub(crate) fn refuse_body(&mut self, refusal: &Refusal) -> LocalReply {
         self.phase = ExchangePhase::Answered {
             uncounted: Some(refusal.reason()),

@@ -9,21 +9,21 @@ use pool_state::verdict::RETRIED_STATUS;
 /// Retry reasons before a request is sent: no engine has seen it.
 const UNSENT: &str = "connect-failure";
 
-/// Like [`UNSENT`], and an engine that reports overload ([`RETRIED_STATUS`]): it has not started
-/// the request.
+/// Like [`UNSENT`], and also if an engine reports overload ([`RETRIED_STATUS`]), because it has not
+/// started the request.
 const REFUSED: &str = "connect-failure,retriable-status-codes";
 
-/// Like [`REFUSED`], and a connection that was lost before the reply began, or a per-try time-out:
-/// the engine may have done all of the work.
+/// Like [`REFUSED`], and also if a connection was lost before the reply began, or a try timed out.
+/// The engine may have done all of the work.
 const LOST: &str = "connect-failure,reset,retriable-status-codes";
 
-/// The most retries if lost connections are among the reasons. The proxy has one count for all
-/// reasons, and a request that crashes engines must not crash one after another.
+/// The maximum number of retries if lost connections are among the reasons. The proxy has one count
+/// for all reasons, and a request that crashes engines must not crash several in a row.
 const LOST_RETRIES_MAX: usize = 1;
 
 /// A request that is expected to take longer than this, in ms, is not repeated after a lost
-/// connection. How much it generates is expected only by the client's own limit: what engines said
-/// of other requests turns no retry off.
+/// connection. Only the client's own limit counts for how much it is expected to generate, so
+/// reports of engines on other requests turn no retry off.
 const REPEATED_MS_MAX: f32 = 10_000.0;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,19 +99,20 @@ impl RequestChanges {
     }
 
     /// Changes the body. `length` is the declared length of the old body, if the client sent one.
-    /// `restores`: whether the reply is changed, too.
+    /// `restores` says whether the reply is changed too.
     pub(super) fn rewrite(&mut self, splice: BodyEdit, length: Option<usize>, restores: bool) {
         if let Some(length) = length {
             self.set(headers::CONTENT_LENGTH, splice.length(length).to_string());
         }
-        // In a compressed reply the client's model name could not be restored.
+        // The client's model name could not be restored in a compressed reply.
         if restores {
             self.set(headers::ACCEPT_ENCODING, "identity");
         }
         self.body = Some(splice);
     }
 
-    /// Lets the fallback load balancer choose any host: the proxy has no state and may fail open.
+    /// Lets the fallback load balancer choose any host, because the proxy has no state and may fail
+    /// open.
     pub(super) fn open() -> Self {
         let mut forward = Self::default();
         forward.set(headers::OPEN, "1");
@@ -154,7 +155,7 @@ impl RetryPolicy {
     /// list has answered a request, nothing is known about it, and all further endpoints are tried.
     fn for_pick(count: usize, picked: &RecordedPick, traits: RequestTraits) -> Self {
         let (first_token_ms, end_ms) = picked.expected_ms;
-        // The work that a lost connection costs: a streamed reply begins with its first token.
+        // The work that a lost connection costs. A streamed reply begins with its first token.
         let lost_ms = if traits.is_streamed || !traits.has_output_limit {
             first_token_ms
         } else {

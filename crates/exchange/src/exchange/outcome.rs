@@ -1,4 +1,4 @@
-//! How a routed request ended: the verdict on its endpoint, and what is counted and learned.
+//! The end of a routed request: the verdict on its endpoint, and what is counted and learned.
 
 use pool_state::verdict::{ErrorBody, Verdict};
 use pool_state::{
@@ -15,7 +15,7 @@ use crate::usage::TokenUsage;
 /// The result of a routed exchange.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExchangeOutcome {
-    /// HTTP status; 0 when the exchange ended before any response.
+    /// HTTP status; 0 if the exchange ended before any response.
     pub status: u16,
     /// The judgement of the endpoint by this answer.
     pub verdict: Verdict,
@@ -23,9 +23,9 @@ pub struct ExchangeOutcome {
     pub served: bool,
     /// Attempts that failed before the answer.
     pub failed_attempts: u32,
-    /// Pick to first token, ms; only of streamed responses.
+    /// Time from pick to first token, ms. Only for streamed responses.
     pub ttft_ms: Option<u64>,
-    /// Pick to end, ms.
+    /// Time from pick to end, ms.
     pub duration_ms: u64,
     /// Token counts, completed by [`pool_state::PoolCounters::complete_usage`].
     pub usage: TokenUsage,
@@ -35,9 +35,9 @@ pub struct ExchangeOutcome {
     pub expected_ms: Option<(f32, f32)>,
 }
 
-/// Whether the request missed its SLO, counted from when it could have been sent: a hold belongs
-/// to it. `None` if no time was measured, the client broke off the request, or the failure is the
-/// client's fault.
+/// Whether the request missed its SLO, counted from the time when it could have been sent, so a
+/// hold is included. `None` if no time was measured, the client broke off the request, or the
+/// failure is the client's fault.
 #[expect(
     clippy::cast_precision_loss,
     reason = "the last digits of minutes in microseconds do not count"
@@ -64,7 +64,7 @@ fn missed(slo: Slo, verdict: Verdict, held_ms: u64, ending: &RequestEnding<'_>) 
 impl RoutedRequest {
     pub(super) fn end(mut self, pool: &mut ManagedPool, now: Timestamp) -> ExchangeOutcome {
         let usage = self.usage();
-        // The tokens that came since the last report, at the time of the last of them.
+        // The tokens that arrived since the last report, at the time of the last one.
         if let Some(last) = self.reply.progress.last_token_at {
             self.report_progress(pool, last);
         }
@@ -111,7 +111,7 @@ impl RoutedRequest {
         outcome
     }
 
-    /// The token counts that the engine reports, as far as they are possible: a reply has no more
+    /// The token counts that the engine reports, limited to possible values: a reply has no more
     /// tokens than the client allows, or than bytes.
     fn usage(&mut self) -> TokenUsage {
         let Some(reader) = &mut self.reply.reader else {
@@ -129,8 +129,8 @@ impl RoutedRequest {
         }
     }
 
-    /// The output tokens from which others learn: those that the reply shows. Hidden ones, such as
-    /// those of reasoning that the engine keeps back, are counted but not learned from.
+    /// The output tokens that others learn from: only those that the reply shows. Hidden tokens,
+    /// such as reasoning that the engine does not send, are counted but not learned from.
     fn shown_tokens(&self, usage: &TokenUsage) -> Option<u32> {
         let tokens = usage.completion_tokens?;
         self.reply
@@ -196,7 +196,7 @@ impl RoutedRequest {
             _ if self.reply.cut_off => Verdict::Ill,
             // The client left before the end.
             Some(_) if !self.reply.complete && self.reply.status == 200 => Verdict::Unknown,
-            // The object that the client named is not there.
+            // The object that the client named does not exist there.
             _ if self.kind.names_id && self.reply.status == 404 => Verdict::ClientFault,
             Some(reader) => {
                 Verdict::from_status(self.reply.status, reader.says(self.kind.wants_output))
@@ -217,7 +217,8 @@ impl RoutedRequest {
                 credentials: self.kind.credentials,
                 names_id: self.kind.names_id,
                 status: self.reply.status,
-                // Of a long prompt, its beginning: prompts that begin alike count as the same.
+                // For a long prompt, this is the hash of its beginning, so prompts with the same
+                // beginning count as the same.
                 prompt: self.prompt.hashes.last().copied().unwrap_or(0),
                 at: self.pick.at,
             },
@@ -227,8 +228,8 @@ impl RoutedRequest {
         verdict
     }
 
-    /// Whether the answer shows that the engine processed the prompt. An answer that shows nothing,
-    /// or that the client did not wait for, leaves the placement unconfirmed.
+    /// Whether the answer shows that the engine processed the prompt. If the answer shows nothing,
+    /// or the client did not wait for it, the placement stays unconfirmed.
     fn has_worked(&self, verdict: Verdict, ended: RequestEnd) -> bool {
         let is_whole_success = self.reply.complete && (200..300).contains(&self.reply.status);
         match verdict {
@@ -238,8 +239,8 @@ impl RoutedRequest {
         }
     }
 
-    /// Returns how the request ended, for the measurement. A reply that the client broke off
-    /// measures nothing.
+    /// Returns how the request ended, for the measurement. A reply that the client broke off gives
+    /// no measurement.
     fn request_end(&self, verdict: Verdict) -> RequestEnd {
         let has_generated = || {
             self.reply
@@ -248,10 +249,10 @@ impl RoutedRequest {
                 .is_none_or(ResponseReader::has_generated)
         };
         match (verdict, self.reply.served, self.reply.status) {
-            // A reply without work does not say how long work takes.
+            // A reply without work does not show how long work takes.
             (Verdict::Strange, ..) if !has_generated() => RequestEnd::Aborted,
             (Verdict::Success | Verdict::Strange, ..) => RequestEnd::Done,
-            // Bodies of other paths than inference are not read, so their end is not known.
+            // The bodies of other paths than inference are not read, so their end is not known.
             (Verdict::Unknown, true, 200) if !self.api.is_inference() => RequestEnd::Done,
             (Verdict::Unknown, true, 200) | (Verdict::Unknown, false, 0) => RequestEnd::Aborted,
             _ => RequestEnd::Failed,

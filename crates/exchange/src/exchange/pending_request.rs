@@ -1,10 +1,10 @@
-//! A request between its bytes and the pick.
+//! A request after its bytes are read, and before the pick.
 //!
-//! Reading a large body and hashing its prompt are nearly all the work of a decision, and need of
-//! the pool only its [`HashSettings`]. A host that shares a pool between threads does both without
-//! its lock: [`Exchange::read`](super::Exchange::read), or a
-//! [`BodyReader`](crate::body::BodyReader) while the body comes; then `resolve` under the lock,
-//! [`PendingRequest::with_hashes`], then `pick` under the lock.
+//! Nearly all the work of a decision is to read a large body and to hash its prompt. For this, only
+//! the pool's [`HashSettings`] are needed. A host that shares a pool between threads does this work
+//! without the lock of the pool: first [`Exchange::read`](super::Exchange::read), or a
+//! [`BodyReader`](crate::body::BodyReader) while the body arrives; then `resolve` under the lock,
+//! [`PendingRequest::with_hashes`], and `pick` under the lock.
 
 use scheduler::{PrefixSettings, Request, SubsetHint, TokenSettings};
 
@@ -24,7 +24,7 @@ pub struct ParsedBody {
     pub(super) body_bytes: usize,
 }
 
-/// A request with the pool's objects applied. Its fields are the facts that the pick reads.
+/// A request with the pool's objects applied. Its fields are the inputs of the pick.
 #[derive(Debug)]
 pub struct PendingRequest {
     pub(super) parsed: Option<ParsedRequest<PromptSums>>,
@@ -41,15 +41,15 @@ pub struct PendingRequest {
     pub(super) prompt_tokens: u32,
     pub(super) blocks: Vec<u64>,
     pub(super) facts: PromptFacts,
-    /// The hash of the id of the stored answer that the request is about; 0 if there is none.
+    /// The hash of the id of the stored answer that the request names; 0 if there is none.
     pub(super) stored_id: u64,
 }
 
-/// What is needed of a parsed body after its prompt is hashed.
+/// The properties of a parsed body that are needed after its prompt is hashed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PromptFacts {
     pub(super) max_tokens: Option<u32>,
-    /// Most tokens of the whole reply, if the client sets a limit.
+    /// Maximum number of tokens of the whole reply, if the client sets a limit.
     pub(super) reply_tokens_max: Option<u32>,
     pub(super) media_items: u32,
     pub(super) stream: bool,
@@ -66,7 +66,7 @@ pub(super) struct PromptFacts {
 // === impl ParsedBody ===
 
 impl ParsedBody {
-    /// A body of this length that a reader has read to its end.
+    /// Creates the body from a reader that has read all of it, with this length.
     #[must_use]
     pub fn from_read(
         read: Result<ParsedRequest<PromptSums>, BodyError>,
@@ -158,8 +158,8 @@ impl PendingRequest {
     }
 }
 
-/// Returns the tokens of a prompt. For a prompt that was not seen, returns the most tokens that a
-/// body of `unseen_bytes` can have.
+/// Returns the tokens of a prompt. For a prompt that was not seen, returns the maximum number of
+/// tokens that a body of `unseen_bytes` can have.
 pub(super) fn tokens(
     parsed: Option<&ParsedRequest<PromptSums>>,
     unseen_bytes: usize,

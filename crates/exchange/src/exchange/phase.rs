@@ -1,31 +1,32 @@
-//! How far a request is: the one enum of phases, below every host.
+//! The progress of a request, as the only enum of phases for every host.
 
 use pool_state::queues::QueuedTicket;
 
 use super::queued_request::QueuedRequest;
 use super::routed_request::RoutedRequest;
 
-/// How far a request is. The diagram is in [`crate::driver`].
+/// The progress of a request. The diagram is in [`crate::driver`].
 #[derive(Debug)]
 pub(crate) enum ExchangePhase {
-    /// The request headers have not come.
+    /// The request headers have not arrived.
     Started,
     /// Held until the last body byte.
     Buffering,
     /// Held until the pool has its first state, or the deadline.
     Parked,
-    /// Held by flow control until its endpoint has room; the pool's queues count it until then.
+    /// Flow control holds the request until its endpoint has room. The pool's queues count it until
+    /// then.
     Queued(QueuedTicket, Box<QueuedRequest>),
-    /// Sent to a picked endpoint; the in-flight ledger counts it until the end.
+    /// The request was sent to a picked endpoint. The in-flight ledger counts it until the end.
     Routed(Box<RoutedRequest>),
     /// Goes on without a pick.
     Passed,
     /// Got a local reply.
     Answered {
-        /// The drop reason that no pool has counted yet: the request was refused before its pool
-        /// was known.
+        /// The drop reason that no pool has counted yet, because the request was refused before its
+        /// pool was known.
         uncounted: Option<&'static str>,
     },
-    /// The stream has ended; the pool holds nothing for it.
+    /// The stream has ended, and the pool holds nothing for it.
     Ended,
 }

@@ -1,4 +1,4 @@
-//! The pick of an exchange: at once, or when flow control releases the request.
+//! The pick of an exchange, either at once or when flow control releases the request.
 
 use pool_state::queues::{FlowArrival, QueuedReason, QueuedTicket};
 use pool_state::{
@@ -17,7 +17,7 @@ use crate::hint;
 use crate::reply::Refusal;
 use crate::settings::{ExchangeSettings, HeaderTrust};
 
-/// How often a request is planned again because the pool has changed since its plan.
+/// The number of times that a request is planned again because the pool has changed since its plan.
 const REPLANS_MAX: u32 = 2;
 
 /// The result of an attempt to send a queued request.
@@ -53,7 +53,7 @@ enum AdmittedRequest {
     Queued(QueuedTicket),
 }
 
-/// Plans a request that arrives, and records its plan, or queues it.
+/// Plans an arriving request, and records its plan or queues it.
 fn admit(
     pool: &mut ManagedPool,
     request: &Request<'_>,
@@ -70,7 +70,7 @@ fn admit(
                     return Ok(AdmittedRequest::Sent(picked));
                 }
             }
-            // No order decides: otherwise a request that arrives waits.
+            // There is no shared order here; with one, an arriving request would wait.
             FlowAdmission::Claim(claim) => {
                 return Ok(AdmittedRequest::Sent(pool.redeem(claim, request, now)));
             }
@@ -148,7 +148,7 @@ impl Exchange {
             return QueuedAttempt::Nothing;
         };
         let is_sampled = self.why.record_if(queued.is_recorded, settings, pool, now);
-        // Its prompt may have crashed engines since it came. A probe was judged before.
+        // Its prompt may have crashed engines since it arrived. A probe was judged before.
         if queued.pending.facts.suspicion == PromptSuspicion::None {
             queued.pending.facts.suspicion = self.suspect(pool, &queued.pending, now);
         }
@@ -191,7 +191,7 @@ impl Exchange {
         }
     }
 
-    /// Ends the attempt: the request goes on if the host could claim its room, and otherwise stays
+    /// Ends the attempt. The request goes on if the host could claim its room; otherwise it stays
     /// queued.
     pub fn settle_claim(
         &mut self,
@@ -221,7 +221,7 @@ impl Exchange {
         step
     }
 
-    /// Since when the request is held by flow control, and its priority.
+    /// The time since when flow control holds the request, and its priority.
     pub(crate) fn held(&self) -> Option<(Timestamp, i32)> {
         match &self.phase {
             ExchangePhase::Queued(_, queued) => Some((queued.since, queued.pending.priority)),
@@ -229,7 +229,7 @@ impl Exchange {
         }
     }
 
-    /// Why flow control holds the request; `None` if it does not.
+    /// The reason why flow control holds the request; `None` if it does not.
     #[must_use]
     pub fn queued_reason(&self, pool: &ManagedPool, now: Timestamp) -> Option<QueuedReason> {
         match &self.phase {
@@ -314,7 +314,7 @@ impl Exchange {
         ExchangeStep::Forward(forward)
     }
 
-    /// Judges the prompt of a request by the connections that it cost.
+    /// Judges the prompt of a request by the connections lost over it.
     fn suspect(
         &self,
         pool: &mut ManagedPool,
@@ -325,7 +325,7 @@ impl Exchange {
         pool.suspect_prompt(prompt, self.facts.client.hash, now)
     }
 
-    /// Returns what decides whether endpoints accept the request.
+    /// Returns the properties that decide whether endpoints accept the request.
     fn kind(&self, pending: &PendingRequest) -> RequestKind {
         let model = scheduler::name_hash(pending.target_model());
         RequestKind {
@@ -348,7 +348,7 @@ impl HeaderFacts {
         captured.map(|(name, value)| (&**name, &**value)).collect()
     }
 
-    /// The bytes of the captured headers.
+    /// The number of bytes of the captured headers.
     fn captured_bytes(&self) -> usize {
         self.captured
             .iter()
@@ -356,8 +356,8 @@ impl HeaderFacts {
             .sum()
     }
 
-    /// The fairness id: that of the proxy's metadata, else of the header, where it is trusted;
-    /// empty if there is none.
+    /// The fairness id. It comes from the proxy's metadata, or else from the header if that is
+    /// trusted, and is empty if there is none.
     pub(super) fn flow_id(&self, settings: &ExchangeSettings) -> &str {
         let header = |name: &&str| {
             self.captured
@@ -378,8 +378,8 @@ impl HeaderFacts {
 // === impl DecisionReason ===
 
 impl DecisionReason {
-    /// Has the next decision recorded if it is logged, or due for the daemon's console. Returns
-    /// whether it is due.
+    /// Causes the next decision to be recorded if it is logged, or if a sample is due for the
+    /// daemon's console. Returns whether a sample is due.
     fn record_if(
         &mut self,
         logged: bool,
@@ -392,7 +392,7 @@ impl DecisionReason {
         sampled
     }
 
-    /// Keeps the record of a sampled decision, which stays here only if it is logged, too.
+    /// Keeps the record of a sampled decision. It also stays here only if it is logged too.
     fn keep_sample(&mut self, sampled: bool, logged: bool, pool: &mut ManagedPool) {
         if sampled {
             pool.keep_sample(if logged {

@@ -1,17 +1,19 @@
-//! The tokens of one reply: when they came, and what the pool does not know of them yet.
+//! The tokens of one reply: the times when they arrived, and the tokens not reported to the pool
+//! yet.
 
 use pool_state::{Timestamp, ms_between};
 use scheduler::EndpointRef;
 
 use crate::sse::ChunkProgress;
 
-/// The number of tokens after which their mean pace is published: often enough to see a stream slow
-/// down, rarely enough to cost nothing.
+/// The number of tokens after which their mean pace is published. It is often enough to see a
+/// stream slow down, and rare enough to cost nothing.
 const PACE_TOKENS: u32 = 16;
 
-/// How often a stream reports its tokens to the pool, in ms. The pool reads them for load reports,
-/// which are sent each 100 ms or less often. A stream of 100 tokens/s then touches the pool with
-/// one chunk of five. The few tokens between which the pool measures a gap are reported at once.
+/// The interval at which a stream reports its tokens to the pool, in ms. The pool reads them for
+/// load reports, which are sent every 100 ms or less often. A stream of 100 tokens/s then calls the
+/// pool once for five tokens. The few tokens between which the pool measures a gap are reported at
+/// once.
 const REPORT_MS: u64 = 50;
 
 #[derive(Debug)]
@@ -19,9 +21,9 @@ pub(super) struct ReplyProgress {
     pub(super) first_token_at: Option<Timestamp>,
     pub(super) last_token_at: Option<Timestamp>,
     unreported: UnreportedProgress,
-    /// The pool measures something when it gets so many more tokens.
+    /// The pool measures a gap after this many more tokens.
     measured_after: u32,
-    /// The tokens whose pace was not published yet, and the time before the first of them.
+    /// The tokens whose pace is not published yet, and the time before the first of them.
     paced_tokens: u32,
     paced_since: Timestamp,
 }
@@ -29,9 +31,9 @@ pub(super) struct ReplyProgress {
 /// The progress since it was reported to the pool.
 #[derive(Debug)]
 pub(super) struct UnreportedProgress {
-    /// When the progress before was reported.
+    /// The time of the previous report.
     since: Timestamp,
-    /// Tokens, as events of the stream.
+    /// Tokens, counted as events of the stream.
     pub(super) tokens: u32,
     /// Whether the first token is one of them.
     pub(super) first_token: bool,
@@ -69,7 +71,7 @@ impl ReplyProgress {
         self.unreported.stored = Some(answer);
     }
 
-    /// Whether the pool should get what it does not know.
+    /// Whether a report to the pool is due.
     pub(super) fn is_report_due(&self, now: Timestamp) -> bool {
         let unreported = &self.unreported;
         unreported.first_token
@@ -88,7 +90,7 @@ impl ReplyProgress {
         std::mem::replace(&mut self.unreported, UnreportedProgress::new(now))
     }
 
-    /// Adds reported tokens. Returns their mean pace, in ms for each, once they are enough.
+    /// Adds reported tokens. Returns their mean pace in ms per token, once there are enough.
     #[expect(clippy::cast_precision_loss, reason = "a few tokens")]
     pub(super) fn take_pace(
         &mut self,
@@ -96,7 +98,7 @@ impl ReplyProgress {
         now: Timestamp,
     ) -> Option<f32> {
         if reported.first_token {
-            // Tokens that came with the first token have no pace: their time is the TTFT.
+            // Tokens that arrive with the first token have no pace, because their time is the TTFT.
             self.paced_since = now;
             return None;
         }

@@ -55,7 +55,7 @@ impl<'h> RequestHead<'h> {
                     head.content_length =
                         number(value).and_then(|bytes| usize::try_from(bytes).ok());
                 }
-                // Headers of upgrades and of gRPC streams do not end the stream, but no body
+                // The headers of upgrades and of gRPC streams do not end the stream, but no body
                 // follows. Holding them would hang the request.
                 b"upgrade" => head.unbuffered = true,
                 b"content-encoding" => {
@@ -106,7 +106,7 @@ impl<'h> HeaderPair<'h> {
         }
     }
 
-    /// Returns the value under the current name, else under the older name. An empty value, or a
+    /// Returns the value under the current name, or else under the older name. An empty value, or a
     /// value that is not text, counts as absent.
     pub(super) fn get(&self) -> Option<&'h str> {
         self.0

@@ -14,8 +14,9 @@ use crate::settings::{ExchangeSettings, HeaderTrust};
 use pool_state::{ManagedPool, Timestamp};
 use scheduler::Snapshot;
 
-/// Bytes of a form that count as one byte of text. Speech has 4,000 bytes a second at 32 kbit/s, of
-/// which an encoder makes 50 tokens: 80 bytes each, where text has four.
+/// The number of bytes of a form that count as one byte of text. At 32 kbit/s, speech has 4,000
+/// bytes a second, which an encoder turns into 50 tokens. That is 80 bytes per token, while text
+/// has four.
 const FORM_BYTES: usize = 20;
 
 impl Exchange {
@@ -36,8 +37,8 @@ impl Exchange {
         }
     }
 
-    /// Begins to read a body that comes in pieces. `None` if it is not read, or only when it is
-    /// whole.
+    /// Begins to read a body that comes in pieces. `None` if the body is not read, or is read only
+    /// when it is complete.
     #[must_use]
     pub fn reader(&self, hashing: HashSettings) -> Option<BodyReader<PromptSums>> {
         (self.reads_body() && !self.api.is_grpc()).then(|| self.begin_body(Some(hashing)))
@@ -55,7 +56,8 @@ impl Exchange {
     /// The second step of [`Self::decide`]: applies the pool's objects.
     ///
     /// # Errors
-    /// The step that follows at once: refuse, or wait for the pool's first state.
+    /// Returns the step that follows at once: refuse the request, or wait for the pool's first
+    /// state.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn resolve(
         &mut self,
@@ -157,8 +159,8 @@ impl Exchange {
         edit
     }
 
-    /// Returns the SLOs of the request; none if the pool does not predict latency, if the path is
-    /// no inference path, or if the headers are not trusted.
+    /// Returns the SLOs of the request. There are none if the pool does not predict latency, if the
+    /// path is not an inference path, or if the headers are not trusted.
     fn requested_slo(
         &self,
         settings: &ExchangeSettings,
@@ -180,7 +182,8 @@ impl Exchange {
         }
     }
 
-    /// Refuses a body that cannot be read. If it is no JSON and no form, but encoded, that is why.
+    /// Refuses a body that cannot be read. If the body is neither JSON nor a form but is encoded,
+    /// the reply names the encoding.
     fn body_refused(&mut self, pool: &mut ManagedPool, refusal: Refusal) -> ExchangeStep {
         let is_read = !matches!(
             refusal,
@@ -195,7 +198,7 @@ impl Exchange {
         self.refuse(pool, &refusal)
     }
 
-    /// Whether the body decides anything.
+    /// Whether the body has an effect on the decision.
     fn reads_body(&self) -> bool {
         !self.unseen && self.api.reads_body()
     }

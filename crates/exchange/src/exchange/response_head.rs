@@ -8,9 +8,9 @@ pub enum ResponseOrigin {
     Upstream,
     /// The proxy, because no attempt got a response.
     Proxy,
-    /// The proxy, after the last tried endpoint got the request and lost the connection.
+    /// The proxy, after the last endpoint got the request and lost the connection.
     Lost,
-    /// The proxy, after the last tried endpoint did not answer in time.
+    /// The proxy, after the last endpoint did not answer in time.
     TimedOut,
     /// Switchpoint, or the proxy for a reason that is no server's fault.
     #[default]
@@ -41,7 +41,7 @@ pub struct ResponseHead<'h> {
 
 impl ResponseOrigin {
     /// Reads Envoy's `response.code_details`. Only details that name the upstream count against the
-    /// endpoint: after it chose a host, the proxy also replies to a client's broken chunk or
+    /// endpoint. After it chose a host, the proxy also replies to a client's broken chunk or
     /// stalled upload.
     #[must_use]
     pub fn of_details(details: &[u8]) -> Self {
@@ -50,7 +50,7 @@ impl ResponseOrigin {
             b"upstream_reset_before_response_started",
             b"upstream_reset_after_response_started",
         ];
-        // The reason of a reset is in braces; these reasons mean that there was no connection.
+        // The reason of a reset is in braces. These reasons mean that there was no connection.
         const UNCONNECTED: [&[u8]; 2] = [b"connection_failure", b"connection_timeout"];
         let starts = |prefixes: &[&[u8]]| prefixes.iter().any(|prefix| details.starts_with(prefix));
         match details {

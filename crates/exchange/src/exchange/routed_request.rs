@@ -27,18 +27,18 @@ pub enum ResponseBody {
     Ignore,
     /// Each piece goes to [`crate::Exchange::response_chunk`] and passes unchanged.
     Read,
-    /// The result of [`crate::Exchange::response_chunk`] replaces each piece; the last call must
+    /// The result of [`crate::Exchange::response_chunk`] replaces each piece. The last call must
     /// say that it is the last.
     Restore,
-    /// Like [`Self::Restore`], but headers and body are held until the body is complete and passed
-    /// as one piece; its new length goes into `content-length`. For bodies of at most
+    /// Like [`Self::Restore`], but headers and body are held until the body is complete, and passed
+    /// as one piece. Its new length goes into `content-length`. It is used for bodies of at most
     /// [`HELD_BYTES_MAX`].
     Hold,
 }
 
-/// The longest unstreamed reply that is held to correct its `content-length`, in bytes: the
-/// smallest buffer of a known gateway (Envoy Gateway's default). A longer one loses its
-/// `content-length` and passes as it comes.
+/// The longest unstreamed reply that is held to correct its `content-length`, in bytes. It is the
+/// smallest buffer of a known gateway (Envoy Gateway's default). A longer reply loses its
+/// `content-length` and passes as it arrives.
 pub const HELD_BYTES_MAX: usize = 32_768;
 
 /// The changes that the host must make to the response headers.
@@ -61,12 +61,12 @@ pub(super) struct SentPrompt {
     pub(super) tokens: u32,
     /// Bytes of the text; 0 if the prompt has other parts.
     pub(super) text_bytes: u32,
-    /// Number of blocks, if tokens are spread evenly over them. `None` with images, whose bytes do
-    /// not say how many tokens they become, and if only the prompt's start was hashed.
+    /// Number of blocks, if tokens are spread evenly over them. `None` if only the start of the
+    /// prompt was hashed, or if it has images, whose bytes do not show how many tokens they become.
     pub(super) blocks: Option<u32>,
 }
 
-/// What decides whether endpoints accept a request, and what a reply to it must have.
+/// The properties that decide whether endpoints accept a request, and what a reply to it must have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestKind {
     /// API and model, and whether the reply is streamed, as a hash.
@@ -79,7 +79,7 @@ pub(super) struct RequestKind {
     pub(super) names_id: bool,
     /// Whether the client wants at least one token.
     pub(super) wants_output: bool,
-    /// Most tokens of the reply, if the client sets a limit.
+    /// Maximum number of tokens of the reply, if the client sets a limit.
     pub(super) reply_tokens_max: Option<u32>,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct RoutedRequest {
     pub(super) reply: ReplyState,
     /// Whether the engine had computed the whole reply when it sent the headers.
     pub(super) is_computed: bool,
-    /// Names of the model, if it was sent under another name, which the client must not see.
+    /// Names of the model, if it was sent under a name that the client must not see.
     pub(super) names: Option<ModelNames>,
     pub(super) restorer: Option<ModelNameRestorer>,
 }
@@ -102,7 +102,7 @@ pub(crate) struct RoutedRequest {
 #[derive(Debug)]
 pub(super) struct SentPick {
     pub(super) at: Timestamp,
-    /// How long flow control had held the request. Its client waited for that too.
+    /// How long flow control had held the request. Its client waited for this time too.
     pub(super) held_ms: u64,
     pub(super) ranked: Vec<(EndpointRef, Box<str>)>,
     pub(super) hold: LedgerHold,
@@ -110,7 +110,7 @@ pub(super) struct SentPick {
     pub(super) expected_ms: (f32, f32),
 }
 
-/// The facts that the reply to a request has shown so far.
+/// The properties of a reply that are known so far.
 #[derive(Debug)]
 pub(super) struct ReplyState {
     /// 0 before any reply.
@@ -123,7 +123,7 @@ pub(super) struct ReplyState {
     pub(super) cut_off: bool,
     pub(super) failed_attempts: u32,
     pub(super) streamed: bool,
-    /// Whether the last byte of the reply has come.
+    /// Whether the last byte of the reply has arrived.
     pub(super) complete: bool,
     pub(super) bytes: u64,
     pub(super) reader: Option<ResponseReader>,
@@ -340,7 +340,7 @@ impl RoutedRequest {
     /// Publishes the mean pace of a few tokens to the queue of running requests.
     fn publish_pace(&mut self, pool: &mut ManagedPool, pace_ms: f32, now: Timestamp) {
         pool.record_tpot(&self.pick.hold, pace_ms);
-        // A probe has shown enough: its stream may go on for minutes.
+        // A probe has shown enough, because its stream may last for minutes.
         if let Some(endpoint) = self
             .reply
             .served_by
@@ -379,14 +379,14 @@ impl RoutedRequest {
         self.reply.failed_attempts = u32::try_from(failed).unwrap_or(u32::MAX);
         let prompt = self.prompt_hash();
         for (at, (endpoint, _)) in (1..).zip(self.pick.ranked.iter().take(failed)) {
-            // Envoy does not report why an earlier attempt failed. If the endpoint works, assume a
-            // lost connection, as for the last attempt.
+            // Envoy does not report why an earlier attempt failed. If the endpoint works, a lost
+            // connection is assumed, as for the last attempt.
             if head.origin == ResponseOrigin::Lost
                 && (at == failed || pool.is_alive(*endpoint, now))
             {
                 pool.record_lost_connection(*endpoint, prompt, self.kind.client, now);
             }
-            // A request that is no inference is retried only if there was no connection.
+            // A request that is not inference is retried only if there was no connection.
             let is_refused =
                 !self.api.is_inference() || (head.origin == ResponseOrigin::Proxy && at == failed);
             let failure = if is_refused {

@@ -1,5 +1,5 @@
-//! The SLO headers of a request. They count only if the pool predicts latency; then a request with
-//! an invalid one is refused (400).
+//! The SLO headers of a request. They count only if the pool predicts latency. In that case a
+//! request with an invalid header is refused (400).
 
 use crate::number;
 use scheduler::Slo;
@@ -7,11 +7,11 @@ use scheduler::Slo;
 use crate::headers;
 use crate::reply::Refusal;
 
-/// The longest SLO, in ms: one hour, which no request outlives. It fits into the ledger's
+/// The longest SLO, in ms: one hour, which is longer than any request. It fits into the ledger's
 /// microseconds.
 const SLO_MS_MAX: f64 = 3_600_000.0;
 
-/// The values of the headers, as they came.
+/// The values of the headers, unparsed.
 #[derive(Debug, Default)]
 pub(super) struct SloHeaders<'h> {
     ttft: Option<SloHeaderValue<'h>>,
@@ -22,7 +22,7 @@ pub(super) struct SloHeaders<'h> {
 /// A header that has two names.
 #[derive(Clone, Copy, Debug)]
 struct SloHeaderValue<'h> {
-    /// The rank of the name it came under: the current name first.
+    /// The rank of the name that was used, where 0 is the current name.
     rank: usize,
     header: &'static str,
     value: &'h [u8],

@@ -1,4 +1,4 @@
-//! A reply that does not go on: whether it waits for the endpoint or for the client.
+//! Decides whether a reply that makes no progress waits for the endpoint or for the client.
 
 use pool_state::{EngineCount, ManagedPool, Timestamp};
 
@@ -6,9 +6,9 @@ use super::routed_request::RoutedRequest;
 use super::{Exchange, ExchangeOutcome, ExchangePhase};
 use crate::reply::{LocalReply, Refusal};
 
-/// The bytes of a stream from which on it surely waits for its client, if the engine has no
-/// request: what Envoy holds of an HTTP/2 stream in the shipped files. With fewer, the engine may
-/// run a tool for it.
+/// From this number of bytes on, a stream certainly waits for its client if the engine has no
+/// request. It is what Envoy holds of an HTTP/2 stream in the shipped files. With fewer bytes, the
+/// engine may run a tool for the request.
 const STREAM_BYTES_MIN: u64 = 1_048_576;
 
 /// The status of an upgraded connection, on which both sides may be silent.
@@ -17,12 +17,15 @@ const SWITCHING_PROTOCOLS: u16 = 101;
 /// The side that a reply waits for while no byte passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AwaitedSide {
-    /// The endpoint, as far as is known: a long prefill or thought is no fault of the client.
+    /// The endpoint, as far as is known. A long prefill or long reasoning is not the client's
+    /// fault.
     Endpoint,
     /// Probably the client: the engine has fewer requests than were sent to it and have not ended.
-    /// Another silent request may be the one that it still has, or it runs a tool for this one.
+    /// The request that the engine still has may be another silent one, or the engine may run a
+    /// tool for this one.
     ClientProbably,
-    /// The client: the engine has computed the whole reply, or a long stream and has nothing more.
+    /// The client: the engine has computed the whole reply, or it has sent a long stream and has no
+    /// request.
     Client,
 }
 
@@ -37,7 +40,7 @@ impl Exchange {
         }
     }
 
-    /// Frees the place of the request. False if it was free.
+    /// Frees the place of the request. Returns false if the place was already free.
     pub(crate) fn free_place(&mut self, pool: &mut ManagedPool) -> bool {
         match &mut self.phase {
             ExchangePhase::Routed(routed) => pool.suspend(&mut routed.pick.hold),
@@ -45,7 +48,8 @@ impl Exchange {
         }
     }
 
-    /// Bytes pass again. The request takes its place, unless the engine has computed all of them.
+    /// Bytes pass again. The request takes its place again, unless the engine has computed the
+    /// whole reply.
     pub(crate) fn take_place_again(&mut self, pool: &mut ManagedPool) {
         if let ExchangePhase::Routed(routed) = &mut self.phase
             && !routed.is_computed

@@ -1,8 +1,8 @@
-//! Reads JSON that comes in pieces, with the same rules and errors as [`JsonReader`].
+//! Reads JSON that arrives in pieces, with the same rules and errors as [`JsonReader`].
 //!
 //! The text is pushed in, and a [`JsonVisitor`] gets the values that it wants. Only a token that a
-//! piece cuts in two is kept, of most strings not even that. So the memory is the longest key,
-//! number or string that is wanted whole, never the text.
+//! piece cuts in two is kept. For most strings not even that is kept. So the memory is the longest
+//! key, number or string that is wanted whole, and never the whole text.
 
 use super::scan::{ScannedString, StringStop};
 use super::utf8::Utf8Check;
@@ -12,9 +12,9 @@ use super::{DEPTH_MAX, JsonError, JsonKind, JsonReader, JsonStr, scan};
 /// The state between two pieces.
 #[derive(Debug)]
 pub(crate) struct JsonPush {
-    /// Bytes that were read, so the offset of the first byte of `rest`.
+    /// The number of bytes that were read, which is the offset of the first byte of `rest`.
     read: usize,
-    /// The beginning of a token whose end has not come.
+    /// The beginning of a token whose end has not arrived.
     rest: Vec<u8>,
     expected: Expected,
     depth: u32,
@@ -26,7 +26,7 @@ pub(crate) struct JsonPush {
     is_raw: bool,
     /// Elements of that container that are numbers.
     numbers: u32,
-    /// A string that has begun and not ended.
+    /// A string that has begun but not ended.
     string: Option<OpenString>,
 }
 
@@ -49,26 +49,26 @@ enum StringUse {
     Key,
     Whole,
     Raw,
-    /// The string is part of something else, or skipped.
+    /// The string is part of another value, or is skipped.
     Passed,
 }
 
 #[derive(Debug)]
 struct OpenString {
-    /// The offset of its first byte, behind the quote.
+    /// The offset of its first byte, after the quote.
     start: usize,
-    /// The offset behind the bytes that were scanned.
+    /// The offset after the bytes that were scanned.
     scanned: usize,
     usage: StringUse,
     escaped: bool,
     utf8: Utf8Check,
 }
 
-/// A piece that is being read, behind what was left of the piece before.
+/// A piece that is being read, after the rest of the previous piece.
 struct Piece<'p> {
     bytes: &'p [u8],
     at: usize,
-    /// Where the raw bytes begin that the visitor did not get yet.
+    /// The start of the raw bytes that the visitor has not received yet.
     raw_from: usize,
     /// Whether no piece follows.
     last: bool,
@@ -93,7 +93,7 @@ impl JsonPush {
         }
     }
 
-    /// Reads the next piece; `last` if no other follows.
+    /// Reads the next piece. `last` means that no other piece follows.
     pub(crate) fn push(
         &mut self,
         visitor: &mut impl JsonVisitor,
@@ -113,13 +113,13 @@ impl JsonPush {
         Ok(())
     }
 
-    /// Bytes that are kept until the end of a token comes.
+    /// Bytes that are kept until the end of a token arrives.
     pub(crate) fn kept_bytes(&self) -> usize {
         self.rest.len()
     }
 
-    /// Reads as many tokens as the piece has. Returns the number of bytes that are not needed
-    /// again.
+    /// Reads all complete tokens of the piece. Returns the number of bytes that are no longer
+    /// needed.
     #[inline(never)] // several callers, and the wasm module should be small
     fn read_piece(
         &mut self,
@@ -148,7 +148,7 @@ impl JsonPush {
             open = self.token(visitor, &mut piece, byte)?;
         }
         let read = match &self.string {
-            // The scan goes on where it ended; only strings that are wanted in one are kept.
+            // The scan continues where it ended. Only strings that are wanted whole are kept.
             Some(string) if string.is_kept() => string.start - self.read,
             Some(string) => string.scanned - self.read,
             None => piece.at,
@@ -160,7 +160,7 @@ impl JsonPush {
         Ok(read)
     }
 
-    /// Reads the token that begins with `byte`. False if its end has not come.
+    /// Reads the token that begins with `byte`. Returns false if its end has not arrived.
     fn token(
         &mut self,
         visitor: &mut impl JsonVisitor,
@@ -252,7 +252,7 @@ impl JsonPush {
         Ok(true)
     }
 
-    /// Returns the end of the number or literal at the cursor; `None` if it may not have come.
+    /// Returns the end of the number or literal at the cursor; `None` if it may not have arrived.
     fn scalar_end(&self, piece: &Piece<'_>, kind: JsonKind) -> Result<Option<usize>> {
         let mut reader = JsonReader {
             bytes: piece.bytes,
@@ -269,7 +269,7 @@ impl JsonPush {
             Err(JsonError::Invalid { offset }) if kind == JsonKind::Number => offset,
             Err(_) => piece.at,
         };
-        // The longest literal has five bytes; a number may go on.
+        // The longest literal has five bytes. A number may continue.
         let cut_off = if kind == JsonKind::Number {
             stop == piece.bytes.len()
         } else {
@@ -388,8 +388,8 @@ impl JsonPush {
         self.string(visitor, piece, string, scanned)
     }
 
-    /// Reads a string that began in a piece before, or ends in one after. False if its end has not
-    /// come.
+    /// Reads a string that began in an earlier piece, or ends in a later one. Returns false if its
+    /// end has not arrived.
     #[inline(never)] // several callers, and the wasm module should be small
     fn string(
         &mut self,
@@ -442,7 +442,7 @@ impl JsonPush {
         Ok(true)
     }
 
-    /// Gives the visitor a string, or what it did not get of one that is wanted raw.
+    /// Gives the visitor a string, or the rest of a string that is wanted raw.
     #[inline(never)]
     fn string_ended(visitor: &mut impl JsonVisitor, usage: StringUse, string: &JsonStr<'_>) {
         match usage {

@@ -2,7 +2,7 @@
 //!
 //! Bytes are read in blocks. A block becomes a mask with one bit for each byte that needs a
 //! decision (quote, backslash, control character), and only those bytes are visited. The same pass
-//! finds whether any byte is beyond ASCII, so that plain bodies need no separate UTF-8 check.
+//! finds whether any byte is not ASCII, so that plain bodies need no separate UTF-8 check.
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
@@ -15,32 +15,34 @@ pub struct ScannedString {
     /// Offset of the closing quote.
     pub end: usize,
     pub escaped: bool,
-    /// Whether all bytes are ASCII. Also false if a byte shortly after the string is not.
+    /// Whether all bytes are ASCII. It is also false if a byte shortly after the string is not
+    /// ASCII.
     pub ascii: bool,
 }
 
-/// Where and why a scan stopped before the end of its string.
+/// The place where a scan stopped before the end of its string, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StringStop {
     /// Offset of the byte that a string must not contain, or the length of the input if the string
     /// has no end.
     pub offset: usize,
-    /// Offset behind the bytes that are part of the string for certain. Once there is more input,
-    /// the scan can go on there.
+    /// Offset after the bytes that are certainly part of the string. Once there is more input, the
+    /// scan can continue there.
     pub scanned: usize,
     /// Whether those bytes have an escape.
     pub escaped: bool,
-    /// Whether those bytes are ASCII. Also false if a byte shortly after them is not.
+    /// Whether those bytes are ASCII. It is also false if a byte shortly after them is not ASCII.
     pub ascii: bool,
 }
 
-/// Bytes that are examined together. They fit one mask register, and four vectors of SSE2 or wasm.
+/// The number of bytes that are examined together. They fit one mask register, and four vectors of
+/// SSE2 or wasm.
 const BLOCK_BYTES: usize = 64;
 
 /// Finds the end of the string whose first byte (after the opening quote) is at `start`.
 ///
 /// # Errors
-/// Where the scan stopped, because of a byte or because `bytes` end.
+/// Returns the place where the scan stopped, because of a byte or because `bytes` end.
 pub fn string(bytes: &[u8], start: usize) -> Result<ScannedString, StringStop> {
     let mut at = start;
     let mut escaped = false;
@@ -172,7 +174,7 @@ fn masks(block: &[u8; BLOCK_BYTES], _: NoOperands) -> (u64, bool) {
 }
 
 /// Returns one bit for each of the eight bytes, the lowest first. The arithmetic that compares a
-/// byte does not carry into the next.
+/// byte does not carry into the next byte.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 fn special_bits(word: u64) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;

@@ -1,4 +1,4 @@
-//! Checks that bytes are UTF-8 while they come in pieces.
+//! Checks that bytes are UTF-8 while they arrive in pieces.
 
 /// The state between two pieces.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,7 +19,7 @@ impl Utf8Check {
         self.bad.is_some()
     }
 
-    /// Checks the next bytes, whose first has this offset.
+    /// Checks the next bytes. The first of them has this offset.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn add(&mut self, mut bytes: &[u8], mut offset: usize) {
         while let (false, true, Some((&byte, rest))) =
@@ -48,7 +48,7 @@ impl Utf8Check {
     /// Checks that the bytes do not end inside a character.
     ///
     /// # Errors
-    /// The offset of the first byte that is not UTF-8.
+    /// Returns the offset of the first byte that is not UTF-8.
     pub(super) fn end(&self) -> Result<(), usize> {
         self.bad.map_or(Ok(()), Err)
     }

@@ -1,11 +1,11 @@
-//! A JSON writer that appends to text. For the few lines that are written here, `serde_json` would
-//! add a tree, maps and their sorting to the wasm module.
+//! A JSON writer that appends to a text. For the few lines that are written here, `serde_json`
+//! would add a tree, maps and their sorting to the wasm module.
 
 use std::fmt::{Display, Write as _};
 
 use crate::number;
 
-/// JSON text that is being written. Write values in the order of the text; the writer adds the
+/// JSON text that is being written. Write values in the order of the text. The writer adds the
 /// commas.
 #[derive(Debug, Default)]
 pub struct JsonWriter(String);
@@ -61,7 +61,8 @@ impl JsonWriter {
         self.0.push('"');
     }
 
-    /// Writes a float, which must be finite, with enough digits to be read as the same value.
+    /// Writes a float, which must be finite, with enough digits that reading it gives the same
+    /// value.
     #[inline(never)]
     pub fn float(&mut self, value: f32) {
         self.comma();

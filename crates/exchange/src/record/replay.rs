@@ -10,8 +10,8 @@ use scheduler::{
 };
 use serde_json::Value;
 
-/// The most bytes of a record that is read: enough for [`super::RECORDED_ENDPOINTS_MAX`] endpoints
-/// with all their adapters' names.
+/// The maximum size of a record that is read, in bytes: enough for
+/// [`super::RECORDED_ENDPOINTS_MAX`] endpoints with all their adapters' names.
 pub const RECORD_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -19,12 +19,13 @@ pub struct ParsedRecord {
     value: Value,
 }
 
-/// Why a text is not a record, or cannot be replayed. The caller has to correct the text.
+/// The reason why a text is not a record, or cannot be replayed. The caller has to correct the
+/// text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidRecord {
-    /// Longer than [`RECORD_BYTES_MAX`].
+    /// The text is longer than [`RECORD_BYTES_MAX`].
     TooLong(usize),
-    /// Not JSON.
+    /// The text is not JSON.
     NotJson(String),
     /// A field is missing, or of another type.
     Field(&'static str),
@@ -35,10 +36,10 @@ pub enum InvalidRecord {
 /// A decision that was repeated.
 #[derive(Debug)]
 pub struct ReplayedDecision {
-    /// The pool as it was.
+    /// The pool at the time of the decision.
     pub snapshot: Snapshot,
     pub decision: Decision,
-    /// The reasons.
+    /// The reasons of the decision.
     pub explanation: Explanation,
 }
 
@@ -48,7 +49,8 @@ impl ParsedRecord {
     /// Reads the text of [`super::DecisionRecord::to_json`].
     ///
     /// # Errors
-    /// [`InvalidRecord`] if the text is not a record. Fields are checked by [`Self::replay`].
+    /// Returns [`InvalidRecord`] if the text is not a record. Fields are checked only by
+    /// [`Self::replay`].
     pub fn from_json(text: &str) -> Result<Self, InvalidRecord> {
         if text.len() > RECORD_BYTES_MAX {
             return Err(InvalidRecord::TooLong(text.len()));
@@ -110,8 +112,8 @@ impl ParsedRecord {
             reuse_interval: real(&self.value["reuse_interval"]).unwrap_or(REQUESTED_ONCE),
             evicted_share: real(&self.value["evicted_share"]).unwrap_or(0.0),
             metrics_stale: flag(&self.value, "metrics_stale")?,
-            // `peers_unreachable` stays false: it matters only for the rendezvous endpoint, which
-            // follows from prompt hashes, and records leave hashes out.
+            // `peers_unreachable` stays false. It matters only for the rendezvous endpoint, which
+            // depends on prompt hashes, and records contain no hashes.
             ..LocalState::new(&in_flight)
         };
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
@@ -245,7 +247,7 @@ impl RecordedPool {
         } else {
             Readiness::NotReady
         };
-        // Older records have no slots; any identity that distinguishes the endpoints works.
+        // Older records have no slots. Any identity that distinguishes the endpoints works.
         let position = u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX);
         self.endpoints.push(Endpoint {
             id: scheduler::EndpointRef {
@@ -273,7 +275,7 @@ impl RecordedPool {
         self.failing.push(real(&row["failing"]).unwrap_or(0.0));
         self.answered_last(row);
         self.cold_picks.push(number(row, "cold_pick")?);
-        // Older records have no last picks; equal costs are then decided at random.
+        // Older records have no last picks. Equal costs are then decided at random.
         self.last_picks.push(number(row, "last_pick").unwrap_or(0));
         self.adapter_rooms
             .push(read_adapter_room(&row["adapter_room"]));
@@ -281,7 +283,7 @@ impl RecordedPool {
         Ok(())
     }
 
-    /// Reads the last answer of the endpoint that was added last. Older records have none.
+    /// Reads the last answer of the endpoint that was added last. Older records do not have it.
     fn answered_last(&mut self, row: &Value) {
         let Some(slot) = self
             .endpoints

@@ -1,4 +1,4 @@
-//! One event of a stream, or a whole body: whether it has generated content, and its usage.
+//! Reads one event of a stream, or a whole body: whether it has generated content, and its usage.
 //!
 //! | API | content is | usage is in |
 //! |---|---|---|
@@ -10,13 +10,14 @@
 //! | messages | `delta` with text, thinking or a piece of a tool call; a `content_block`, or one of `content[]`, with any of them | `message.usage`, `usage` |
 //! | others | a non-empty `data`, `results`, `outputs`, `embedding` | `usage` |
 //!
-//! Chats, completions and generations end with `[DONE]` or a `finish_reason`; messages with
-//! `message_stop`; responses with `response.completed`, `.incomplete` or `.failed`. An event with
-//! an `error` has the error instead of content.
+//! Chats, completions and generations end with `[DONE]` or a `finish_reason`. Messages end with
+//! `message_stop`, and responses with `response.completed`, `.incomplete` or `.failed`. An event
+//! with an `error` has the error instead of content.
 //!
-//! An opening event (only a role, `message_start`, `ping`) has no content, and neither has `[DONE]`
-//! or anything that is not JSON. A body may be an array of replies: SGLang's, to an array of
-//! prompts. Their usage is not read, because it would not be that of one prompt.
+//! An opening event (only a role, `message_start`, `ping`) has no content. The same is true of
+//! `[DONE]` and of anything that is not JSON. A body may be an array of replies, which is SGLang's
+//! answer to an array of prompts. Their usage is not read, because it would not be that of one
+//! prompt.
 
 use super::held_event::HeldEvent;
 use super::{ResponseFacts, read_error, read_first_id, read_id, status};
@@ -37,8 +38,8 @@ const LAST: [&[u8]; 3] = [
 /// Type of the event that reports a failed engine instead.
 const FAILED: &[u8] = b"response.failed";
 
-/// Reasons that an engine gives if it did not generate to the end: it sleeps, shuts down, or lost
-/// the request.
+/// The reasons that an engine gives if it did not generate to the end: it sleeps, shuts down, or
+/// lost the request.
 const ABORTED: [&[u8]; 3] = [b"abort", b"cancelled", b"error"];
 
 /// The states of a response that the engine will generate later.
@@ -48,9 +49,9 @@ const LATER: [&[u8]; 2] = [b"queued", b"in_progress"];
 /// many of them.
 const REPLY: [&[u8]; 3] = [b"id", b"model", b"input_tokens"];
 
-/// Reads `data`; true if it has content. If the event is too long to be held, only the usage is
-/// read. Only the closing event of the Responses API grows so long, because it repeats the whole
-/// response.
+/// Reads `data`. Returns true if it has content. If the event is too long to be held, only the
+/// usage is read. Only the closing event of the Responses API grows so long, because it repeats the
+/// whole response.
 pub(super) fn read(api: RequestApi, data: &HeldEvent, seen: &mut ResponseFacts) -> bool {
     seen.any = true;
     if data.is_cut() {
@@ -85,12 +86,13 @@ struct EventReader<'s> {
     api: RequestApi,
     seen: &'s mut ResponseFacts,
     content: bool,
-    /// Whether a member says that it is an error, and the HTTP status that another one names.
+    /// Whether a member says that it is an error, and the HTTP status in another member.
     is_error: bool,
     code: Option<u16>,
 }
 
-/// Reads an object, or an array of them; true if any has content. Reads nothing else.
+/// Reads an object, or an array of objects. Returns true if any has content. Any other value is not
+/// read.
 pub(super) fn read_json(
     api: RequestApi,
     data: &[u8],
@@ -219,7 +221,7 @@ impl EventReader<'_> {
         match name {
             b"content" => reader.elements(|reader| self.object_with_content(reader)),
             b"message" => {
-                // Its count of generated tokens is from the moment when the stream opened.
+                // Its count of generated tokens is from the time when the stream opened.
                 let completion_tokens = self.seen.usage.completion_tokens;
                 self.nested_facts(reader)?;
                 self.seen.usage.completion_tokens = completion_tokens;
@@ -286,14 +288,14 @@ impl EventReader<'_> {
         Ok(())
     }
 
-    /// Notices this many bytes of content.
+    /// Records this many bytes of content.
     fn has_content(&mut self, bytes: usize) {
         self.content |= bytes > 0;
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.seen.content_bytes = self.seen.content_bytes.saturating_add(bytes);
     }
 
-    /// Notices content if the next value is a string, array or object that is not empty.
+    /// Records content if the next value is a string, array or object that is not empty.
     #[inline(never)] // several callers, and the wasm module should be small
     fn value_with_content(&mut self, reader: &mut JsonReader<'_>) -> Result<(), JsonError> {
         match reader.peek()? {

@@ -1,4 +1,4 @@
-//! Server-sent events: the data of each event of a stream that arrives cut anywhere.
+//! Server-sent events: the data of each event of a stream that is cut anywhere.
 //!
 //! Several data lines of one event are one text with line feeds in between. An event ends with an
 //! empty line, or (which the standard does not allow) with the stream.

@@ -1,24 +1,24 @@
-//! Bytes kept between chunks; when they become many, only their end is kept.
+//! Bytes kept between chunks. If they become too many, only their end is kept.
 
 use crate::json::{JsonError, JsonReader};
 use crate::usage::{self, TokenUsage};
 
-/// The most bytes kept of one event or body: four full wasm body chunks of 16 KiB. Chat replies are
-/// shorter and are read whole.
+/// The maximum number of bytes kept of one event or body: four full wasm body chunks of 16 KiB.
+/// Chat replies are shorter and are read whole.
 pub const HELD_BYTES_MAX: usize = 65_536;
 
-/// Bytes that are kept after more than [`HELD_BYTES_MAX`] came. `usage` takes 300 bytes, and
-/// engines write little after it.
+/// The number of bytes that are kept after more than [`HELD_BYTES_MAX`] arrived. `usage` takes 300
+/// bytes, and engines write little after it.
 pub const HELD_BYTES_MIN: usize = 16_384;
 
-/// The most occurrences of a `usage` key that are tried, from the end. No engine writes more than a
-/// few.
+/// The maximum number of occurrences of a `usage` key that are tried, from the end. No engine
+/// writes more than a few.
 const CANDIDATES_MAX: usize = 8;
 
 const KEY: &[u8] = b"\"usage\"";
 
-/// The first bytes that are kept of what is longer than [`HELD_BYTES_MAX`]: enough for the type and
-/// the id, which engines write first.
+/// The number of first bytes that are kept of an event longer than [`HELD_BYTES_MAX`]. It is enough
+/// for the type and the id, which engines write first.
 const HEAD_BYTES: usize = 256;
 
 #[derive(Clone, Debug, Default)]
@@ -72,11 +72,11 @@ impl HeldEvent {
     }
 
     /// Finds the `usage` object `levels` deep in a JSON object whose beginning is missing. It
-    /// searches only the last [`HELD_BYTES_MIN`] bytes: how many more are held depends on how the
+    /// searches only the last [`HELD_BYTES_MIN`] bytes. How many more are held depends on how the
     /// response was cut into chunks, and the result must not depend on that.
     ///
     /// No string can look like that key, because a quote in a string has a backslash before it.
-    /// After the right `usage`, exactly `levels` objects close before the end; that excludes a
+    /// After the right `usage`, exactly `levels` objects close before the end. This excludes a
     /// deeper one.
     pub(super) fn read_usage_at_end(&self, levels: u32, usage: &mut TokenUsage) {
         let end = self

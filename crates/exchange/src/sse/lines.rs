@@ -1,13 +1,13 @@
-//! Splits a stream of server-sent events into lines as they pass: which bytes are data, and where
-//! an event ends.
+//! Splits a stream of server-sent events into lines as they pass, and finds which bytes are data
+//! and where an event ends.
 //!
-//! Only `data` matters here: its JSON names its own type. Lines end with LF, CR or CRLF; comments
+//! Only `data` matters here: its JSON names its own type. Lines end with LF, CR or CRLF. Comments
 //! (`: ping`) and other fields are not data. An event ends with an empty line.
 
-/// A piece of a stream. The pieces, in order, make up the stream.
+/// A piece of a stream. The pieces in order make up the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamPiece<'b> {
-    /// Bytes of a data line, behind its colon.
+    /// Bytes of a data line, after its colon.
     Data(&'b [u8]),
     /// Any other bytes: field names, comments, line ends.
     Other(&'b [u8]),
@@ -29,7 +29,7 @@ pub(crate) struct LineSplitter {
 /// The state of the line that is being read.
 #[derive(Clone, Copy, Debug)]
 enum LineState {
-    /// The stream so far equals this many bytes of [`MARK`], which is no part of its first line.
+    /// The stream so far equals this many bytes of [`MARK`], which is not part of its first line.
     Marking(usize),
     /// The line so far equals this many bytes of [`FIELD`].
     Matching(usize),
@@ -40,13 +40,13 @@ enum LineState {
 
 const FIELD: &[u8] = b"data:";
 
-/// A byte order mark, with which a stream may begin.
+/// A byte order mark, which may be at the start of a stream.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
 // === impl LineSplitter ===
 
 impl LineSplitter {
-    /// Takes the next bytes, cut anywhere.
+    /// Takes the next bytes, which may be cut anywhere.
     pub(crate) fn feed(&mut self, mut bytes: &[u8], mut part: impl FnMut(StreamPiece<'_>)) {
         if self.after_cr && !bytes.is_empty() {
             self.after_cr = false;

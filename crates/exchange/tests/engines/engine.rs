@@ -28,7 +28,7 @@ pub(crate) enum ServiceTime {
     PerToken { first: f64, next: f64 },
     /// Time for each token of the prompt, however many requests run.
     PerPromptToken(f64),
-    /// `slots` requests run at once, each for `each` ms; the other requests wait.
+    /// `slots` requests run at once, each for `each` ms. The other requests wait.
     Slots { slots: usize, each: f64 },
 }
 

@@ -1,8 +1,8 @@
 //! Engines that behave unlike the simulator's, under the default configuration: load is spread, and
 //! prompts return to their servers.
 //!
-//! Runs in virtual time, with 20 seeds for each engine; `e2e/tests` has the same test on a real
-//! Envoy.
+//! The test runs in virtual time, with 20 seeds for each engine. `e2e/tests` has the same test on a
+//! real Envoy.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -105,8 +105,8 @@ fn most(picked: &[HostPick]) -> usize {
     by_server(picked).into_values().max().unwrap_or(0)
 }
 
-/// Returns the most requests of a burst at one server, over three bursts: one when the engine is
-/// unknown, and two when it is known.
+/// Returns the maximum number of requests of a burst at one server, over three bursts: one when the
+/// engine is unknown, and two when it is known.
 fn worst_burst(engine: EngineBehaviour, workers: usize, seed: u64) -> usize {
     let mut host = EnginesHost::new(engine, workers, BURST_SERVERS, seed);
     let burst = |round: usize| {
@@ -176,8 +176,9 @@ fn found(engine: EngineBehaviour, workers: usize, seed: u64) -> EngineFigures {
     let picked = load(&mut host, 0, REQUESTS);
     let busiest_over_mean = most(&picked) as f64 / (REQUESTS as f64 / SERVERS as f64);
     // The engine is known by now. The prompts of rerank requests are not read, so they cannot
-    // return. Those of an engine that answers at once need not: a cached prompt saves less than a
-    // millisecond, and costs that differ by no more are equal, so they are spread by turns.
+    // return. The prompts of an engine that answers at once need not return either. A cached prompt
+    // saves less than a millisecond there, and costs that differ by no more are equal, so these
+    // prompts are spread by turns.
     let free = engine.api == EngineApi::Rerank || engine.name == AT_ONCE;
     let (returned, servers_used) = if free {
         (1.0, SERVERS)

@@ -21,7 +21,7 @@ const CLIENTS: usize = 32;
 const REPLY_MS: u64 = 1_000;
 /// The interval at which workers publish load reports, ms.
 const REPORT_MS: u64 = 2;
-/// When the bad client begins, ms: others have succeeded.
+/// The time when the bad client begins, in ms. Others have succeeded by then.
 const BAD_FROM_MS: u64 = 7_000;
 /// From one request of the bad client to its next, ms: 21 in a second.
 const BAD_EVERY_MS: u64 = 48;
@@ -79,7 +79,7 @@ struct BlameApi {
     streamed: bool,
 }
 
-/// What engine 0 answers at once.
+/// The answer that engine 0 gives at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BlameFault {
     None,
@@ -152,7 +152,7 @@ struct BlameFindings {
     later: u64,
     returned: u64,
     home: Vec<usize>,
-    /// Sums over the moments at which workers tell each other.
+    /// The number of times that workers exchange reports, as a sum.
     moments: u64,
     ejected: u64,
 }

@@ -1,4 +1,5 @@
-//! What hosts pass of a response: its headers, and its origin by Envoy's response details.
+//! The data of a response that hosts pass on: its headers, and its origin by Envoy's response
+//! details.
 
 use exchange::{ResponseHead, ResponseOrigin};
 

@@ -1,4 +1,5 @@
-//! A body that is read in pieces reads as the whole one does, wherever it is cut, valid or not.
+//! A body that is read in pieces gives the same result as the whole body, for any cuts, and for
+//! valid and invalid bodies.
 
 use exchange::api::RequestApi;
 use exchange::body::{self, BodyError, BodyReader, PromptPieces};
@@ -122,7 +123,7 @@ fn nesting_has_the_same_limit() {
     }
 }
 
-/// A reader keeps the part of a name or number that has come, and of a prompt nothing.
+/// A reader keeps the part of a name or number that has arrived, and no part of a prompt.
 #[test]
 fn only_a_long_name_is_kept() {
     let keeps = |before: &str, filler: &str| {

@@ -70,7 +70,7 @@ impl PolicyWorld {
 }
 
 /// Sixteen sessions at a time begin with one long system prompt. At first one endpoint has it
-/// cached, and all wait there while seven are idle: its copies have to be made.
+/// cached, and all wait there while seven are idle, so its copies have to be made.
 #[test]
 fn a_prompt_that_all_share_comes_to_be_used_at_all_endpoints() {
     let mut world = PolicyWorld::new();
@@ -115,7 +115,7 @@ fn a_session_stays_where_its_history_is_cached() {
     assert!(moved <= 8, "{moved} of 128 turns left their home");
 }
 
-/// Prompts that share nothing find equal endpoints, so each gets as many.
+/// Prompts that share nothing find equal endpoints, so each endpoint gets the same number.
 #[test]
 fn distinct_prompts_spread_over_an_idle_pool() {
     let mut world = PolicyWorld::new();

@@ -42,7 +42,7 @@ fn pool_of_scorer(scorer: &str, seed: u64) -> ManagedPool {
     )
 }
 
-/// Returns a pool of four endpoints with this scorer alone, whose engines say this of adapters.
+/// Returns a pool of four endpoints with this scorer alone, whose engines report these adapters.
 fn pool_of_adapters(scorer: &str, lora: LoraMetrics, seed: u64) -> ManagedPool {
     let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
     let metrics = vec![
@@ -127,8 +127,8 @@ fn more_adapters_than_fit_displace_the_one_not_used_for_longest() {
     );
 }
 
-/// An idle pool serves its base model on all engines, also if they have places for adapters, and
-/// also if those are full: the base model needs none.
+/// An idle pool serves its base model on all engines, even if they have places for adapters and
+/// these are full, because the base model needs no place.
 #[test]
 fn prompts_for_the_base_model_spread_over_an_idle_pool_with_places_for_adapters() {
     for (scorer, adapters) in [

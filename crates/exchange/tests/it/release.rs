@@ -1,4 +1,5 @@
-//! For any order of host calls, what a pick holds is released exactly once, and nothing panics.
+//! For any order of host calls, the resources of a pick are released exactly once, and nothing
+//! panics.
 
 use exchange::{
     Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, ResponseHead,

@@ -490,7 +490,7 @@ fn pipeline() -> PipelineSpec {
     )
 }
 
-/// Returns the model, and those of the other labels that differ from the usual ones.
+/// Returns the model, and the other labels where they differ from the usual ones.
 fn label(label: &ModelLabel) -> String {
     let target = if label.target_model == label.model {
         String::new()

@@ -35,7 +35,8 @@ fn send_to(pool: &mut ManagedPool, prompt: &str, slot: u16, now: Timestamp) -> E
     panic!("no request goes to endpoint {slot}")
 }
 
-/// The answer of the broken endpoint to this prompt, through this worker; all others hear of it.
+/// The answer of the broken endpoint to this prompt, through this worker. All other workers receive
+/// it.
 fn answer(workers: &mut [ManagedPool], worker: usize, prompt: &str, status: u16, now: Timestamp) {
     let pool = &mut workers[worker];
     let exchange = send_to(pool, prompt, BROKEN, now);

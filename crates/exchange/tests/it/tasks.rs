@@ -1,5 +1,5 @@
-//! Requests whose model alone is read, in JSON or in a form, and requests that name an answer that
-//! one endpoint keeps.
+//! Requests whose body is read only for its model, in JSON or in a form, and requests that name an
+//! answer that one endpoint keeps.
 
 use std::sync::Arc;
 
@@ -137,7 +137,7 @@ impl Sent {
         .concat()
     }
 
-    /// The endpoint answers with this; returns what the client gets.
+    /// The endpoint gives this answer. Returns the bytes that the client gets.
     fn answer(
         mut self,
         pool: &mut ManagedPool,
@@ -365,7 +365,7 @@ fn a_large_form_is_read_piece_by_piece() {
 
 const RESPONSES: &str = "POST /v1/responses";
 
-/// A response is made at this endpoint, whichever was picked.
+/// This endpoint creates a response, whichever endpoint was picked.
 fn respond(pool: &mut ManagedPool, by: &str, content_type: &str, chunks: &[&str]) {
     // Each of three endpoints is in the list of a pool of three.
     send(

@@ -1,4 +1,4 @@
-//! Tests that clients learn nothing of each other, and take nothing from each other: the salt of
+//! Tests that clients learn nothing from each other, and take nothing from each other: the salt of
 //! the prefix cache, prompts that crashed engines, and bodies whose prompt is not read.
 
 use exchange::{
@@ -289,7 +289,7 @@ fn every_body_that_is_held_has_the_same_limit() {
     for path in ["/v1/completions", "/v1/score"] {
         assert_eq!(sent(path), Some(413), "{path}");
     }
-    // The proxy passes it on while it comes.
+    // The proxy forwards it while it arrives.
     assert_eq!(sent("/v2/models/m/infer"), None);
 }
 

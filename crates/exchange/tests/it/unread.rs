@@ -1,5 +1,5 @@
-//! The place of a request is free when its reply has ended, or when its client does not read it; a
-//! silent engine keeps it.
+//! The place of a request is free when its reply has ended, or when its client does not read it. A
+//! silent engine keeps the place.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -62,7 +62,7 @@ impl UnreadCase {
         );
     }
 
-    /// Lets time pass, and looks at the reply at its end. Returns what the host did.
+    /// Lets time pass, and then checks the reply. Returns what the host did.
     fn wait(&mut self, ms: u64) -> (ReplyCheck, String) {
         self.host.now = self.host.now.plus_ms(ms);
         self.host.log.clear();

@@ -276,7 +276,7 @@ pub(crate) fn with_status(
     exchange.end(pool, now);
 }
 
-/// What `pool` has published since the last time, which `other` receives.
+/// The placements that `pool` has published since the last call, which `other` receives.
 fn received(pool: &mut ManagedPool, other: &mut ManagedPool) -> Vec<(PlacementKind, usize)> {
     let placements = pool.take_placements();
     for placement in &placements {
@@ -289,8 +289,8 @@ fn received(pool: &mut ManagedPool, other: &mut ManagedPool) -> Vec<(PlacementKi
     placements.iter().map(new).collect()
 }
 
-/// Where a prompt is cached counts from the pick on, here and in other workers, until the endpoint
-/// refuses it.
+/// The cached location of a prompt counts from the pick on, here and in other workers, until the
+/// endpoint refuses the prompt.
 #[test]
 fn a_placement_is_confirmed_by_a_reply_and_withdrawn_by_a_refusal_everywhere() {
     let prompt = "once upon a time ".repeat(200);
@@ -589,8 +589,8 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     );
     assert!(pool.take_placements().is_empty(), "taken");
 
-    // With more placements than fit, the oldest are dropped and counted. The kept ones stay whole,
-    // and taking them makes room.
+    // If more placements arrive than fit, the oldest are dropped and counted. The kept ones stay
+    // whole, and taking them makes room.
     let sent = |pool: &mut ManagedPool| {
         for n in 0..SENT {
             let (exchange, to) = send(

@@ -11,11 +11,11 @@ use super::BLOCK_BYTES;
 /// The bytes that [`masks`] compares with, 16 of each.
 static OPERANDS: [[u8; 16]; 3] = [[b'\\'; 16], [FLIP; 16], [(b' ' + 1) ^ SIGN; 16]];
 
-/// The sign bit. A comparison with sign is one instruction, one without sign four.
+/// The sign bit. A signed comparison is one instruction, an unsigned one takes four.
 const SIGN: u8 = 0x80;
 
-/// Flipping bit 1 moves the quote next to the control characters, which stay control characters. So
-/// one comparison finds both. Flipping the sign bit makes it a comparison with sign.
+/// Flipping bit 1 moves the quote next to the control characters, and these stay control
+/// characters. So one comparison finds both. Flipping the sign bit makes it a signed comparison.
 const FLIP: u8 = b'"' ^ b' ' ^ SIGN;
 
 /// The operands in registers.
@@ -26,9 +26,9 @@ pub(super) struct Operands {
     end: v128,
 }
 
-/// Loads the operands, once for each string. They must not be constants to the compilers: V8 makes
-/// a constant vector again at each use, with three instructions, which doubles the time for a
-/// block.
+/// Loads the operands, once for each string. They must not be constants for the compilers: V8
+/// creates a constant vector again at each use, with three instructions, which doubles the time for
+/// a block.
 #[inline(always)]
 pub(super) fn operands() -> Operands {
     let [backslash, flip, end] = black_box(&OPERANDS);
@@ -64,7 +64,7 @@ pub(super) fn masks(block: &[u8; BLOCK_BYTES], operands: Operands) -> (u64, bool
     )
 }
 
-/// Loads 16 bytes. It compiles to one load; the intrinsic for a load takes a pointer and is unsafe.
+/// Loads 16 bytes. It compiles to one load. The intrinsic for a load takes a pointer and is unsafe.
 fn vector(bytes: &[u8; 16]) -> v128 {
     let (words, _) = bytes.as_chunks();
     let word = |word: Option<&[u8; 8]>| word.map_or(0, |word| u64::from_le_bytes(*word));
