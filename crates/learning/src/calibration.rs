@@ -37,13 +37,14 @@ impl Calibration {
         self.mean(self.relative_error)
     }
 
-    /// Mean pinball loss of p90, ms: 0.9 of the amount by which outcomes are above it, 0.1 of the
-    /// amount by which they are below. The true p90 has the least. `None` without outcomes.
+    /// Mean pinball loss of the p90, in ms: 0.9 of the amount by which outcomes are above it, and
+    /// 0.1 of the amount by which they are below. The true p90 has the lowest loss. `None` without
+    /// outcomes.
     pub fn pinball90_ms(&self) -> Option<f64> {
         self.mean(self.pinball)
     }
 
-    /// The share of outcomes within p90; 0.9 is right. `None` without outcomes.
+    /// The share of outcomes at or below the p90, where 0.9 is right. `None` without outcomes.
     pub fn coverage90(&self) -> Option<f64> {
         self.mean(count(self.covered))
     }

@@ -1,11 +1,11 @@
 //! Learns a [`LatencyModel`] from finished requests.
 //!
-//! Each observation goes into a bounded, stratified window, so that common requests do not push out
-//! rare ones. It updates the offset of its endpoint at once. When enough new observations have
-//! arrived, the learner fits new shapes to the older part of the window and tests them on the
-//! newest part, which was used neither for this fit nor for the model in force. A new shape is
-//! adopted only if it is better there. So one model is in force at any time; its shape changes
-//! slowly, its offsets change quickly.
+//! Each observation goes into a bounded, stratified window, so common requests do not displace rare
+//! ones. It updates the offset of its endpoint at once. When enough new observations have arrived,
+//! the learner fits new shapes to the older part of the window. It tests them on the newest part,
+//! which was used neither for this fit nor for the current model. A new shape is adopted only if it
+//! is better there. So there is one model at any time. Its shape changes slowly, and its offsets
+//! change quickly.
 //!
 //! ```text
 //! observe ──► endpoint offset, error of the prediction (for p90), window
@@ -13,8 +13,8 @@
 //!         ──► model in force + offsets + p90
 //! ```
 //!
-//! An aborted or failed request is not learned from: its full latency is unknown. Observations with
-//! impossible numbers are refused.
+//! An aborted or failed request is not learned from, because its full latency is unknown.
+//! Observations with impossible numbers are refused.
 
 mod choice;
 mod errors;
@@ -42,11 +42,11 @@ use window::{LatencyTarget, RequestSample, SampleWindow};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObservationVerdict {
     Learned,
-    /// Not learned from: the request did not complete, so its latency is unknown.
+    /// Not learned from, because the request did not complete and its latency is unknown.
     Censored,
-    /// Not learned from: its numbers are impossible.
+    /// Not learned from, because its numbers are impossible.
     Refused,
-    /// Not learned from: other origins say something else.
+    /// Not learned from, because other origins contradict it.
     Outvoted,
 }
 
@@ -71,15 +71,15 @@ pub struct LearnerStatus {
     pub drifts: u64,
 }
 
-/// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. Has one writer; time is an
-/// argument. It has many fields because each observation changes nearly all of them.
+/// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. It has one writer, and takes the
+/// time as an argument. It has many fields because each observation changes nearly all of them.
 #[derive(Clone, Debug)]
 pub struct LatencyLearner {
     steps: StepLearner,
     origins: OriginVotes,
-    /// What learning began with, and begins with again.
+    /// The prior that learning began with, and begins with again.
     prior: Box<LearnerPrior>,
-    /// The step model that the shapes in force were fitted with.
+    /// The step model with which the current shapes were fitted.
     step: StepModel,
     ttft: TargetModel,
     tpot: TargetModel,
@@ -87,7 +87,8 @@ pub struct LatencyLearner {
     /// The largest value seen of each feature.
     most: Features,
     standing: LearnerStatus,
-    /// Outcomes of the same endpoint that arrive between a pick and its own outcome, on average.
+    /// The mean number of outcomes of the same endpoint that arrive between a pick and its own
+    /// outcome.
     delay: f32,
     fitted_at_ms: Option<u64>,
     published_at_ms: Option<u64>,
@@ -101,21 +102,21 @@ struct LearnerPrior {
     latency: Option<LatencyModel>,
 }
 
-/// The origin of all observations where there is one.
+/// The origin of all observations if there is only one.
 const ONLY_ORIGIN: u64 = 0;
 
-/// Valid range of TTFT, ms. The maximum is one hour: a request that takes longer hangs.
+/// Valid range of TTFT, ms. The maximum is one hour, because a request that takes longer hangs.
 const TTFT_MS: RangeInclusive<f32> = 0.01..=3_600_000.0;
 /// Valid range of TPOT, ms.
 const TPOT_MS: RangeInclusive<f32> = 0.001..=600_000.0;
 
-/// Least interval between two fits, and between two publications, ms. Every proxy decodes each
+/// Minimum interval between two fits, and between two publications, in ms. Every proxy decodes each
 /// publication.
 const FIT_INTERVAL_MS: u64 = 1_000;
 const PUBLISH_INTERVAL_MS: u64 = 500;
 
-/// Outcomes over which `LatencyLearner::delay` is averaged. Below `DELAY_FRESH`, the prediction
-/// at the pick equals the one that would be made now.
+/// The number of outcomes over which `LatencyLearner::delay` is averaged. Below `DELAY_FRESH`, the
+/// prediction at the pick equals the one that would be made now.
 const DELAY_OUTCOMES: f32 = 20.0;
 
 // === impl LatencyLearner ===
@@ -127,8 +128,8 @@ impl Default for LatencyLearner {
 }
 
 impl LatencyLearner {
-    /// Creates a learner from an earlier result: `model` is in force until a better one is found,
-    /// and `step` is the prior of the step model.
+    /// Creates a learner from an earlier result. `model` is used until a better one is found, and
+    /// `step` is the prior of the step model.
     #[must_use]
     pub fn starting_from(step: &StepModel, model: Option<&LatencyModel>) -> Self {
         let in_force = model.map_or(step, |model| &model.step);
@@ -169,7 +170,7 @@ impl LatencyLearner {
         self.observe_of(ONLY_ORIGIN, observation, predicted)
     }
 
-    /// Like [`Self::observe`], where several origins observe: one alone does not decide what is
+    /// Like [`Self::observe`], but with several origins: one origin alone does not decide what is
     /// learned.
     pub fn observe_of(
         &mut self,
@@ -187,9 +188,9 @@ impl LatencyLearner {
         )
     }
 
-    /// Like [`Self::observe`], where `delay` is known: the number of outcomes of the same endpoint
-    /// that came between the pick and this outcome. The prediction at the pick is older than that
-    /// many outcomes.
+    /// Like [`Self::observe`] with a known `delay`: the number of outcomes of the same endpoint
+    /// that arrived between the pick and this outcome. The prediction at the pick is older than
+    /// that many outcomes.
     pub fn observe_after(
         &mut self,
         observation: &Observation,
@@ -227,8 +228,8 @@ impl LatencyLearner {
         verdict
     }
 
-    /// How far an observation of `origin` is believed. When it is outvoted, what it taught alone is
-    /// forgotten.
+    /// Returns how far an observation of `origin` is trusted. If the origin is outvoted, everything
+    /// that it alone taught is forgotten.
     fn trust(&mut self, origin: u64, observation: &Observation) -> OriginTrust {
         let Observation {
             endpoint,
@@ -259,7 +260,8 @@ impl LatencyLearner {
         trust
     }
 
-    /// Forgets all that was learned: one origin alone taught a part of it, and is outvoted or gone.
+    /// Forgets everything that was learned, because one origin alone taught a part of it, and is
+    /// outvoted or gone.
     fn start_again(&mut self) {
         let LearnerPrior { step, latency } = &*self.prior;
         let now_ms = self.steps.now_ms();
@@ -342,8 +344,8 @@ impl LatencyLearner {
         self.changed = true;
     }
 
-    /// Fits again if enough is new, and returns the model in force if it is time to publish it.
-    /// Returns `None` when nothing has changed or there is no model yet.
+    /// Fits again if there is enough new data, and returns the current model if it is time to
+    /// publish it. Returns `None` when nothing has changed or there is no model yet.
     pub fn publish(&mut self, now_ms: u64) -> Option<LatencyModel> {
         self.advance(now_ms);
         let due = |last: Option<u64>, interval_ms: u64| {
@@ -395,13 +397,13 @@ impl LatencyLearner {
         })
     }
 
-    /// As [`StepLearner::has_compared`].
+    /// The same as [`StepLearner::has_compared`].
     pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
         self.steps.has_compared(endpoint)
     }
 
-    /// The step model as learned until `now_ms`, which is on the clock of [`Self::publish`]. It
-    /// changes without observations too: what is known of an endpoint's speed fades.
+    /// The step model as learned until `now_ms`, on the clock of [`Self::publish`]. It changes
+    /// without observations too, because knowledge of an endpoint's speed fades.
     pub fn step(&mut self, now_ms: u64) -> StepModel {
         self.advance(now_ms);
         self.steps.model()
@@ -422,7 +424,7 @@ impl LatencyLearner {
         }
     }
 
-    /// Fits both times if enough is new; returns whether anything was fitted.
+    /// Fits both times if there is enough new data. Returns whether anything was fitted.
     fn fit(&mut self) -> bool {
         let fresh = self.ttft.due() || self.tpot.due();
         if !fresh {

@@ -1,9 +1,9 @@
 //! The learning half of the daemon: the step and the latency model of a pool, from its finished
 //! requests, and the scaling signal.
 //!
-//! Nothing here runs for a request. Proxies use the results, [`StepModel`] and [`LatencyModel`],
-//! which are part of the crate `scheduler`. Like it, this crate reads no clock, entropy, file,
-//! socket or environment.
+//! No code of this crate runs for a request. Proxies use the results, [`StepModel`] and
+//! [`LatencyModel`], which are part of the crate `scheduler`. Like `scheduler`, this crate reads no
+//! clock, entropy, file, socket or environment.
 //!
 //! [`StepModel`]: scheduler::latency::step::StepModel
 //! [`LatencyModel`]: scheduler::latency::LatencyModel

@@ -1,54 +1,56 @@
-//! How far the observations of one origin are believed, where several origins observe.
+//! Decides how far the observations of one origin are trusted, if several origins observe.
 //!
-//! Each origin has a vote on how long each endpoint takes, which follows its samples. An origin
-//! whose vote is far from the median of all is not learned from; two alone cannot outvote each
-//! other. A sample that no other origin confirms teaches the cost of a step, which is common to all
-//! endpoints, and not the speed of its endpoint. All is forgotten if an origin that taught it alone
-//! falls silent or is outvoted, and the samples of the others do not fit the model. A single origin
-//! is believed as it is.
+//! Each origin has a vote on how long each endpoint takes. The vote follows its samples. An origin
+//! whose vote is far from the median of all is not learned from. Two origins alone cannot outvote
+//! each other. A sample that no other origin confirms teaches the cost of a step, which is common
+//! to all endpoints, but not the speed of its endpoint. Everything is forgotten if an origin that
+//! alone taught a part of it becomes silent or is outvoted, and the samples of the others do not
+//! fit the model. A single origin is trusted completely.
 
 use std::collections::BTreeMap;
 
 use scheduler::EndpointRef;
 
-/// The most origins that are remembered, and that vote on an endpoint: a few proxies agree on a
-/// time as well as many do.
+/// The maximum number of origins that are remembered and that vote on an endpoint. A few proxies
+/// agree on a time as well as many do.
 const ORIGINS_MAX: usize = 64;
 const VOTERS_MAX: usize = 16;
 
-/// For how long an origin counts as one that observes, and its vote counts, ms.
+/// How long an origin counts as observing, and its vote counts, in ms.
 const ACTIVE_MS: u64 = 30_000;
 
-/// From when an origin counts as silent, ms: long enough for a pause, and short enough that what it
-/// taught is forgotten within 30 s.
+/// The time after which an origin counts as silent, in ms. It is long enough for a pause, and short
+/// enough that its teaching is forgotten within 30 s.
 const SILENT_MS: u64 = 20_000;
 
-/// The least time between two times of forgetting all, ms: an origin that lies must not keep others
-/// from teaching.
+/// The minimum time between two times of forgetting everything, in ms, because an origin that lies
+/// must not prevent others from teaching.
 const FORGET_INTERVAL_MS: u64 = 60_000;
 
-/// Samples that a vote remembers: few, so that votes follow an endpoint that changes.
+/// The number of samples that a vote remembers. It is small, so that votes follow an endpoint that
+/// changes.
 const VOTE_SAMPLES: f64 = 8.0;
 
-/// Samples from which a vote counts.
+/// The number of samples from which on a vote counts.
 const VOTE_FROM: f64 = 4.0;
 
-/// How far one sample may be from the vote so far, as a logarithm: a stall is no change.
+/// How far one sample may be from the vote so far, as a logarithm. A stall is not a change.
 const STEP_MAX: f64 = 2.0;
 
 /// How far a vote may be from the median, as a logarithm: a factor of 1.5. The noise of a vote is a
 /// quarter of that.
 const APART_MAX: f64 = 0.405;
 
-/// An origin may teach so many times as much about an endpoint as all others together, and a few
-/// samples more. It does not matter to origins of unequal traffic: they say the same.
+/// An origin may teach this many times as much about an endpoint as all others together, and a few
+/// samples more. This has no effect on honest origins of unequal traffic, because their samples
+/// agree.
 const TIMES_OTHERS: f64 = 2.0;
 const MORE_SAMPLES: f64 = 8.0;
 
 /// Share of the counts of learned samples that each sample keeps.
 const TAUGHT_KEEP: f64 = 0.98;
 
-/// Unconfirmed samples that are worth forgetting.
+/// The number of unconfirmed samples that justifies forgetting.
 const UNCONFIRMED_MIN: u64 = 8;
 
 /// One of the two times of an endpoint.
@@ -58,12 +60,12 @@ pub(crate) enum VotedTime {
     Decode,
 }
 
-/// How far an observation is believed.
+/// How far an observation is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum OriginTrust {
-    /// Other origins say something else.
+    /// Other origins contradict the observation.
     Outvoted,
-    /// No other origin says anything, or one that disagrees.
+    /// No other origin has observed this, or another origin disagrees.
     Unconfirmed,
     Confirmed,
 }
@@ -78,9 +80,9 @@ pub(crate) struct OriginVotes {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct OriginRow {
-    /// When it last observed anything.
+    /// The time when it last observed anything.
     at_ms: u64,
-    /// The samples that it alone has taught.
+    /// The number of samples that it alone has taught.
     unconfirmed: u64,
 }
 
@@ -90,7 +92,7 @@ struct Vote {
     /// The mean logarithm of the times as multiples of the expected ones.
     mean: f64,
     samples: f64,
-    /// The samples that were learned lately.
+    /// The number of samples that were learned recently.
     taught: f64,
     at_ms: u64,
 }
@@ -111,7 +113,7 @@ impl OriginVotes {
     }
 
     /// Takes a sample of `origin`: the time of the endpoint as a logarithm of a multiple of the
-    /// expected one, or `None` if the sample cannot be compared. Says how far it is believed.
+    /// expected one, or `None` if the sample cannot be compared. Returns how far it is trusted.
     pub(crate) fn vote(
         &mut self,
         origin: u64,
@@ -188,8 +190,8 @@ impl OriginVotes {
         }
     }
 
-    /// Whether all must be forgotten, because `origin`, which is outvoted, taught a part of it
-    /// alone.
+    /// Whether everything must be forgotten, because `origin`, which is outvoted, alone taught a
+    /// part of it.
     pub(crate) fn forgets_outvoted(&self, origin: u64, now_ms: u64) -> bool {
         let row = self.origins.get(&origin);
         row.is_some_and(|row| row.unconfirmed >= UNCONFIRMED_MIN)
@@ -197,8 +199,8 @@ impl OriginVotes {
             && self.fits(|vote| vote.origin != origin, now_ms) == Some(false)
     }
 
-    /// Whether all must be forgotten, because an origin that taught a part of it alone is silent
-    /// while others observe.
+    /// Whether everything must be forgotten, because an origin that alone taught a part of it is
+    /// silent while others observe.
     pub(crate) fn forgets_silent(&self, now_ms: u64) -> bool {
         let is_silent = |row: &OriginRow| now_ms.saturating_sub(row.at_ms) >= SILENT_MS;
         let rows = || self.origins.values();
@@ -209,7 +211,7 @@ impl OriginVotes {
             && self.fits(|vote| is_active(vote.origin), now_ms) != Some(true)
     }
 
-    /// Whether these votes, of all endpoints, fit what was learned; `None` without votes.
+    /// Whether these votes, for all endpoints, fit the learned model; `None` without votes.
     fn fits(&self, which: impl Fn(&Vote) -> bool, now_ms: u64) -> Option<bool> {
         let is_recent = |vote: &&Vote| {
             vote.samples >= VOTE_FROM && now_ms.saturating_sub(vote.at_ms) < SILENT_MS
@@ -229,7 +231,7 @@ impl OriginVotes {
             .is_none_or(|at| now_ms.saturating_sub(at) >= FORGET_INTERVAL_MS)
     }
 
-    /// All that was learned is forgotten.
+    /// Records that everything was forgotten.
     pub(crate) fn forgot(&mut self, now_ms: u64) {
         self.forgot_at_ms = Some(now_ms);
         self.votes.clear();
@@ -248,7 +250,7 @@ impl OriginVotes {
 // === impl Vote ===
 
 impl Vote {
-    /// The place of an origin's vote, which is made if there is none.
+    /// The position of an origin's vote, which is created if there is none.
     fn place(votes: &mut Vec<Self>, origin: u64, now_ms: u64) -> usize {
         if let Some(at) = votes.iter().position(|vote| vote.origin == origin) {
             return at;

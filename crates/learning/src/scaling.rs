@@ -1,10 +1,10 @@
-//! The scaling signal: seconds of backlog and desired replicas of a group of endpoints, from the
-//! learned step model and the work that is outstanding.
+//! The scaling signal: seconds of backlog and desired replicas of a group of endpoints, computed
+//! from the learned step model and the work in flight.
 //!
 //! Work is measured in seconds of an average replica. Three quantities decide how many are needed:
 //!
 //! - **Demand** `d`: replicas kept busy by the requests that arrive, `requests/s × seconds each`.
-//! - **Backlog** `W`: seconds of work that is outstanding now, at engines and in proxies.
+//! - **Backlog** `W`: seconds of work that is in flight or queued now, at engines and in proxies.
 //! - **Staff** `n(d)`: replicas with which requests still begin within the wait `w` of the SLO
 //!   ([`staffed`]).
 //!
@@ -14,17 +14,17 @@
 //! ```
 //!
 //! The first term keeps up with arrivals. Its `spare` replicas serve a sudden rise until others
-//! have started: no signal can order those in time. The second term works off the backlog within
-//! the drain time `D`: after it at most the allowed wait `w` is left on each replica, so
-//! `N (D + w) = W' + d D` (conservation of work). `W'` is the backlog when a replica ordered now
-//! starts to serve, `S` seconds from now. Until then a replica that was ordered `a` seconds ago
-//! does `min(a, S)` seconds of work. `D` is at least `S`: replicas that start for longer than they
-//! are needed cost more than they serve.
+//! have started, because no signal can order those in time. The second term works off the backlog
+//! within the drain time `D`. After that, at most the allowed wait `w` is left on each replica, so
+//! `N (D + w) = W' + d D` (conservation of work). `W'` is the backlog at the time when a replica
+//! ordered now starts to serve, `S` seconds from now. Until then a replica that was ordered `a`
+//! seconds ago does `min(a, S)` seconds of work. `D` is at least `S`, because replicas that start
+//! for longer than they are needed cost more than they serve.
 //!
-//! Capacity counts with full steps of an engine. A batch of `B` sequences shares the constant part
-//! `e0` of a decode step, so a token costs `e0/B + e1 + e2 context`, where `B` is the largest batch
-//! that fits ([`EngineSeats`]). In the same way prompts share the constant part of a prefill, up
-//! to the tokens of a step (chunked prefill: Agrawal et al., "Taming Throughput-Latency Tradeoff
+//! Capacity is computed with full steps of an engine. A batch of `B` sequences shares the constant
+//! part `e0` of a decode step, so a token costs `e0/B + e1 + e2 context`, where `B` is the largest
+//! batch that fits ([`EngineSeats`]). In the same way prompts share the constant part of a prefill,
+//! up to the tokens of a step (chunked prefill: Agrawal et al., "Taming Throughput-Latency Tradeoff
 //! in LLM Inference with Sarathi-Serve", 2024).
 //!
 //! Bounds are applied here. Hysteresis is left to the autoscaler (the HPA's tolerance and
@@ -50,11 +50,11 @@ const KV_SHARE_MAX: f64 = 0.95;
 /// The tokens of prompts that an engine computes in one step: vLLM's default for servers.
 const STEP_TOKENS: f64 = 8_192.0;
 
-/// The least part of the TTFT SLO that counts as allowed wait, also where the prefill alone takes
+/// The minimum part of the TTFT SLO that counts as allowed wait, even if the prefill alone takes
 /// longer than the SLO.
 const WAIT_SHARE_MIN: f64 = 0.1;
 
-/// The largest number that counts: products of two stay finite.
+/// The largest number that counts. With it, products of two numbers stay finite.
 const NUMBER_MAX: f64 = 1e15;
 
 /// The stages of a request that a group of endpoints serves.
@@ -71,16 +71,16 @@ pub enum ScalingRole {
 /// The goal of the operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingGoal {
-    /// The TTFT to hold, seconds.
+    /// The TTFT to meet, seconds.
     pub ttft_s: f64,
     /// The time within which a backlog is worked off, seconds.
     pub drain_s: f64,
     /// The time from the order of a replica to its first request, seconds.
     pub startup_s: f64,
-    /// Spare replicas beyond a steady load's, for load that rises faster than a replica starts. A
-    /// group without work needs none.
+    /// Spare replicas in addition to those for a steady load, for load that rises faster than a
+    /// replica starts. A group without work needs none.
     pub spare: f64,
-    /// The fewest and the most replicas.
+    /// The minimum and maximum number of replicas.
     pub replicas: (u32, u32),
 }
 
@@ -98,20 +98,20 @@ pub struct RequestMix {
 /// The room of an engine, as far as it is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineSeats {
-    /// The most sequences at once.
+    /// The maximum number of sequences at once.
     pub sequences_max: Option<f64>,
     /// Tokens that fit the KV cache.
     pub kv_tokens: Option<f64>,
 }
 
-/// What is outstanding at one endpoint.
+/// The work in flight at one endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OutstandingWork {
     /// Relative times of a prefill and of a decode step: see [`StepModel::speed`].
     pub speed: (f32, f32),
-    /// Requests that proxies have outstanding there.
+    /// Requests that proxies have in flight there.
     pub requests: f64,
-    /// The requests of these without a first token.
+    /// The requests among these without a first token.
     pub prompts: f64,
     /// The uncached tokens of these prompts.
     pub uncached_tokens: f64,
@@ -141,7 +141,7 @@ pub struct ScalingGroup<'g> {
     /// The room of an engine.
     pub seats: EngineSeats,
     pub endpoints: &'g [OutstandingWork],
-    /// Replicas that start and do not serve yet: seconds since the order of each.
+    /// Replicas that start and do not serve yet, as the seconds since each was ordered.
     pub starting: &'g [f64],
     /// Requests that proxies hold until an endpoint has room.
     pub held: f64,
@@ -149,12 +149,12 @@ pub struct ScalingGroup<'g> {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingSignal {
-    /// The time that the group, starting replicas included, needs for everything outstanding,
-    /// seconds. `None` if nothing is known about its engines, or it has none.
+    /// The time that the group, starting replicas included, needs for all work in flight or queued,
+    /// in seconds. `None` if nothing is known about its engines, or it has none.
     pub backlog_s: Option<f64>,
     /// Replicas that the arriving requests keep busy.
     pub busy: f64,
-    /// The share of the time in which a replica may be busy, without the spare ones.
+    /// The share of the time in which a replica may be busy, not counting the spare ones.
     pub utilization: f64,
     /// The replicas that the goal needs, within its bounds and not rounded.
     pub desired: f64,
@@ -203,7 +203,7 @@ pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
         .sum();
     let later_s = (work.unwrap_or(0.0) + (busy - ready) * startup_s - of_starting).max(0.0);
     let drained = (later_s + busy * drain_s) / (drain_s + wait_s).max(f64::MIN_POSITIVE);
-    // An unknown group is not idle: it keeps its size.
+    // An unknown group is not idle, so it keeps its size.
     let held = if work.is_none() || !group.measured {
         group.endpoints.len() as f64 + starting
     } else {
@@ -221,7 +221,8 @@ pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
     }
 }
 
-/// The number if it is finite and not negative; else 0. At most [`NUMBER_MAX`].
+/// Returns the number if it is finite and not negative, otherwise 0. The result is at most
+/// [`NUMBER_MAX`].
 fn known(number: f64) -> f64 {
     if number.is_finite() {
         number.clamp(0.0, NUMBER_MAX)
@@ -233,8 +234,8 @@ fn known(number: f64) -> f64 {
 // === impl ScalingRole ===
 
 impl ScalingRole {
-    /// The role of endpoints with this value of [`ROLE_LABEL`](scheduler::ROLE_LABEL). `None`: they
-    /// serve no stage that has a step model.
+    /// The role of endpoints with this value of [`ROLE_LABEL`](scheduler::ROLE_LABEL). `None` if
+    /// they serve no stage that has a step model.
     #[must_use]
     pub fn from_label(label: Option<&str>) -> Option<Self> {
         match label {
@@ -259,7 +260,7 @@ impl ScalingRole {
 // === impl EngineSeats ===
 
 impl EngineSeats {
-    /// The smallest room of these engines. What none of them reports is unknown.
+    /// The smallest room of these engines. Values that none of them reports are unknown.
     #[must_use]
     pub fn from_metrics<'m>(metrics: &(impl Iterator<Item = &'m EndpointMetrics> + Clone)) -> Self {
         let least = |of: fn(&EndpointMetrics) -> Option<f64>| {
@@ -275,7 +276,7 @@ impl EngineSeats {
         }
     }
 
-    /// The room where flow control also lets an endpoint have at most so many requests at once.
+    /// The room if flow control also limits an endpoint to this many requests at once.
     #[must_use]
     pub fn at_most(self, requests: Option<f64>) -> Self {
         let both = requests
@@ -287,7 +288,7 @@ impl EngineSeats {
         }
     }
 
-    /// The most sequences with `context` tokens each; at least 1.
+    /// The maximum number of sequences with `context` tokens each; at least 1.
     fn batch(&self, context: f64) -> f64 {
         let sequences = self.sequences_max.map_or(SEQUENCES_DEFAULT, known);
         let of_kv = self.kv_tokens.map_or(f64::INFINITY, |tokens| {
@@ -314,7 +315,7 @@ impl RequestCost {
         let ([c0, c1, c2], [e0, e1, e2]) =
             (step.prefill().map(f64::from), step.decode().map(f64::from));
         let context = prompt + output / 2.0;
-        // The model is quadratic in one prompt. Outstanding tokens count with the attention of the
+        // The model is quadratic in one prompt. Tokens in flight count with the attention of the
         // mean prompt, so that work is proportional to its tokens.
         let mut cost = Self {
             prompt_s: c0 / 1e3 * (uncached / STEP_TOKENS).min(1.0),
@@ -342,8 +343,8 @@ impl RequestCost {
         self.prefill_s + self.decode_s
     }
 
-    /// The work outstanding at all endpoints, seconds. An endpoint with unknown metrics has at
-    /// least the mean of those with known ones. `None` if no proxy has a request there and no
+    /// The work in flight at all endpoints, in seconds. An endpoint with unknown metrics counts as
+    /// at least the mean of those with known ones. `None` if no proxy has a request there and no
     /// engine's metrics are known.
     fn outstanding(&self, endpoints: &[OutstandingWork]) -> Option<f64> {
         let of = |endpoints: &mut dyn Iterator<Item = &OutstandingWork>| {
@@ -372,7 +373,7 @@ impl RequestCost {
         )
     }
 
-    /// The work outstanding at an endpoint, seconds: that of the proxies' ledgers, and mean
+    /// The work in flight at an endpoint, in seconds: the work in the proxies' ledgers, and mean
     /// requests for those that the engine reports beyond them.
     fn at(&self, endpoint: &OutstandingWork) -> f64 {
         let OutstandingWork {
@@ -384,8 +385,8 @@ impl RequestCost {
         } = *endpoint;
         let requests = known(requests).max(known(prompts));
         let prompts = known(prompts);
-        // The output that is left of a request that decodes is, on average, a whole mean output if
-        // lengths are exponential (residual life, Kleinrock, section 5.2). They nearly are.
+        // If lengths are exponential, the output that is left of a decoding request is on average a
+        // whole mean output (residual life, Kleinrock, section 5.2). They are nearly exponential.
         let own = prompts * self.prompt_s
             + known(uncached_tokens) * self.uncached_token_s
             + requests * self.decode_s;

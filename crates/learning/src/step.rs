@@ -3,17 +3,18 @@
 //! Each of the two times is linear in three inputs with non-negative weights. Weights are learned
 //! as multiples of their priors, by least squares of the *relative* error, so a short prefill
 //! counts as much as a long one. Old samples are forgotten. A ridge pulls all weights towards the
-//! one scale that would make the prior right on average: after a handful of samples the scale is
-//! right, and the shape follows as inputs vary. Samples are clipped, so that one stall has little
-//! effect. A new fit judges the newest samples again, so that the very first one decides nothing.
+//! one scale that would make the prior right on average. After a handful of samples the scale is
+//! right, and the shape follows when inputs vary. Samples are clipped, so that one stall has little
+//! effect. A new fit judges the newest samples again, so that the very first sample decides
+//! nothing.
 //!
 //! An endpoint's speed is the ratio of its observed times to those of other endpoints for similar
-//! inputs, divided by the same ratio over all endpoints: a change of the whole pool belongs to the
-//! pool's model. Comparing similar inputs matters for engines that the formula does not fit: they
-//! take longer than expected for some inputs on every endpoint, and an endpoint that gets more of
-//! those inputs is not slower. What is known of a speed fades with time, see the module `speed`.
+//! inputs, divided by the same ratio over all endpoints. So a change of the whole pool belongs to
+//! the pool's model. Comparing similar inputs matters for engines that the formula does not fit.
+//! They take longer than expected for some inputs on every endpoint, and an endpoint that gets more
+//! of those inputs is not slower. The knowledge of a speed fades with time, see the module `speed`.
 //!
-//! Source: the simulations in which the default policy was tuned. There this learner does as well
+//! Source: the simulations in which the default policy was tuned. In them this learner is as good
 //! as the true formulas.
 
 mod least_squares_fit;
@@ -34,7 +35,7 @@ pub struct StepLearner {
     decode: LeastSquaresFit,
     /// Mean output of the prior.
     output_tokens: f64,
-    /// What is known of the speeds, by slot.
+    /// The evidence on the speeds, by slot.
     endpoints: Vec<EndpointEvidence>,
     /// The latest time of [`Self::advance`], ms.
     now_ms: u64,
@@ -47,7 +48,7 @@ struct WeightFloors {
     of_first: [f32; 3],
 }
 
-/// What is known of the speeds of one endpoint.
+/// The evidence on the speeds of one endpoint.
 #[derive(Clone, Copy, Debug)]
 struct EndpointEvidence {
     generation: Generation,
@@ -65,7 +66,7 @@ pub(crate) enum Comparison {
     Similar,
     /// Not compared, because its time has another reason. The endpoint is in use.
     Incomparable,
-    /// Not compared, because it may be made up. The speed fades as without it.
+    /// Not compared, because it may be invented. The speed fades as if there were no sample.
     Doubtful,
 }
 
@@ -81,9 +82,9 @@ struct OutputMean {
 const PREFILL_KEEP: f64 = 0.999;
 const DECODE_KEEP: f64 = 0.998;
 
-/// Least cost of each term of a step: in ms, and relative to the first term. It is a tenth of what
-/// the fastest accelerators take. Without it, the model of an engine whose time does not grow with
-/// the prompt or the batch would say that load and lost prefixes cost nothing.
+/// The minimum cost of each term of a step: in ms, and relative to the first term. It is a tenth of
+/// the time of the fastest accelerators. Without it, the model of an engine whose time does not
+/// grow with the prompt or the batch would say that load and lost prefixes cost nothing.
 const PREFILL_FLOORS: WeightFloors = WeightFloors {
     least_ms: [0.0, 0.001, 0.0],
     of_first: [0.0, 1e-4, 0.0],
@@ -97,12 +98,12 @@ const DECODE_FLOORS: WeightFloors = WeightFloors {
 const SAMPLE_MS: std::ops::RangeInclusive<f32> = 0.01..=600_000.0;
 const SAMPLE_COUNT_MAX: f32 = 16_777_216.0;
 
-/// Least weight of each new output length in the mean of its endpoint: a memory of about 200
-/// requests.
+/// Minimum weight of each new output length in the mean of its endpoint. It corresponds to a memory
+/// of about 200 requests.
 const OUTPUT_WEIGHT: f64 = 0.005;
 
-/// The prior counts as this many requests of each endpoint: a mean of eight is right within a third
-/// where outputs differ as much as their mean.
+/// The prior counts as this many requests of each endpoint. A mean of eight is right within a third
+/// if outputs differ as much as their mean.
 const OUTPUT_PRIOR: f64 = 8.0;
 
 // === impl StepLearner ===
@@ -115,7 +116,7 @@ impl Default for StepLearner {
 
 impl StepLearner {
     /// Creates a learner with this model as its prior, for example from an earlier run or another
-    /// pool. It does not take over the endpoints' speeds; it learns them again within some tens of
+    /// pool. It does not take over the endpoints' speeds, but learns them again within some tens of
     /// requests.
     #[must_use]
     pub fn starting_from(model: &StepModel) -> Self {
@@ -128,10 +129,10 @@ impl StepLearner {
         }
     }
 
-    /// Lets time pass until `now_ms`, in ms since any fixed moment: what is known of the speeds of
-    /// endpoints without samples fades, within about 30 s. To be called about once a second: the
-    /// time since the call before the last sample counts as idle, except for the first 10 s. An
-    /// earlier time than before changes nothing.
+    /// Lets time pass until `now_ms`, in ms since any fixed time. The evidence on the speeds of
+    /// endpoints without samples fades within about 30 s. Call this about once a second: the time
+    /// since the call before the last sample counts as idle, except for the first 10 s. A time
+    /// earlier than before changes nothing.
     pub fn advance(&mut self, now_ms: u64) {
         for row in &mut self.endpoints {
             let idle_from = self.now_ms.max(row.used_ms.saturating_add(IDLE_MS));
@@ -154,15 +155,15 @@ impl StepLearner {
         Some(self.prefill.log_of(&inputs, sample.service_ms))
     }
 
-    /// As [`Self::prefill_log`], for a decode step.
+    /// The same as [`Self::prefill_log`], for a decode step.
     pub fn decode_log(&self, sample: &TokenGap) -> Option<f64> {
         let inputs = decode_inputs(sample).filter(|_| SAMPLE_MS.contains(&sample.gap_ms))?;
         Some(self.decode.log_of(&inputs, sample.gap_ms))
     }
 
     /// Learns from a first token. `queued` says whether first tokens of other requests came at its
-    /// endpoint between its pick and its own. Returns `false` for an impossible sample, which is
-    /// ignored.
+    /// endpoint between its pick and its own first token. Returns `false` for an impossible sample,
+    /// which is ignored.
     pub fn first_token(
         &mut self,
         endpoint: EndpointRef,
@@ -180,7 +181,8 @@ impl StepLearner {
         self.prefill_step(endpoint, sample, comparison)
     }
 
-    /// As [`Self::first_token`], where `comparison` says what the sample shows of the endpoint.
+    /// The same as [`Self::first_token`], where `comparison` says how the sample counts for the
+    /// endpoint.
     pub(crate) fn prefill_step(
         &mut self,
         endpoint: EndpointRef,
@@ -217,7 +219,7 @@ impl StepLearner {
         self.decode_step(endpoint, sample, Comparison::Similar)
     }
 
-    /// As [`Self::gap`], where `comparison` says what the sample shows of the endpoint.
+    /// The same as [`Self::gap`], where `comparison` says how the sample counts for the endpoint.
     pub(crate) fn decode_step(
         &mut self,
         endpoint: EndpointRef,
@@ -247,7 +249,7 @@ impl StepLearner {
         true
     }
 
-    /// Learns that a request at `endpoint` ended after `output_tokens`, as its engine says.
+    /// Learns that a request at `endpoint` ended after `output_tokens`, as its engine reports.
     pub fn ended(&mut self, endpoint: EndpointRef, output_tokens: u32) {
         let tokens = f64::from(output_tokens).min(f64::from(*OUTPUT_TOKENS.end()));
         if let Some(row) = row(&mut self.endpoints, endpoint) {
@@ -255,8 +257,8 @@ impl StepLearner {
         }
     }
 
-    /// Mean output tokens of the pool: the median of its endpoints, so that what one engine says of
-    /// itself does not count for others.
+    /// Mean output tokens of the pool. It is the median of its endpoints, so that the report of one
+    /// engine does not count for the others.
     fn output_tokens(&self) -> f64 {
         let known = self.endpoints.iter().map(|row| row.output);
         let known = known.filter(|output| output.requests > 0.0);
@@ -291,7 +293,7 @@ impl StepLearner {
             DECODE_FLOORS.under(self.decode.weights()),
             narrow(self.output_tokens()),
         );
-        // The last slot comes first, so the model's table grows once.
+        // The last slot comes first, so that the model's table grows only once.
         speeds
             .rev()
             .skip_while(|(_, prefill, decode)| (*prefill, *decode) == (1.0, 1.0))
@@ -333,7 +335,7 @@ fn decode_inputs(sample: &TokenGap) -> Option<[f64; 3]> {
     ])
 }
 
-/// The row of an endpoint; starts empty if the row was of another generation.
+/// The row of an endpoint. It starts empty if the row was of another generation.
 fn row(
     endpoints: &mut Vec<EndpointEvidence>,
     endpoint: EndpointRef,
@@ -393,7 +395,7 @@ impl WeightFloors {
     }
 }
 
-// Rounding is meant.
+// Rounding is intended.
 fn narrow(number: f64) -> f32 {
     number as f32
 }

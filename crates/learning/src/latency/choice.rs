@@ -1,16 +1,16 @@
-//! Chooses what a shape consists of, and measures the errors of the choice by cross-validation.
+//! Chooses the parts of a shape, and measures the errors of the choice by cross-validation.
 
 use scheduler::latency::shape::{LatencyShape, TREES_MAX};
 
 use super::fit::{self, FitRow};
 
-/// With fewer samples than this no trees are tried: they would fit noise.
+/// With fewer samples than this, no trees are tried, because they would fit noise.
 pub(super) const TREES_SAMPLES_MIN: usize = 200;
 
 /// Numbers of trees that are tried.
 const TREES: [usize; 3] = [0, TREES_MAX / 2, TREES_MAX];
 
-/// Folds in time for cross-validation: each fold is predicted by a fit to the others.
+/// The number of folds in time for cross-validation. Each fold is predicted by a fit to the others.
 const PARTS: usize = 3;
 
 /// The linear part: all terms, or one constant.
@@ -29,8 +29,8 @@ impl LinearBase {
     }
 }
 
-/// The base and number of trees with the least loss on the `newest` rows when fitted to the `old`
-/// ones.
+/// The base and number of trees with the lowest loss on the `newest` rows when fitted to the `old`
+/// rows.
 pub(super) struct FittedShape {
     pub(super) base: LinearBase,
     pub(super) trees: usize,
@@ -78,7 +78,7 @@ pub(super) fn chosen(old: &[FitRow], newest: &[FitRow], fresh: usize) -> FittedS
     }
 }
 
-/// For each row: the prediction of such a shape fitted to the other folds, and its error.
+/// For each row, the prediction of such a shape fitted to the other folds, and its error.
 pub(super) fn errors(rows: &[FitRow], chosen: &FittedShape) -> Vec<(f32, f32)> {
     let part = rows.len().div_ceil(PARTS).max(1);
     let of_part = |(at, part): (usize, &[FitRow])| {

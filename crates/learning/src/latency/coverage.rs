@@ -1,5 +1,5 @@
-//! Measures which share of outcomes falls within the predicted median and p90 on synthetic streams:
-//! 300 outcomes of one endpoint, and the last 90 are counted.
+//! Measures the share of outcomes within the predicted median and p90 on synthetic streams. Each
+//! stream has 300 outcomes of one endpoint, and the last 90 are counted.
 
 use super::p90::CoverageIntegrator;
 use super::*;
@@ -15,14 +15,15 @@ const OUTCOMES: usize = 300;
 const COUNTED: usize = 90;
 const SEEDS: u64 = 12;
 
-/// Standard deviation if each of 90 outcomes were independently within p90 with probability 0.9:
-/// √(90 · 0.9 · 0.1).
+/// The standard deviation if each of 90 outcomes were independently within the p90 with probability
+/// 0.9: √(90 · 0.9 · 0.1).
 const BINOMIAL: f32 = 2.85;
 
 /// The logarithm of the duration of the outcome at this position.
 type Stream = fn(&mut Rng, usize) -> f32;
 
-/// Mean 0, deviation 1: as near to the normal distribution as a sum of three uniform numbers comes.
+/// Mean 0 and deviation 1, as close to the normal distribution as a sum of three uniform numbers
+/// is.
 fn normal(rng: &mut Rng) -> f32 {
     2.0 * (rng.open01() + rng.open01() + rng.open01() - 1.5)
 }
@@ -47,7 +48,7 @@ const STREAMS: [(&str, Stream); 10] = [
     ("steps down", |rng, at| {
         0.1 * normal(rng) - if at < 250 { 0.0 } else { 0.5 }
     }),
-    // Like an engine that admits requests in waves: a jump of a third, and hardly any noise
+    // Like an engine that admits requests in waves: a jump of a third, and hardly any noise in
     // between.
     ("falls and jumps back", |rng, at| {
         0.02 * normal(rng) - 0.01 * (at % 35) as f32
@@ -60,8 +61,8 @@ const STREAMS: [(&str, Stream); 10] = [
 /// Offset in outcomes between the seeds, so that waves are counted from different phases.
 const APART: usize = 3;
 
-/// How many of the last outcomes of a stream are within the median and within p90, if `delay`
-/// outcomes come between a pick and its own.
+/// How many of the last outcomes of a stream are within the median and within the p90, if `delay`
+/// outcomes come between a pick and its own outcome.
 fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
     let mut rng = Rng::seeded(seed);
     let mut learner = LatencyLearner::default();
@@ -112,8 +113,8 @@ fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
     within
 }
 
-/// The mean over seeds of how many are within the median and within p90, and the deviation of the
-/// latter.
+/// The mean over seeds of the numbers within the median and within the p90, and the deviation of
+/// the second number.
 fn over_seeds(stream: Stream, delay: usize) -> ([f32; 2], f32) {
     let all: Vec<[f32; 2]> = (0..SEEDS)
         .map(|seed| within(stream, seed, delay).map(|count| count as f32))

@@ -1,15 +1,15 @@
 //! Estimates p90 from the errors of predictions and from whether outcomes were within the predicted
 //! p90.
 //!
-//! An error is always that of a prediction made before the time was known, never the residual of a
-//! fit, so that errors are as large as the next ones will be. A new shape brings its own errors
-//! from cross-validation; the errors of another shape say nothing about it.
+//! An error always belongs to a prediction made before the time was known, and is never the
+//! residual of a fit. So these errors are as large as the next ones will be. A new shape has its
+//! own errors from cross-validation. The errors of another shape say nothing about it.
 //!
-//! There are two candidates for p90: a multiple of the median, by the length of the median, and one
-//! level for all requests. They are mixed by their recent pinball losses, so the mix is hardly
-//! worse than the better of both. Future errors need not be distributed like past ones, so each
-//! outcome also moves the mix until a tenth of outcomes are above it: online conformal prediction
-//! by quantile tracking.
+//! There are two candidates for the p90: a multiple of the median, by the size of the median, and
+//! one level for all requests. They are mixed by their recent pinball losses, so the mix is hardly
+//! worse than the better one. Future errors may be distributed differently from past ones. So each
+//! outcome also moves the mix until a tenth of the outcomes are above it: online conformal
+//! prediction by quantile tracking.
 
 use std::collections::VecDeque;
 
@@ -25,33 +25,33 @@ pub(super) struct ErrorWindow {
     errors: VecDeque<(f32, f32)>,
     /// Errors pushed since `multiple` was computed.
     fresh: usize,
-    /// p90 among `errors` as a multiple of the median; the assumed one until there are enough
-    /// errors.
+    /// The p90 of `errors` as a multiple of the median. It is an assumed value until there are
+    /// enough errors.
     multiple: P90Spread,
     /// One p90 for all requests, as a logarithm.
     level: Option<P90Tracker>,
     /// Shift that is added to the logarithm of the mix.
     moved: P90Tracker,
-    /// Correction on top of `moved`, from how many outcomes were above the p90 that was predicted
-    /// for them.
+    /// A correction in addition to `moved`, from the number of outcomes above the p90 that was
+    /// predicted for them.
     integrator: CoverageIntegrator,
     /// Losses of the two candidates.
     losses: PinballLosses,
 }
 
-/// Errors kept: few enough to follow changes, enough for a p90 of each bin.
+/// The number of errors kept: few enough to follow changes, and enough for a p90 of each bin.
 const ERRORS_MAX: usize = 1_600;
 
-/// `multiple` is recomputed after this many new errors: sorting them costs some tens of µs.
+/// `multiple` is recomputed after this many new errors, because sorting them costs some tens of µs.
 const FRESH_MAX: usize = 16;
 
 /// Minimum errors in a bin.
 const BIN_MIN: usize = 40;
 
-/// Bound of `moved` in either direction, as a logarithm.
+/// The bound of `moved` in both directions, as a logarithm.
 const MOVED_MAX: f32 = 2.0;
 
-/// p90 as a multiple of the median before anything is known.
+/// The p90 as a multiple of the median before any data is known.
 const FACTOR_PRIOR: f32 = 1.5;
 
 // === impl ErrorWindow ===
@@ -87,8 +87,8 @@ impl ErrorWindow {
     }
 
     /// Adds one outcome: the predicted median and its error, as logarithms; whether it was above
-    /// the predicted p90, if that prediction is still current (else `None`); and how many outcomes
-    /// came in between.
+    /// the predicted p90 if that prediction is still current (otherwise `None`); and how many
+    /// outcomes came in between.
     pub(super) fn push(&mut self, said: f32, error: f32, above_p90: Option<bool>, delay: f32) {
         let log = said + error;
         let mut level = self.level.unwrap_or(P90Tracker::starting_at(log));
@@ -105,7 +105,7 @@ impl ErrorWindow {
             base: mixed,
             delay,
         });
-        // p90 is never below the median, so moving further down gains nothing.
+        // The p90 is never below the median, so a further move down brings nothing.
         self.moved
             .clamp((said - mixed).clamp(-MOVED_MAX, 0.0), MOVED_MAX);
         level.outcome(LogOutcome {
@@ -157,7 +157,7 @@ impl ErrorWindow {
         }
     }
 
-    /// Recomputes p90 of the errors, by the length of the prediction.
+    /// Recomputes the p90 of the errors, by the size of the prediction.
     fn refresh(&mut self) {
         self.fresh = 0;
         let bins = (self.errors.len() / BIN_MIN).min(BINS);

@@ -17,16 +17,16 @@ pub(super) struct FitRow {
     pub(super) weight: f32,
 }
 
-/// Rounds of reweighting. Each brings the fit nearer to the smallest *absolute* relative error,
-/// which a few outliers do not move.
+/// Rounds of reweighting. Each round brings the fit closer to the smallest *absolute* relative
+/// error, which a few outliers do not move.
 const REWEIGHTINGS: usize = 8;
 const REWEIGHTINGS_NEAR: usize = 2;
 
 /// Relative errors below this get the same weight.
 const ERROR_MIN: f64 = 0.02;
 
-/// Ridge towards zero, as a share of each weight's own curvature. It decides between collinear
-/// inputs.
+/// Ridge towards zero, as a share of each weight's own curvature. It makes the solution unique if
+/// inputs are collinear.
 const RIDGE: f64 = 1e-4;
 
 const SWEEPS: usize = 60;
@@ -44,7 +44,7 @@ const LEARNING_RATE: f32 = 0.3;
 /// Bound of the residual of one sample in a leaf, as a logarithm.
 const PULL_MAX: f32 = 0.7;
 
-/// Fits the linear part. When `near` is nearly right, a few rounds are enough.
+/// Fits the linear part. If `near` is nearly right, a few rounds are enough.
 pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape {
     let mut shape = LatencyShape {
         weights: near.map_or([0.0; TERMS], |near| near.weights),
@@ -71,8 +71,9 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
             } else {
                 libm::log(ms / expected).abs().max(ERROR_MIN)
             };
-            // Too high by a factor of two is as wrong as too low by two. The error is relative to
-            // the larger of both, or a far too low prediction would weigh without bound.
+            // A prediction that is too high by a factor of two is as wrong as one that is too low
+            // by two. The error is relative to the larger of both. Otherwise a prediction that is
+            // far too low would have an unbounded weight.
             let scale = expected.max(ms);
             add(
                 &mut normal,
@@ -252,7 +253,8 @@ fn histogram(
     histogram
 }
 
-/// How much the residual falls when every leaf is split at `cut`: bins up to it, and bins above.
+/// How much the residual falls if every leaf is split at `cut` into the bins up to it and the bins
+/// above.
 fn gain(histogram: &FitHistogram, cut: usize) -> f32 {
     let worth = |(weight, sum): (f32, f32)| sum * sum / (weight + LEAF_SHRINK);
     let add = |a: (f32, f32), b: &(f32, f32)| (a.0 + b.0, a.1 + b.1);
@@ -269,8 +271,8 @@ pub(super) fn log(shape: &LatencyShape, row: &FitRow) -> f32 {
     libm::logf(shape.base_ms(&row.terms).max(MS_MIN)) + shape.correction(&row.x)
 }
 
-/// The loss of a shape: mean absolute error of logarithms, so a relative error. Infinite without
-/// rows.
+/// The loss of a shape: the mean absolute error of logarithms, which is a relative error. It is
+/// infinite without rows.
 pub(super) fn loss(shape: &LatencyShape, rows: &[FitRow], shift: f32) -> f32 {
     let (error, weight) = rows.iter().fold((0.0, 0.0), |(error, weight), row| {
         (
@@ -285,7 +287,7 @@ pub(super) fn loss(shape: &LatencyShape, rows: &[FitRow], shift: f32) -> f32 {
     }
 }
 
-// Rounding is meant.
+// Rounding is intended.
 fn narrow(number: f64) -> f32 {
     number as f32
 }

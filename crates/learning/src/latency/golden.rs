@@ -1,5 +1,5 @@
 //! The numbers that are learned from fixed streams of outcomes: `tests/latency/learned.txt`. Other
-//! tests check that they are right within the noise; this one detects every change of them.
+//! tests check that they are right within the noise. This one detects every change of them.
 //!
 //! `UPDATE_GOLDENS=1` writes the present result into the file; read the diff before committing it.
 //! All mathematics is from the crate `libm`, so builds with and without optimisation agree to the
@@ -39,8 +39,8 @@ struct GoldenPool {
 /// TTFT and TPOT of a request under these conditions, before noise.
 type TrueTimes = fn(&Conditions) -> (f32, f32);
 
-/// An engine whose prefills queue, and which preempts when its cache is nearly full: a jump that no
-/// sum of terms can express.
+/// An engine whose prefills queue, and which preempts when its cache is nearly full. That is a jump
+/// that no sum of terms can express.
 fn engine(c: &Conditions) -> (f32, f32) {
     let preempts = if c.kv_utilization.is_some_and(|share| share > 0.7) {
         1.6
@@ -53,7 +53,7 @@ fn engine(c: &Conditions) -> (f32, f32) {
     )
 }
 
-/// The same pool after an upgrade: each token costs more, everything else less.
+/// The same pool after an upgrade: each token costs more, and everything else less.
 fn upgraded(c: &Conditions) -> (f32, f32) {
     (
         5.0 + 0.1 * (c.uncached_tokens + c.prefill_tokens),
@@ -61,7 +61,7 @@ fn upgraded(c: &Conditions) -> (f32, f32) {
     )
 }
 
-/// A gateway that delays every reply to the same times, whatever the request.
+/// A gateway that delays every reply to the same times, for every request.
 fn alike(_: &Conditions) -> (f32, f32) {
     (120.0, 15.0)
 }
@@ -99,8 +99,8 @@ impl GoldenPool {
         }
     }
 
-    /// The observation of a request under random conditions, with a quarter of noise either way;
-    /// its first token and one gap are samples of steps.
+    /// The observation of a request under random conditions, with a quarter of noise in both
+    /// directions. Its first token and one gap are samples of steps.
     fn outcome(&mut self, truth: TrueTimes) -> Observation {
         let slot = self.rng.below(usize::from(SLOTS));
         let conditions = self.conditions();

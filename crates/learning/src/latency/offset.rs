@@ -1,15 +1,15 @@
-//! How far each endpoint deviates from the shape. It is learned at once from each sample, so that a
-//! pod that slows down is known before any shape is fitted again.
+//! The deviation of each endpoint from the shape. It is learned at once from each sample, so a pod
+//! that slows down is known before any shape is fitted again.
 //!
 //! Two averages follow the errors of an endpoint: a slow one with little noise, and a fast one.
 //! While they agree within the noise, the slow one is used. When they disagree, the endpoint has
 //! changed, and the slow one jumps to the fast one.
 //!
-//! If no outcome comes between a pick and its own, a third average, of the newest two errors, leads
-//! the slow one: the next outcome deviates like the newest ones, as far as that has proved true.
-//! Engines that admit in waves jump; between the jumps the median would stay on one side of the
-//! outcomes for a long time. So each outcome also moves it a little, until half of outcomes are
-//! above it.
+//! If no outcome comes between a pick and its own, a third average (of the newest two errors) is
+//! ahead of the slow one: the next outcome deviates like the newest ones, as far as that has proved
+//! true. Engines that admit in waves jump. Between the jumps, the median would stay on one side of
+//! the outcomes for a long time. So each outcome also moves the median a little, until half of the
+//! outcomes are above it.
 
 use scheduler::latency::OFFSETS;
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation};
@@ -30,23 +30,23 @@ pub(super) struct EndpointOffsets {
     persistence: OffsetPersistence,
 }
 
-/// The share of an offset that is still true when a request is served: a slow pod is still slow
-/// then, but a short disturbance is over. Least squares of the errors of requests on the offset in
-/// force when they were picked.
+/// The share of an offset that is still true when a request is served. A slow pod is still slow
+/// then, but a short disturbance is over. It is the least squares fit of the errors of requests to
+/// the offset at their pick.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetTrust {
     products: f32,
     squares: f32,
 }
 
-/// The share of the newest errors that the next outcome repeats: 0 where outcomes are noise, 1
-/// where they come in long runs, more where they drift. Least squares of the errors of outcomes on
-/// the errors of those just before them.
+/// The share of the newest errors that the next outcome repeats. It is 0 if outcomes are noise, 1
+/// if they come in long runs, and more if they drift. It is the least squares fit of the errors of
+/// outcomes to the errors of those just before them.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetPersistence {
     products: f32,
     squares: f32,
-    /// Squared errors of outcomes, and how many outcomes those are.
+    /// Squared errors of outcomes, and the number of these outcomes.
     errors: f32,
     outcomes: f32,
 }
@@ -59,9 +59,9 @@ struct OffsetRow {
     fast: f32,
     newest: f32,
     /// How far the newest average is ahead of the slow one, if that can still hold at the next
-    /// pick; else 0.
+    /// pick; otherwise 0.
     lead: f32,
-    /// Shift that is added to the published offset so that half of outcomes are above it; 0 where
+    /// Shift that is added to the published offset so that half of the outcomes are above it; 0 if
     /// there is no lead.
     middle: QuantileTracker,
 }
@@ -76,9 +76,10 @@ const NOTHING: OffsetRow = OffsetRow {
     middle: QuantileTracker::starting_at(0.0),
 };
 
-/// Samples that each average remembers, at most. An average takes effect as many outcomes late as
-/// come between a pick and its own, and one that follows faster than that oscillates. So the slow
-/// one remembers ten times as many outcomes as that delay, if this is less than `SLOW`.
+/// The maximum number of samples that each average remembers. An average takes effect as many
+/// outcomes late as come between a pick and its own. An average that follows faster than that
+/// oscillates. So the slow one remembers ten times as many outcomes as that delay, if this is less
+/// than `SLOW`.
 const SLOW: f32 = 100.0;
 const FAST: f32 = 10.0;
 const NEWEST: f32 = 2.0;
@@ -86,15 +87,15 @@ const NEWEST: f32 = 2.0;
 /// "Like all other endpoints" counts as this many samples.
 const SHRINK: f32 = 8.0;
 
-/// The averages disagree when they differ by more than this many times the noise. The fast one
-/// varies by about 0.3 times the noise, so false alarms are rare.
+/// The averages disagree if they differ by more than this many times the noise. The fast one varies
+/// by about 0.3 times the noise, so false alarms are rare.
 const CHANGED: f32 = 1.2;
 
-/// Bound of the error of one sample: a stall says little about the next request.
+/// Bound of the error of one sample, because a stall says little about the next request.
 const ERROR_MAX: f32 = 2.0;
 
-/// Noise before anything is known, the least noise that is assumed, and the samples over which it
-/// is averaged.
+/// The noise before any data is known, the minimum noise that is assumed, and the number of samples
+/// over which it is averaged.
 const NOISE_PRIOR: f32 = 0.3;
 const NOISE_MIN: f32 = 0.02;
 const NOISE_SAMPLES: f32 = 200.0;
@@ -104,7 +105,7 @@ const NOISE_SAMPLES: f32 = 200.0;
 const TRUST_KEEP: f32 = 0.995;
 const TRUST_PRIOR: f32 = 0.05;
 
-/// The least trust: with 0, no offset would be published, and none could prove true again.
+/// The minimum trust. With 0, no offset would be published, and none could prove true again.
 const TRUST_MIN: f32 = 0.2;
 
 /// Share of the persistence sums that each outcome keeps, and the number of pure-noise outcomes in
@@ -112,8 +113,8 @@ const TRUST_MIN: f32 = 0.2;
 const PERSISTENCE_KEEP: f32 = 0.98;
 const PERSISTENCE_PRIOR: f32 = 1.0;
 
-/// The largest share of a lead that is published. Under a steady drift an average lags by its
-/// memory; this share of the difference between two averages corrects the lag of both.
+/// The largest share of a lead that is published. Under a steady drift, an average is late by its
+/// memory. This share of the difference between two averages corrects both delays.
 const PERSISTENCE_MAX: f32 = FAST / (FAST - NEWEST);
 
 // === impl OffsetTrust ===
@@ -140,8 +141,8 @@ impl OffsetPersistence {
     }
 
     fn share(self) -> f32 {
-        // The error of these outcomes, not `noise`: that averages hundreds, and the first of those
-        // had no prediction to correct.
+        // The error of these outcomes is used, not `noise`, because that averages hundreds of
+        // outcomes, and the first of those had no prediction to correct.
         let chance = self.errors / self.outcomes.max(1.0);
         (self.products / (self.squares + PERSISTENCE_PRIOR * chance).max(f32::MIN_POSITIVE))
             .clamp(0.0, PERSISTENCE_MAX)
@@ -162,7 +163,7 @@ impl Default for EndpointOffsets {
 }
 
 impl EndpointOffsets {
-    /// Starts without offsets, but with the noise, trust and persistence of before.
+    /// Starts without offsets, but with the earlier noise, trust and persistence.
     pub(super) fn afresh(before: &Self) -> Self {
         Self {
             rows: Vec::new(),
@@ -188,7 +189,7 @@ impl EndpointOffsets {
         self.trust.share()
     }
 
-    /// Adds a sample of `endpoint`: it deviated from the shape by `error`, as a logarithm, and
+    /// Adds a sample of `endpoint`. It deviated from the shape by `error`, as a logarithm, and
     /// `delay` outcomes came between its pick and its own. Returns whether a change of the endpoint
     /// was detected.
     pub(super) fn push(&mut self, endpoint: EndpointRef, error: f32, delay: f32) -> bool {

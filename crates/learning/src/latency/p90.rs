@@ -3,17 +3,17 @@
 //!
 //! A tracked value goes up by nine steps when an outcome is above it and down by one step when it
 //! is not. So in the long run a tenth of outcomes are above, whatever their distribution. The step
-//! size decides how long that run is: large steps follow a drift but add noise where there is none.
-//! So there are two trackers, and the one with the smaller recent loss counts more.
+//! size decides the length of that run: large steps follow a drift, but add noise where there is
+//! none. So there are two trackers, and the one with the smaller recent loss has more weight.
 //!
-//! Over a short run the share of outcomes within the value is still left to chance. If no outcome
-//! comes between a pick and its own, the number of outcomes above is known at the next pick, and
-//! the integrator of a controller corrects it (conformal PID control).
+//! Over a short run, the share of outcomes within the value is still random. If no outcome comes
+//! between a pick and its own, the number of outcomes above is known at the next pick. The
+//! integrator of a controller then corrects it (conformal PID control).
 
-/// The share of outcomes meant to be within p90.
+/// The intended share of outcomes within the p90.
 pub(super) const SHARE: f32 = 0.9;
 
-/// The share of outcomes meant to be within the median.
+/// The intended share of outcomes within the median.
 pub(super) const HALF: f32 = 0.5;
 
 /// Step per outcome as a share of the scale: `GAIN` of the slow tracker and of the median;
@@ -29,19 +29,19 @@ pub(super) const SCALE_OUTCOMES_FAST: f32 = 20.0;
 /// Outcomes over which losses are averaged.
 const LOSS_OUTCOMES: f32 = 100.0;
 
-/// Step for one outcome too many above, as a share of the integrator's scale, during the first
-/// `INTEGRAL_OUTCOMES`. The target is a share, and among more outcomes more may be too many. So in
-/// a run that is n times as long the step is divided by n², n at most `INTEGRAL_LONGEST`.
+/// The step for one outcome too many above, as a share of the integrator's scale, during the first
+/// `INTEGRAL_OUTCOMES`. The target is a share, so among more outcomes more may be too many. So in a
+/// run that is n times as long the step is divided by n², n at most `INTEGRAL_LONGEST`.
 const INTEGRAL_GAIN: f32 = 0.5;
 const INTEGRAL_OUTCOMES: f32 = 300.0;
 const INTEGRAL_LONGEST: f32 = 3.0;
 
-/// The most outcomes too many, or too few, that are corrected during the first `INTEGRAL_OUTCOMES`;
-/// n times as many in a run n times as long. A larger surplus was a change, which the trackers
-/// follow, not an error to pay back.
+/// The maximum number of outcomes too many, or too few, that are corrected during the first
+/// `INTEGRAL_OUTCOMES`. It is n times as many in a run that is n times as long. A larger surplus
+/// was a change, which the trackers follow, and not an error to compensate.
 const INTEGRAL_MAX: f32 = 3.0;
 
-/// The scale before anything is known, and the least scale: outcomes that were exact so far need
+/// The scale before any data is known, and the minimum scale. Outcomes that were exact so far may
 /// not stay so.
 const SCALE_PRIOR: f32 = 0.1;
 const SCALE_MIN: f32 = 0.001;
@@ -65,7 +65,7 @@ pub(super) struct QuantileTracker {
 /// Corrects for a past surplus or lack of outcomes above the p90 that was predicted for them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CoverageIntegrator {
-    /// Outcomes above, less a tenth of all.
+    /// The outcomes above, minus a tenth of all.
     sum: f32,
     outcomes: f32,
     /// Mean absolute distance of outcomes from the uncorrected p90.
@@ -79,11 +79,11 @@ pub(super) struct PinballLosses([f32; 2]);
 /// An outcome, as logarithms.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LogOutcome {
-    /// The outcome less `base`.
+    /// The outcome minus `base`.
     pub(super) value: f32,
     /// The value that the tracked p90 is added to.
     pub(super) base: f32,
-    /// Outcomes that came between this one's pick and itself.
+    /// The number of outcomes that came between this one's pick and this one.
     pub(super) delay: f32,
 }
 
@@ -105,7 +105,7 @@ impl P90Tracker {
     }
 
     /// Moves both trackers by an outcome. A value that follows outcomes of older predictions too
-    /// fast oscillates around its target, so the fast tracker gets slower the more outcomes come in
+    /// fast oscillates around its target. So the fast tracker gets slower if more outcomes come in
     /// between.
     pub(super) fn outcome(&mut self, LogOutcome { value, base, delay }: LogOutcome) {
         self.losses
@@ -123,7 +123,7 @@ impl P90Tracker {
 }
 
 /// The signed step of an outcome for a target `share`: `share` if it is above, `share - 1` if not.
-/// The steps sum to zero when the intended share is within.
+/// The steps add up to zero if the intended share is within.
 fn up(above: bool, share: f32) -> f32 {
     if above { share } else { share - 1.0 }
 }

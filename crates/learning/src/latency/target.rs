@@ -1,4 +1,4 @@
-//! The learned state of one of the two times: the shape in force, the offsets of endpoints, and the
+//! The learned state of one of the two times: the current shape, the offsets of endpoints, and the
 //! errors.
 
 use scheduler::latency::shape::LatencyShape;
@@ -26,8 +26,8 @@ pub(super) struct TargetModel {
     pub(super) fresh: usize,
 }
 
-/// A fit needs at least `FRESH_MIN` new samples and one new sample in `FRESH_PART` of all: a fit
-/// costs some ms of the daemon's time.
+/// A fit needs at least `FRESH_MIN` new samples, and one new sample in `FRESH_PART` of all, because
+/// it costs some ms of the daemon's time.
 pub(super) const FRESH_MIN: usize = 32;
 const FRESH_PART: usize = 8;
 
@@ -35,8 +35,8 @@ const FRESH_PART: usize = 8;
 /// shape.
 const NEWEST_PART: usize = 4;
 
-/// The age, in samples, at which the weight of a sample has fallen to 1/e: older samples say less
-/// about what the engine does now.
+/// The age in samples at which the weight of a sample has fallen to 1/e. Older samples say less
+/// about the engine's present behaviour.
 const FORGET_SAMPLES: f32 = 3_000.0;
 
 /// The pool as a whole has changed when the mean offset exceeds `DRIFT`, as a logarithm (about a
@@ -44,7 +44,7 @@ const FORGET_SAMPLES: f32 = 3_000.0;
 const DRIFT: f32 = 0.2;
 const BEFORE_DRIFT: f32 = 0.1;
 
-/// A shape that may replace the one in force.
+/// A shape that may replace the current one.
 pub(super) struct ShapeCandidate {
     /// The shape, fitted to all samples; `None` if there were too few.
     pub(super) shape: Option<LatencyShape>,
@@ -58,7 +58,7 @@ pub(super) struct ShapeCandidate {
 // === impl TargetModel ===
 
 impl TargetModel {
-    /// A model without samples, or with what an earlier run learned.
+    /// A model without samples, or with the result of an earlier run.
     pub(super) fn new(target: LatencyTarget, earlier: Option<&TargetPredictor>) -> Self {
         let mut errors = ErrorWindow::default();
         if let Some(earlier) = earlier {
@@ -119,8 +119,8 @@ impl TargetModel {
         self.fresh >= FRESH_MIN.max(samples.min(SAMPLES_MAX) / FRESH_PART)
     }
 
-    /// Fits the best candidate. The newest quarter, left out of the fit, chooses base and trees;
-    /// the samples since the last fit judge the result.
+    /// Fits the best candidate. The newest quarter, which is left out of the fit, chooses base and
+    /// trees. The samples since the last fit judge the result.
     pub(super) fn candidate(
         &self,
         samples: &[RequestSample],
@@ -180,8 +180,8 @@ impl TargetModel {
         }
     }
 
-    /// The predictor to publish: the mean offset of all endpoints is folded into the weights of the
-    /// shape; what an endpoint differs from the mean is its own offset.
+    /// The predictor to publish. The mean offset of all endpoints is part of the weights of the
+    /// shape, and the difference of an endpoint from the mean is its own offset.
     pub(super) fn predictor(&self) -> Option<TargetPredictor> {
         let shape = self.shape.as_ref()?;
         let factor = libm::expf(self.offsets.trust() * self.offsets.mean());

@@ -24,7 +24,7 @@ fn endpoint(slot: u16, generation: u32) -> EndpointRef {
 }
 
 /// A pool of engines whose prefill time grows with the queue and the prompt, and whose decode step
-/// takes longer the more requests run.
+/// takes longer if more requests run.
 struct LearnerWorld {
     rng: Rng,
     learner: LatencyLearner,
@@ -90,7 +90,7 @@ impl LearnerWorld {
         })
     }
 
-    /// The two times of such a request at `slot`, with a tenth of noise either way.
+    /// The two times of such a request at `slot`, with a tenth of noise in both directions.
     fn takes(&mut self, slot: u16, conditions: &Conditions) -> (f32, f32) {
         let factor = self.factors[usize::from(slot)];
         let mut noisy = |ms: f32| factor * (0.9 + 0.2 * self.rng.open01()) * ms;
@@ -242,7 +242,7 @@ fn an_endpoint_that_slows_down_threefold_is_known_within_two_hundred_requests() 
         let mut world = LearnerWorld::new(seed);
         add(&mut before, world.run(1_000, 150, 2));
         world.factors[2] = 3.0;
-        // About fifty of the two hundred go to the endpoint itself.
+        // About fifty of the two hundred requests go to the endpoint itself.
         world.run(200, 1, 2);
         add(&mut after, world.run(400, 100, 2));
         add(&mut others, world.run(400, 100, 1));
@@ -631,7 +631,7 @@ fn an_offset_that_once_proved_wrong_can_prove_true_again() {
     (0..20).for_each(|_| offsets.confirm(endpoint(1, 1), -0.2, 1.5));
     let least = offsets.trust();
     assert!(least < 0.5, "{least}");
-    // The offset in force is the trusted share of it.
+    // The current offset is the trusted share of it.
     (0..30).for_each(|_| offsets.confirm(endpoint(1, 1), 1.4 * offsets.trust(), 1.4));
     assert!(offsets.trust() > 0.9, "{}", offsets.trust());
 }

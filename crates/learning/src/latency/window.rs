@@ -1,4 +1,4 @@
-//! The samples that shapes are fitted to. They are bounded and stratified, so that an hour of short
+//! The samples that shapes are fitted to. They are bounded and stratified, so an hour of short
 //! prompts at idle endpoints does not displace the samples of long prompts in a queue.
 
 use std::collections::VecDeque;
@@ -42,8 +42,8 @@ const TOKENS: [f32; 3] = [256.0, 2_048.0, 8_192.0];
 
 const STRATA: usize = (QUEUES.len() + 1) * (TOKENS.len() + 1);
 
-/// Maximum samples in a stratum. All strata full take a third of a megabyte, and a fit to them
-/// takes some tens of ms.
+/// Maximum number of samples in a stratum. All strata full take a third of a megabyte, and a fit to
+/// them takes some tens of ms.
 const STRATUM_MAX: usize = 150;
 
 /// Maximum samples of all strata.

@@ -1,4 +1,4 @@
-//! Origins that observe the same four engines, and some that make things up.
+//! Origins that observe the same four engines, and some that invent observations.
 
 use proptest::prelude::*;
 use scheduler::latency::step::StepModel;
@@ -20,7 +20,7 @@ fn truth() -> StepModel {
     StepModel::from_parts([12.0, 0.06, 2e-6], [9.0, 0.08, 1e-4], 150.0)
 }
 
-/// Says how many times as long as in truth an engine takes.
+/// Returns the claimed time of an engine as a multiple of the true time.
 type Factor = fn(u16) -> f32;
 
 struct OriginDrill {
@@ -70,8 +70,8 @@ impl OriginDrill {
         }
     }
 
-    /// `seconds` pass in which each of the origins observes so many requests a second, at engines
-    /// of its choice.
+    /// Lets `seconds` pass. Each of the origins observes this many requests a second, at engines of
+    /// its choice.
     fn run(&mut self, seconds: u64, origins: &[(u64, usize, Factor)]) {
         for _ in 0..seconds {
             for (origin, rate, factor) in origins {
@@ -283,7 +283,7 @@ fn a_liar_cannot_make_the_learner_forget_again_and_again() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// Any numbers of any origins give a valid model, and what three agree on is learned.
+    /// Any numbers of any origins give a valid model, and times on which three agree are learned.
     #[test]
     fn any_lies_leave_a_model_that_fits(
         lies in prop::collection::vec((0..6_u16, any::<f32>(), any::<f32>(), any::<f32>(), 4..7_u64), 0..200),

@@ -3,24 +3,24 @@
 /// The share of requests that may wait longer than the SLO's wait.
 const LATE_SHARE: f64 = 0.05;
 
-/// How busy the replicas of a large group may be: full ones have no room for bursts.
+/// How busy the replicas of a large group may be. Full ones have no room for bursts.
 pub(super) const UTILIZATION_MAX: f64 = 0.95;
 
 /// The replicas that a demand of `busy` replicas needs, so that at most [`LATE_SHARE`] of the
-/// requests wait longer than `wait_s`, if one keeps a replica busy for `request_s`. At least
-/// `busy / 0.95`.
+/// requests wait longer than `wait_s`, if one request keeps a replica busy for `request_s`. At
+/// least `busy / 0.95`.
 ///
 /// Replicas that share a picker are the servers of one M/M/N queue, in which
 /// `P(wait > w) = C exp(-(N - d) w / s)` with demand `d`. The probability of any wait is
 /// `C = 1 / (1 + b Φ(b) / φ(b))` for `N = d + b sqrt(d)`: Halfin and Whitt, "Heavy-Traffic Limits
 /// for Queues with Many Exponential Servers", Operations Research 29(3), 1981. Unlike Erlang's
-/// formula it holds between whole numbers of replicas. Rounded up it is Erlang's number, or one
-/// less where the wait is short against a request.
+/// formula it holds between whole numbers of replicas. Rounded up, the result is Erlang's number,
+/// or one less if the wait is short compared with a request.
 #[must_use]
 pub fn staffed(busy: f64, wait_s: f64, request_s: f64) -> f64 {
-    /// With this many deviations to spare fewer than [`LATE_SHARE`] wait at all.
+    /// With this many deviations to spare, fewer than [`LATE_SHARE`] of the requests wait at all.
     const DEVIATIONS_MAX: f64 = 2.0;
-    /// Bisections of the range: the digits of a float.
+    /// The number of bisections of the range: the digits of a float.
     const BISECTIONS: usize = 50;
     let least = busy / UTILIZATION_MAX;
     let mut low = busy;

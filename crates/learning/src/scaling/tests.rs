@@ -51,7 +51,7 @@ fn of(mix: RequestMix, endpoints: &[OutstandingWork], goal: &ScalingGoal) -> Sca
     )
 }
 
-/// Compares to a millionth.
+/// Compares two numbers to a millionth.
 #[track_caller]
 fn assert_near(found: f64, expected: f64) {
     assert!(
@@ -347,7 +347,7 @@ fn a_small_kv_cache_makes_tokens_expensive() {
     );
 }
 
-/// What flow control does not let an engine share does not make its tokens cheaper.
+/// If flow control limits the requests that share an engine, tokens do not become cheaper.
 #[test]
 fn a_limit_of_requests_needs_more_replicas() {
     let seats = EngineSeats {

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 
 use super::{RequestMix, known};
 
-/// The most samples kept: a sample each second for longer than [`TrafficWindow::LONG_S`].
+/// The maximum number of samples kept: one each second for longer than [`TrafficWindow::LONG_S`].
 const SAMPLES_MAX: usize = 128;
 
-/// Counts since some start.
+/// Counts since a fixed start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrafficTotals {
     /// Requests picked.
     pub picked: f64,
-    /// Requests that ended with a usage.
+    /// Requests that ended with a reported usage.
     pub ended: f64,
     /// Prompt tokens of these.
     pub prompt_tokens: f64,
@@ -32,14 +32,14 @@ pub struct TrafficWindow {
 // === impl TrafficWindow ===
 
 impl TrafficWindow {
-    /// The window for means: enough requests that lengths average out.
+    /// The window for means. It has enough requests that lengths average out.
     pub const LONG_S: f64 = 60.0;
 
     /// The window that notices a burst.
     pub const SHORT_S: f64 = 20.0;
 
-    /// Fewer ended requests than this in the window have no mean of their own: all since the start
-    /// count.
+    /// With fewer ended requests than this in the window, the mean is over all requests since the
+    /// start.
     const ENDED_MIN: f64 = 20.0;
 
     /// Adds the counts at a time, in seconds. A time that is not later than the last is ignored.
@@ -60,7 +60,7 @@ impl TrafficWindow {
     }
 
     /// The mean of the requests in the window. The rate is the higher one of the whole window and
-    /// of its newest part. `output_tokens` is the mean output where no request ended yet.
+    /// of its newest part. `output_tokens` is the mean output if no request has ended yet.
     pub fn mix(&self, output_tokens: f64) -> RequestMix {
         let Some((_, newest)) = self.samples.back() else {
             return RequestMix {
@@ -90,7 +90,7 @@ impl TrafficWindow {
         }
     }
 
-    /// Whether the samples are of long enough to notice what arrives.
+    /// Whether the samples cover a time that is long enough to notice arrivals.
     pub fn is_measured(&self) -> bool {
         self.samples
             .front()
@@ -98,7 +98,7 @@ impl TrafficWindow {
             .is_some_and(|((first, _), (last, _))| last - first >= Self::SHORT_S)
     }
 
-    /// Requests picked a second, over the samples of the last `seconds`.
+    /// Requests picked per second, over the samples of the last `seconds`.
     fn rate(&self, seconds: f64) -> f64 {
         let Some((now, newest)) = self.samples.back() else {
             return 0.0;

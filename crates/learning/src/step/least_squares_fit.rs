@@ -20,7 +20,7 @@ pub(super) struct LeastSquaresFit {
     sums: FitSums,
     /// The newest samples, oldest first, at most [`NEWEST_SAMPLES`].
     newest: VecDeque<FitSample>,
-    /// Samples by the powers of two between which their inputs lie; endpoints are compared within
+    /// Samples by the powers of two between which their inputs lie. Endpoints are compared within
     /// these groups.
     alike: BTreeMap<[u64; 2], SimilarSamples>,
     samples: u64,
@@ -53,30 +53,30 @@ struct FitSums {
 struct SimilarSamples {
     average_ms: f64,
     terms: [f64; 3],
-    /// Number of samples of the fit when this group was last added to.
+    /// Number of samples of the fit when a sample was last added to this group.
     at: u64,
 }
 
-/// Samples that the common scale counts as for each weight.
+/// The number of samples that the common scale counts as, for each weight.
 const RIDGE_SAMPLES: f64 = 2.0;
 
 /// Samples of the pool needed before endpoints are compared.
 const SPEEDS_FROM_SAMPLES: u64 = 16;
 
-/// A sample is clipped at this many times the expected time plus this many ms: a longer one was not
-/// only a step.
+/// A sample is clipped at this many times the expected time plus this many ms, because a longer one
+/// was not only a step.
 const CLIP_TIMES: f64 = 4.0;
 const CLIP_MORE_MS: f64 = 20.0;
 
-/// Each fit weighs and clips this many of the newest samples again, by what is expected now; older
-/// samples keep their weight. So a first sample that is far off does not decide how much the next
-/// thousand count. In tests, 16 and 64 do as well, and 8 does not.
+/// Each fit weighs and clips this many of the newest samples again, by the present expectation.
+/// Older samples keep their weight. So a first sample that is far off does not decide how much the
+/// next thousand samples count. In tests, 16 and 64 work equally well, and 8 does not.
 const NEWEST_SAMPLES: usize = 32;
 
-/// Rounds of weighing and fitting for each sample.
+/// The number of rounds of weighing and fitting for each sample.
 const FIT_ROUNDS: usize = 2;
 
-/// Rounds of coordinate descent: three weights settle in far fewer.
+/// The number of rounds of coordinate descent. Three weights converge in far fewer.
 const SWEEPS: usize = 20;
 
 // === impl LeastSquaresFit ===
@@ -101,7 +101,7 @@ impl LeastSquaresFit {
         [w0 * t0, w1 * t1, w2 * t2].map(narrow)
     }
 
-    /// The prior's terms for these inputs, ms; never all zero.
+    /// The prior's terms for these inputs, in ms. They are never all zero.
     fn terms(&self, inputs: &[f64; 3]) -> [f64; 3] {
         let [w0, w1, w2] = self.prior;
         let [x0, x1, x2] = *inputs;
@@ -137,8 +137,8 @@ impl LeastSquaresFit {
         alike.average_ms * dot(&self.terms(inputs), &self.theta) / dot(&alike.terms, &self.theta)
     }
 
-    /// Adds one sample of an endpoint with this speed; the fit learns what an average endpoint
-    /// would take. Returns the observed time after clipping.
+    /// Adds one sample of an endpoint with this speed. The fit learns the time of an average
+    /// endpoint. Returns the observed time after clipping.
     pub(super) fn learn(&mut self, speed: f64, inputs: &[f64; 3], seen_ms: f32) -> f64 {
         let seen_ms = f64::from(seen_ms);
         let clipped_ms = clip(seen_ms, self.expected_ms(inputs) * speed);
@@ -165,7 +165,7 @@ impl LeastSquaresFit {
     }
 
     /// Compares one sample of an endpoint with earlier samples of similar inputs, in a pool with
-    /// this evidence; `speed` is the speed known so far.
+    /// this evidence. `speed` is the speed known so far.
     pub(super) fn compare(
         &mut self,
         endpoint: &mut SpeedEvidence,
@@ -198,7 +198,7 @@ impl LeastSquaresFit {
         alike.at = self.samples;
     }
 
-    /// The scale of the prior that half of the newest samples are above, and half below.
+    /// The scale of the prior for which half of the newest samples are above, and half below.
     fn median_scale(&self) -> f64 {
         let mut scales: Vec<f64> = self
             .newest
@@ -230,7 +230,8 @@ impl LeastSquaresFit {
         sums
     }
 
-    /// Coordinate descent: each weight as good as it can be given the others, and not negative.
+    /// Coordinate descent: each weight is chosen as the best one for the given others, and is not
+    /// negative.
     fn solve(&mut self, sums: &FitSums) {
         let scale = sums.observed_ms / sums.prior_ms;
         let pull = |own: f64| ((RIDGE_SAMPLES * own / sums.count).max(1e-9), scale);
@@ -238,7 +239,7 @@ impl LeastSquaresFit {
     }
 }
 
-/// The observed time, or the longest that may be only a step where `expected_ms` was expected.
+/// The observed time, limited to the longest that may be only a step if `expected_ms` was expected.
 fn clip(seen_ms: f64, expected_ms: f64) -> f64 {
     seen_ms.min(CLIP_TIMES * expected_ms + CLIP_MORE_MS)
 }

@@ -1,15 +1,15 @@
-//! How much longer one endpoint takes than the others: a mean of comparisons whose evidence fades
-//! while the endpoint is idle.
+//! How much longer one endpoint takes than the others. It is a mean of comparisons whose evidence
+//! fades while the endpoint is idle.
 //!
 //! Each comparison is the logarithm of an observed time over the time that an average endpoint
-//! takes for similar inputs. The mean of an endpoint is compared with the mean of the pool, and
-//! only the part of the difference that chance does not explain is published. Where samples come,
-//! new ones replace old ones. Without samples, evidence halves every [`HALF_LIFE_MS`]: uncertainty
+//! takes for similar inputs. The mean of an endpoint is compared with the mean of the pool. Only
+//! the part of the difference that chance does not explain is published. If there are samples, new
+//! ones replace old ones. Without samples, evidence halves every [`HALF_LIFE_MS`]: uncertainty
 //! grows until nothing is left to publish. The endpoint then counts as average and is tried again,
-//! and a few samples tell whether it is still slow.
+//! and a few samples show whether it is still slow.
 
-/// Sums over the comparisons of one endpoint. A comparison weighs as much as its expected time:
-/// short times consist mostly of what is alike on all engines.
+/// Sums over the comparisons of one endpoint. A comparison weighs as much as its expected time,
+/// because short times consist mostly of parts that are equal on all engines.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SpeedEvidence {
     weight: f64,
@@ -19,7 +19,7 @@ pub(super) struct SpeedEvidence {
     squares: f64,
 }
 
-/// How far single comparisons of a pool are from the mean of their endpoint: sums of squared
+/// How far single comparisons of a pool are from the mean of their endpoint, as sums of squared
 /// differences and of their weights.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SpeedNoise {
@@ -28,53 +28,54 @@ pub(super) struct SpeedNoise {
 }
 
 /// Time in which the evidence of an idle endpoint halves, ms. The aim is 30 s from the last sample
-/// to the next try; nothing fades in the first [`IDLE_MS`] of them.
-/// An endpoint learned as 1.9, 3 or 10 times slower counts as average when 0.6, 0.4 or 0.2 samples'
-/// worth is left of [`MEMORY_SAMPLES`] (if noise is least), which takes 6 to 7 half-lives.
+/// to the next try. Nothing fades in the first [`IDLE_MS`] of them. An endpoint learned as 1.9, 3
+/// or 10 times slower counts as average when 0.6, 0.4 or 0.2 samples' worth is left of
+/// [`MEMORY_SAMPLES`] (if noise is least), which takes 6 to 7 half-lives.
 const HALF_LIFE_MS: f64 = 3_000.0;
 
-/// Time since the last sample after which evidence begins to fade, ms. Long enough that a slow
-/// endpoint with one sample in three seconds hardly fades: its samples correct what is known of it.
-/// With 1 s, requests of long conversations took 3 % longer on engines twice apart.
+/// Time since the last sample after which evidence begins to fade, ms. It is long enough that the
+/// evidence of a slow endpoint with one sample in three seconds hardly fades, because its samples
+/// correct it. With 1 s, requests of long conversations took 3 % longer on engines with a speed
+/// ratio of two.
 pub(super) const IDLE_MS: u64 = 10_000;
 
-/// Samples that the mean of an endpoint remembers while nothing is [`SURPRISING`]. With a noise of
-/// 0.3, equal endpoints then differ by less than 11 %; with half as many, chance and the busy
-/// moments of a machine are seen as speeds.
+/// The number of samples that the mean of an endpoint remembers while no sample is [`SURPRISING`].
+/// With a noise of 0.3, equal endpoints then differ by less than 11 %. With half as many, chance
+/// and the busy moments of a machine look like speeds.
 const MEMORY_SAMPLES: f64 = 32.0;
 
-/// Share of the evidence that is kept by a sample that cannot be compared, as its time has another
-/// reason. The endpoint is in use, so nothing fades with time; but it may have changed.
+/// Share of the evidence that is kept after a sample that cannot be compared because its time has
+/// another reason. The endpoint is in use, so nothing fades with time, but it may have changed.
 const UNCOMPARED_KEEP: f64 = 0.997;
 
-/// "Like all others" counts as this many samples. One, so that half of what a single sample says
-/// is believed.
+/// "Like all others" counts as this many samples. It is one, so that half of a single sample's
+/// difference is believed.
 const SHRINK_SAMPLES: f64 = 1.0;
 
-/// Standard errors by which an endpoint must differ from the pool before any of it is published: a
-/// difference by chance is larger in one of 20 cases.
+/// The number of standard errors by which an endpoint must differ from the pool before any
+/// difference is published. A difference by chance is larger in one of 20 cases.
 const STANDARD_ERRORS: f64 = 2.0;
 
-/// Standard deviation of a comparison, as a logarithm: before any, and the least that is assumed.
-/// Inputs are similar within a factor of two, and samples of the same moment are alike by more than
-/// chance: a few equal ones do not prove more. With the least, an endpoint with full evidence
-/// counts as average if it differs by less than 4 %; with the prior, by less than 11 %.
+/// Standard deviation of a comparison, as a logarithm: the prior, and the minimum that is assumed.
+/// Inputs are similar within a factor of two, and samples of the same time are equal by more than
+/// chance, so a few equal samples do not prove more. With the minimum, an endpoint with full
+/// evidence counts as average if it differs by less than 4 %. With the prior, the limit is 11 %.
 const NOISE_PRIOR: f64 = 0.3;
 const NOISE_MIN: f64 = 0.1;
 
-/// Samples over which the noise is averaged, and those that the prior counts as.
+/// The number of samples over which the noise is averaged, and the number that the prior counts as.
 const NOISE_SAMPLES: f64 = 256.0;
 const NOISE_PRIOR_SAMPLES: f64 = 16.0;
 
-/// A sample further from the mean than this many standard deviations, which by chance is one in
-/// 370, is a sign that the endpoint has changed: what was known before counts half. So a change is
-/// learned from some five samples, where it would otherwise take [`MEMORY_SAMPLES`].
+/// A sample further from the mean than this many standard deviations (by chance one in 370) is a
+/// sign that the endpoint has changed, so earlier evidence counts half. So a change is learned from
+/// some five samples, instead of [`MEMORY_SAMPLES`].
 const SURPRISING: f64 = 3.0;
 const SURPRISED_KEEP: f64 = 0.5;
 
 /// A comparison differs from the mean so far by at most this much, as a logarithm: a factor of two.
-/// What one sample says beyond that may be a stall; several will say it again. So the first sample
-/// of an endpoint makes it at most 1.4 times slower, the root of two.
+/// A larger difference of one sample may be a stall. Several samples will show it again. So the
+/// first sample of an endpoint makes it at most 1.4 times slower, which is the square root of two.
 const SURPRISE_MAX: f64 = std::f64::consts::LN_2;
 
 // === impl SpeedEvidence ===
@@ -94,15 +95,15 @@ impl SpeedEvidence {
         self.weight > 0.0
     }
 
-    /// Forgets what this time without samples makes uncertain, in ms.
+    /// Forgets the evidence that this time without samples makes uncertain, in ms.
     pub(super) fn fade(&mut self, idle_ms: f64) {
-        // What was compared stays compared: the sums do not become 0.
+        // A compared endpoint stays compared, because the sums do not become 0.
         if self.samples() > f64::EPSILON {
             *self = self.times(libm::exp2(-idle_ms / HALF_LIFE_MS).max(f64::EPSILON));
         }
     }
 
-    /// A sample came that cannot be compared.
+    /// Records a sample that cannot be compared.
     pub(super) fn pass_over(&mut self) {
         *self = self.times(UNCOMPARED_KEEP);
     }
@@ -122,7 +123,7 @@ impl SpeedEvidence {
             pool.mean()
         };
         let surprise = libm::log(observed_ms / expected_ms) - known;
-        // The mean of `samples` is itself off by its share of the noise.
+        // The mean of `samples` itself has an error of its share of the noise.
         let share = samples / (samples + 1.0);
         let is_surprising =
             share * surprise * surprise > SURPRISING * SURPRISING * noise.variance();
@@ -138,18 +139,18 @@ impl SpeedEvidence {
         self.squares += expected_ms * expected_ms;
     }
 
-    /// The time of this endpoint as a multiple of that of the pool; exactly 1 where chance explains
-    /// the difference. Between, the part of the difference that counts grows without a jump, from
-    /// nothing of one just beyond chance to nearly all of a large one: at twice as far, 94 %. (The
+    /// The time of this endpoint as a multiple of that of the pool. It is exactly 1 if chance
+    /// explains the difference. The part of the difference that counts grows without a jump, from
+    /// nothing just beyond chance to nearly all of a large difference: at twice as far, 94 %. (The
     /// positive-part estimator of James and Stein, which does not square the quotient, has 75 %
-    /// there; on engines twice apart requests took 4 % longer with it.)
+    /// there. With it, requests took 4 % longer on engines with a speed ratio of two.)
     pub(super) fn speed(self, pool: Self, noise: SpeedNoise) -> f64 {
         let samples = self.samples();
         let difference = (self.mean() - pool.mean()) * samples / (samples + SHRINK_SAMPLES);
         let chance = STANDARD_ERRORS * STANDARD_ERRORS * noise.variance() / samples;
         let by_chance = chance / (difference * difference);
         let share = 1.0 - by_chance * by_chance;
-        // False for NaN: without samples.
+        // False for NaN, which means that there are no samples.
         if share > 0.0 {
             libm::exp(share * difference)
         } else {
@@ -157,7 +158,7 @@ impl SpeedEvidence {
         }
     }
 
-    /// The number of samples of equal weight that would say as much.
+    /// The number of samples of equal weight with the same evidence.
     fn samples(self) -> f64 {
         if self.squares > 0.0 {
             self.weight * self.weight / self.squares

@@ -321,7 +321,7 @@ impl LearnedPool {
         }
     }
 
-    /// A factor by chance; the sum of four uniform numbers is nearly normal.
+    /// A random factor. The sum of four uniform numbers is nearly normal.
     fn chance(&mut self) -> f32 {
         let sum: f32 = (0..4).map(|_| self.rng.open01()).sum();
         libm::expf(self.noise * 1.732 * (sum - 2.0))
@@ -571,8 +571,8 @@ proptest! {
     }
 }
 
-/// Two prompts that are done in one step give the second no time at all, a stalled machine gives a
-/// short one a minute; both may come first.
+/// If two prompts are done in one step, the second takes no time at all, and on a stalled machine a
+/// short prompt takes a minute. Both may come first.
 #[test]
 fn the_first_samples_do_not_decide() {
     let truth = StepModel::from_parts([12.0, 0.084, 4.2e-7], [20.0, 0.0248, 5.81e-5], 60.0);
