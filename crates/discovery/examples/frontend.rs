@@ -16,7 +16,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .discovery()
         .with_local_addresses(LocalAddresses::Allowed);
     let mut events = discovery.watch("dynamo", "decode")?;
-    // The address and the models of each worker: all that a router needs to start.
+    // The address and the models of each worker, which are all that a router needs to start.
     let mut workers: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
     while let Some(event) = events.next().await {
         match event {

@@ -1,12 +1,12 @@
 //! The interface of a discovery backend: a stream of events about registered instances.
 //!
 //! A backend reports *records*. Metadata fetching, events and subscribers are the same for all
-//! backends and live in [`crate::Discovery`]. Three rules keep backends simple:
+//! backends, and are in [`crate::Discovery`]. Three rules keep backends simple:
 //!
-//! - a [`BackendEvent::Apply`] carries the full value, never a difference;
+//! - a [`BackendEvent::Apply`] has the full value, never a difference;
 //! - a [`BackendEvent::Reset`] replaces the whole set, so a backend may resynchronise at any
 //!   moment, and does so after every reconnect;
-//! - a [`BackendEvent::Failed`] changes nothing: the last set stays in force.
+//! - a [`BackendEvent::Failed`] changes nothing, so the last set stays in use.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,9 +33,9 @@ pub struct InstanceRecord {
     pub readiness: InstanceReadiness,
     /// The source of the instance's metadata.
     pub metadata: MetadataSource,
-    /// Of two records with the same address, the one with the greater value wins: an IP address may
-    /// be given to a new pod while the old pod still exists. Each backend uses its own number,
-    /// which grows with time.
+    /// If two records have the same address, the one with the greater value wins, because an IP
+    /// address may be given to a new pod while the old pod still exists. Each backend uses its own
+    /// number, which grows with time.
     pub freshness: u64,
 }
 
@@ -89,7 +89,7 @@ pub struct PoolRequirements {
     pub failure_mode: PickerFailureMode,
     /// The protocol towards instances.
     pub protocol: AppProtocol,
-    /// The endpoint picker that gateways call; `None` where the reference names no Service.
+    /// The endpoint picker that gateways call; `None` if the reference names no Service.
     pub picker: Option<PickerService>,
 }
 
@@ -113,13 +113,13 @@ pub enum BackendEvent {
     Apply(Arc<InstanceRecord>),
     /// The record of this name was removed.
     Delete(Arc<str>),
-    /// The backend cannot be reached or read, for this reason. The last set stays in force.
+    /// The backend cannot be reached or read, for this reason. The last set stays in use.
     Failed(String),
     /// Settings for gateways from the registry (an `InferencePool` has them); `None` if there are
     /// none or they were removed.
     Requirements(Option<PoolRequirements>),
-    /// The backend cannot read something optional, for this reason; `None` when it can again. The
-    /// set of instances is complete without it.
+    /// The backend cannot read optional data, for this reason; `None` when it can read the data
+    /// again. The set of instances is complete without these data.
     Warns(Option<String>),
     /// The backend is reachable and nothing changed.
     Alive,
@@ -151,7 +151,7 @@ pub(crate) fn stream(following: impl ComponentFollower) -> BoxStream<'static, Ba
     .boxed()
 }
 
-/// Why a namespace or component name is refused. The caller has to choose another name.
+/// The reason why a namespace or component name is refused. The caller has to choose another name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a valid name: 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' and '.', beginning with a letter or digit"
@@ -187,7 +187,7 @@ impl Component {
 /// Checks that a name is valid as a label, a key and a file name.
 ///
 /// # Errors
-/// [`InvalidName`] if it is not.
+/// Returns [`InvalidName`] if it is not.
 pub fn checked_name(name: &str) -> Result<&str, InvalidName> {
     let allowed = name
         .bytes()

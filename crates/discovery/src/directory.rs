@@ -1,20 +1,20 @@
-//! A directory as registry: one file for each instance, `<root>/<namespace>/<component>/<instance
-//! id>.json`.
+//! A directory as a registry, with one file for each instance:
+//! `<root>/<namespace>/<component>/<instance id>.json`.
 //!
 //! ```json
 //! {"generation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "heartbeat_seconds": 5,
 //!  "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
 //! ```
 //! It is meant for one machine, or for a shared file system without a cluster. Writers rename whole
-//! files into place, so a reader never sees a partial file; names that begin with a dot are
+//! files into place, so a reader never sees a partial file. Names that begin with a dot are
 //! skipped. Only the *content* of a file counts. A file with `heartbeat_seconds` must also be
-//! touched that often by a running process; after [`HEARTBEATS_MISSED_MAX`] missed heartbeats its
-//! instance counts as dead. The reader measures that time on its own monotonic clock, from when it
-//! saw the time stamp change, so clock jumps and clock skew expire no instance. A file written by
-//! hand has no heartbeat and stays until it is removed.
+//! touched that often by a running process. After [`HEARTBEATS_MISSED_MAX`] missed heartbeats, its
+//! instance counts as dead. The reader measures that time on its own monotonic clock, from the time
+//! when it saw the timestamp change. So clock jumps and clock skew expire no instance. A file
+//! written by hand has no heartbeat and stays until it is removed.
 //!
-//! Kernel notifications trigger reads, and a poll catches what they miss. Each read takes the whole
-//! directory.
+//! Kernel notifications trigger reads, and a poll finds the changes that they miss. Each read takes
+//! the whole directory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -39,27 +39,27 @@ use crate::whole_file;
 mod registry;
 pub use registry::DirectoryRegistry;
 
-/// How often the directory is read without a notification. Changes that another host makes on a
-/// network file system cause no notification.
+/// The interval at which the directory is read without a notification. Changes that another host
+/// makes on a network file system cause no notification.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often the directory is read if notifications are not available, mostly because the folder
-/// does not exist yet.
+/// The interval at which the directory is read if notifications are not available, mostly because
+/// the folder does not exist yet.
 pub const POLL_INTERVAL_UNWATCHED: Duration = Duration::from_millis(250);
 
-/// The shortest time between two reads after notifications: a hundred processes that start together
+/// The minimum time between two reads after notifications. A hundred processes that start together
 /// cost a few reads, not hundreds.
 const LOOKS_APART: Duration = Duration::from_millis(5);
 
-/// How often a registered process touches its file. A hundred instances cause twenty cheap writes a
-/// second, and a dead process is noticed within 15 s.
+/// The interval at which a registered process touches its file. A hundred instances cause twenty
+/// cheap writes a second, and a dead process is noticed within 15 s.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// An instance counts as dead after this many missed heartbeats: a machine that swaps may miss two.
+/// An instance counts as dead after this many missed heartbeats. A machine that swaps may miss two.
 pub const HEARTBEATS_MISSED_MAX: u32 = 3;
 
-/// The most entries of a folder that are listed: more than are read, because some may be no
-/// instances, and few enough to list within milliseconds.
+/// The maximum number of entries of a folder that are listed. It is more than are read, because
+/// some may not be instances, and few enough to list within milliseconds.
 const FILES_LISTED_MAX: usize = 16 * RECORDS_MAX;
 
 /// A directory as a discovery backend.
@@ -72,7 +72,7 @@ pub struct DirectoryBackend {
 #[derive(Debug)]
 struct DirectoryScanner {
     folder: PathBuf,
-    /// For each file its last content, and when its time stamp last changed.
+    /// The last content of each file, and the time when its timestamp last changed.
     files: HashMap<PathBuf, ScannedFile>,
     published: BTreeMap<Arc<str>, Arc<InstanceRecord>>,
     synced: bool,
@@ -162,7 +162,7 @@ impl DirectoryScanner {
         let now = Instant::now();
         let mut records = BTreeMap::new();
         for (path, entry) in &self.files {
-            // A file that cannot be read now keeps its last content in force.
+            // If a file cannot be read now, its last content stays in use.
             match &entry.record {
                 Ok((record, heartbeat)) => {
                     let mut record = record.clone();
@@ -187,7 +187,7 @@ impl DirectoryScanner {
         events
     }
 
-    /// At most [`RECORDS_MAX`] files, the known ones first, and a warning if there are more.
+    /// At most [`RECORDS_MAX`] files, the known ones first, with a warning if there are more.
     fn limited(&self, mut paths: BTreeSet<PathBuf>) -> (BTreeSet<PathBuf>, Option<String>) {
         let beyond = paths.len().saturating_sub(RECORDS_MAX);
         if beyond == 0 {
@@ -225,8 +225,8 @@ impl DirectoryScanner {
         events
     }
 
-    /// The files of the folder. A folder that does not exist has none: no instance has registered
-    /// yet.
+    /// The files of the folder. A folder that does not exist has no files, because no instance has
+    /// registered yet.
     fn list(&self) -> Result<BTreeSet<PathBuf>, String> {
         let wrong = |e: io::Error| format!("{}: {e}", self.folder.display());
         let entries = match std::fs::read_dir(&self.folder) {
@@ -269,8 +269,8 @@ impl DirectoryScanner {
                 entry.record = read;
             }
             None => {
-                // Only a hint, because it uses the wall clock: an old file must show a heartbeat
-                // before it counts, a new one counts at once.
+                // This is only a hint, because it uses the wall clock. An old file must show a
+                // heartbeat before it counts, while a new file counts at once.
                 let age = SystemTime::now()
                     .duration_since(modified)
                     .unwrap_or_default();
@@ -320,7 +320,7 @@ fn read(path: &Path) -> Result<(InstanceRecord, Option<Duration>), String> {
 /// Reads an instance file: the record, and its heartbeat interval if it has one.
 ///
 /// # Errors
-/// Says what is invalid in the file.
+/// The error says what is invalid in the file.
 pub fn parse(id: &str, text: &[u8]) -> Result<(InstanceRecord, Option<Duration>), String> {
     let document = InstanceDocument::parse(text)?;
     let heartbeat = document
@@ -365,8 +365,8 @@ impl ScanTimer {
                 () = tokio::time::sleep(poll) => {}
             }
         }
-        // Set again at each poll, because the folder may have been replaced by another one of the
-        // same name.
+        // The watch is set again at each poll, because the folder may have been replaced by another
+        // one of the same name.
         self.watcher = self.watch(folder);
     }
 

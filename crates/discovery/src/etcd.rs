@@ -1,4 +1,4 @@
-//! etcd as registry: an instance is a key under a lease,
+//! etcd as a registry. An instance is a key under a lease:
 //! `<prefix>/<namespace>/<component>/<instance id>`. The value is the document of
 //! [`crate::directory`], without heartbeat.
 //!
@@ -73,10 +73,10 @@ pub struct Etcd {
 // === impl Etcd ===
 
 impl Etcd {
-    /// A backend for that cluster. Does not connect yet.
+    /// A backend for that cluster. It does not connect yet.
     ///
     /// # Errors
-    /// Says what is invalid in the configuration.
+    /// The error says what is invalid in the configuration.
     pub fn new(config: EtcdConfig) -> Result<Self, String> {
         Ok(Self {
             connection: EtcdConnection::open(config)?,
@@ -113,9 +113,9 @@ impl Backend for Etcd {
 struct EtcdFollower {
     connection: EtcdConnection,
     folder: String,
-    /// The open watch; `None`: list first.
+    /// The open watch. `None` means that the keys must be listed first.
     watch: Option<Streaming<api::WatchResponse>>,
-    /// The last record by key. It stays in force if a new value cannot be read.
+    /// The last record by key. It stays in use if a new value cannot be read.
     known: BTreeMap<String, Arc<InstanceRecord>>,
     /// Whether there are keys that are not in `known` because there are too many.
     is_partial: bool,

@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use crate::instance::Instance;
 
-/// One moment on both clocks: durations use the monotonic clock, reports the wall clock.
+/// One point in time on both clocks. Durations use the monotonic clock, and reports use the wall
+/// clock.
 #[derive(Clone, Copy, Debug)]
 pub struct ClockReading {
     /// The monotonic clock.
@@ -22,7 +23,7 @@ pub struct ClockReading {
 /// new value of an instance, known or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstanceEvent {
-    /// This instance may get traffic; an unconfirmed one only while it answers
+    /// This instance may get traffic. An unconfirmed one may get it only while it answers
     /// ([`Instance::unconfirmed`]).
     Added(Arc<Instance>),
     /// The instance with this id may no longer get traffic.
@@ -52,7 +53,7 @@ pub struct InstanceSummary {
     pub address: SocketAddr,
     /// The state of the instance.
     pub state: InstanceState,
-    /// When the variant of `state` last changed.
+    /// The time when the variant of `state` last changed.
     pub since: SystemTime,
 }
 
@@ -66,7 +67,7 @@ pub enum InstanceState {
     /// The instance is published, although the backend's first list after an outage does not have
     /// it.
     RemovalHeld,
-    /// The instance is published as unconfirmed: the backend reports that it is not ready, but not
+    /// The instance is published as unconfirmed. The backend reports that it is not ready, but not
     /// because of the instance's own report.
     Unconfirmed(String),
     /// The backend reports that the instance is not ready.
@@ -82,7 +83,7 @@ pub enum InstanceState {
 // === impl ClockReading ===
 
 impl ClockReading {
-    /// The current moment.
+    /// Returns the current time on both clocks.
     #[must_use]
     pub fn read() -> Self {
         Self {

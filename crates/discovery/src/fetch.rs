@@ -17,11 +17,11 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use crate::metadata::{METADATA_BYTES_MAX, Metadata};
 use crate::table::{MetadataRequest, MetadataResponse};
 
-/// How long one fetch may take, from connecting to the last byte.
+/// The maximum time that one fetch may take, from connecting to the last byte.
 pub(crate) const FETCH_DEADLINE: Duration = Duration::from_secs(2);
 
-/// The most fetches at once. The metadata of a pool of a thousand instances arrives within about a
-/// second, with at most this many times [`METADATA_BYTES_MAX`] of memory.
+/// The maximum number of fetches at once. The metadata of a pool of a thousand instances arrives
+/// within about a second, with at most this many times [`METADATA_BYTES_MAX`] of memory.
 pub(crate) const FETCHES_MAX: usize = 32;
 
 /// The longest entity tag kept, in bytes; those of [`crate::serve`] have about 40.

@@ -31,7 +31,8 @@ use crate::{
 };
 
 /// Follows the endpoints file at `path`, which need not exist yet. An invalid endpoint makes the
-/// file invalid. Those beyond [`INSTANCES_MAX`] are left out, which is reported as an error too.
+/// file invalid. Endpoints beyond [`INSTANCES_MAX`] are left out, which is also reported as an
+/// error.
 #[must_use]
 pub fn follow(path: impl Into<PathBuf>, local: LocalAddresses) -> SetChanges {
     futures::stream::unfold(FileWatcher::new(path), move |mut file| async move {
@@ -78,7 +79,7 @@ fn limited(mut instances: Vec<Instance>) -> Vec<SetChange> {
 /// Reads the text of an endpoints file, which may have more than [`INSTANCES_MAX`].
 ///
 /// # Errors
-/// Says which entry is invalid and why.
+/// The error says which entry is invalid and why.
 pub fn parse(text: &str) -> Result<Vec<Instance>, String> {
     let file: EndpointsFile =
         serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
@@ -118,7 +119,7 @@ struct MetricsEntry {
     path: Option<String>,
 }
 
-/// A port as number or string: llm-d writes strings, most users write numbers.
+/// A port as a number or a string, because llm-d writes strings and most users write numbers.
 #[derive(Clone, Copy)]
 struct PortNumber(u16);
 

@@ -2,7 +2,7 @@
 //!
 //! It polls. A poll sees in-place writes, atomic renames, the symlink swaps of a mounted ConfigMap,
 //! network file systems and files that do not exist yet, and cannot miss an event. It compares
-//! content, not time stamps. New content counts when two reads agree, so that a partly written file
+//! content, not timestamps. New content counts when two reads are equal, so a partly written file
 //! does not count as complete.
 
 use std::path::{Path, PathBuf};
@@ -12,21 +12,23 @@ use tokio::time::Instant;
 
 use crate::whole_file;
 
-/// How often a file is read. Reading 1 MiB takes well under a millisecond, and users expect an edit
-/// to take effect at once.
+/// The interval at which a file is read. Reading 1 MiB takes well under a millisecond, and users
+/// expect an edit to take effect at once.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long new content must stay the same before it counts: longer than a writer takes between two
-/// writes to one file.
+/// How long new content must stay the same before it counts. It is longer than a writer takes
+/// between two writes to one file.
 pub const SETTLE: Duration = Duration::from_millis(50);
 
-/// The largest file, in bytes; llm-d has the same limit for an endpoints file.
+/// The largest file, in bytes. llm-d has the same limit for an endpoints file.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The most files in a folder. They are written by hand, one for each configured thing.
+/// The maximum number of files in a folder. They are written by hand, one for each configured
+/// thing.
 pub const FILES_MAX: usize = 256;
 
-/// The most bytes of all files of a folder together; every poll reads all of them.
+/// The maximum number of bytes of all files of a folder together, because every poll reads all of
+/// them.
 pub const FOLDER_BYTES_MAX: usize = 4 << 20;
 
 /// File name extensions that are read in a folder. Hidden files, such as those of an editor or a
@@ -46,7 +48,7 @@ pub trait Readable: Clone + PartialEq + Send {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSet(pub Vec<(PathBuf, String)>);
 
-/// Why a file could not be read. The next poll reads it again.
+/// The reason why a file could not be read. The next poll reads it again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {why}")]
 pub struct ReadError {
@@ -129,7 +131,7 @@ impl Readable for FileSet {
 ///
 /// # Errors
 /// [`ReadError`] names the file or folder and the reason. An unreadable file is an error of the
-/// whole folder, because the other files may mean something else without it.
+/// whole folder, because the other files may have another meaning without it.
 pub async fn read_all(path: &Path) -> FileContent<FileSet> {
     let unreadable = |why: String| ReadError {
         path: path.display().to_string(),

@@ -16,18 +16,18 @@ pub struct Instance {
     /// learned about another generation does not apply to this one. Empty if the source has no
     /// generation.
     pub generation: String,
-    /// The address for requests. Always an IP address: Envoy gets it unchanged and resolves no
-    /// names.
+    /// The address for requests. It is always an IP address, because Envoy gets it unchanged and
+    /// resolves no names.
     pub address: SocketAddr,
     /// Labels, sorted by key.
     pub labels: Vec<(String, String)>,
-    /// The location of its metrics, where it differs from the settings of the pool.
+    /// The location of its metrics, if it differs from the settings of the pool.
     pub metrics: InstanceMetricsLocation,
     /// The metadata of the instance, if it has any; [`Self::metadata`] reads it.
     pub metadata: Option<Arc<Metadata>>,
-    /// Why the registry cannot confirm that the instance is ready, although the instance itself has
-    /// not reported that it is not ready. Such an instance may get traffic only while it answers.
-    /// `None`: it is ready.
+    /// The reason why the registry cannot confirm that the instance is ready, although the instance
+    /// itself has not reported that it is not ready. Such an instance may get traffic only while it
+    /// answers. `None` means that it is ready.
     pub unconfirmed: Option<Arc<str>>,
 }
 
@@ -36,7 +36,7 @@ pub struct Instance {
 pub struct InstanceMetricsLocation {
     /// TLS or plaintext.
     pub scheme: Option<MetricsScheme>,
-    /// Port; if neither the instance nor the pool sets one, the port of the address.
+    /// The port. If neither the instance nor the pool sets one, it is the port of the address.
     pub port: Option<u16>,
     /// Path, with its leading slash.
     pub path: Option<String>,
@@ -53,37 +53,37 @@ pub enum MetricsScheme {
 
 /// Whether instances may have addresses of this machine (loopback) or of its link (link-local).
 ///
-/// A proxy connects to such an address on its own machine. So a client that may write one into a
-/// registry can direct prompts to any port of the gateway's pod, or to the metadata service of a
-/// cloud.
+/// A proxy connects to such an address on its own machine. So a client that may write such an
+/// address into a registry can direct prompts to any port of the gateway's pod, or to the metadata
+/// service of a cloud.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LocalAddresses {
     /// Such instances are refused.
     #[default]
     Refused,
-    /// Such instances are treated as all others: everything runs on one machine.
+    /// Such instances are treated like all others, because everything runs on one machine.
     Allowed,
 }
 
 /// The namespace of instances whose source names none.
 pub const NAMESPACE_DEFAULT: &str = "default";
 
-/// The most instances of one source: the slots of a pool.
+/// The maximum number of instances of one source. It is the number of slots of a pool.
 pub const INSTANCES_MAX: usize = 1024;
 
-/// The most records of one component that a backend keeps: those beyond [`INSTANCES_MAX`] are not
-/// published, and replace published ones that disappear. As many as these are enough for every
-/// instance to be replaced at once.
+/// The maximum number of records of one component that a backend keeps. Those beyond
+/// [`INSTANCES_MAX`] are not published, and replace published ones that disappear. This number is
+/// enough for every instance to be replaced at once.
 pub const RECORDS_MAX: usize = 2 * INSTANCES_MAX;
 
-/// The most bytes of labels of one instance, keys and values together, so that a full pool fits
-/// into one message to a proxy.
+/// The maximum number of bytes of labels of one instance, keys and values together, so that a full
+/// pool fits into one message to a proxy.
 pub const LABEL_BYTES_MAX: usize = 2048;
 
-/// The most labels of one instance, for the same reason.
+/// The maximum number of labels of one instance, for the same reason.
 pub const LABELS_MAX: usize = 64;
 
-/// The longest name or namespace, in bytes: the limit of DNS names, and so of pods.
+/// The longest name or namespace, in bytes. It is the limit of DNS names, and so of pods.
 pub const NAME_BYTES_MAX: usize = 253;
 
 // === impl LocalAddresses ===
@@ -92,7 +92,7 @@ impl LocalAddresses {
     /// Checks the address of an instance.
     ///
     /// # Errors
-    /// Says that the address is refused.
+    /// The error says that the address is refused.
     pub fn check(self, address: SocketAddr) -> Result<(), String> {
         let ip = address.ip().to_canonical();
         let is_link_local = match ip {
@@ -132,9 +132,9 @@ impl Instance {
         Self { metadata, ..self }
     }
 
-    /// The metadata of the instance; empty if it has none, like plain vLLM. It came with the
-    /// instance, so reading it cannot fail. A change of it causes another `Added` event with the
-    /// new value.
+    /// The metadata of the instance. It is empty if there is none, as for plain vLLM. It came with
+    /// the instance, so reading it cannot fail. A change of the metadata causes another `Added`
+    /// event with the new value.
     pub fn metadata(&self) -> &Metadata {
         self.metadata.as_deref().unwrap_or(Metadata::empty())
     }
@@ -143,7 +143,7 @@ impl Instance {
 /// Checks the rules that hold for every backend: number, sizes, and unique names and addresses.
 ///
 /// # Errors
-/// Says which instances are invalid and why.
+/// The error says which instances are invalid and why.
 pub fn validate(instances: &[Instance]) -> Result<(), String> {
     if instances.len() > INSTANCES_MAX {
         return Err(format!(
@@ -189,7 +189,7 @@ pub(crate) fn validate_all(instances: &[Instance]) -> Result<(), String> {
 /// Checks one instance against the rules.
 ///
 /// # Errors
-/// Says what is invalid.
+/// The error says what is invalid.
 pub fn validate_instance(instance: &Instance) -> Result<(), String> {
     let Instance {
         name,
@@ -220,7 +220,7 @@ pub fn validate_instance(instance: &Instance) -> Result<(), String> {
     if address.port() == 0 {
         return Err(format!("endpoint {name:?}: port 0 cannot be connected to"));
     }
-    // Connections to an IPv6 address that has an IPv4 one in it go to that.
+    // A connection to an IPv6 address that contains an IPv4 address goes to the IPv4 address.
     let ip = address.ip().to_canonical();
     if ip.is_unspecified() || ip.is_multicast() {
         return Err(format!(

@@ -1,5 +1,5 @@
-//! Kubernetes as registry: readiness is the pod's, set by its readiness probe and reported by
-//! EndpointSlices.
+//! Kubernetes as a registry. Readiness is that of the pod, which its readiness probe sets and
+//! EndpointSlices report.
 //!
 //! ```text
 //!  Services ── whose selector has both labels ──▶ their names ──▶ EndpointSlices of these names ──▶ SliceIndex ──▶ records
@@ -14,8 +14,9 @@
 //!
 //! A Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`],
 //! not by its name, because two namespaces may have a component of the same name. Its slices are
-//! found by `kubernetes.io/service-name`: the slice controller copies the labels of the Service to
-//! the slices, not those of the pods. Labels of pods are read from the pods ([`labels`]).
+//! found by `kubernetes.io/service-name`, because the slice controller copies the labels of the
+//! Service to the slices, not those of the pods. Labels of pods are read from the pods
+//! ([`labels`]).
 //!
 //! [`InferencePools`] is the alternative: an `InferencePool` names its pods by selector.
 
@@ -64,11 +65,12 @@ pub const COMPONENT_LABEL: &str = "nvidia.com/dynamo-component";
 /// The label of a slice with the name of its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// The most Services that may select one component. Their names go into a label selector, which is
-/// part of a URL.
+/// The maximum number of Services that may select one component. Their names go into a label
+/// selector, which is part of a URL.
 const SERVICES_MAX: usize = 32;
 
-/// How long connecting to the API server may take; a running API server answers much faster.
+/// The maximum time that connecting to the API server may take. A running API server answers much
+/// faster.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long the first set waits for the labels of the pods. An API server that has just sent the
@@ -94,7 +96,8 @@ pub struct KubernetesRegistry {
 /// Connects to the cluster that this process runs in, or else to the cluster of the kubeconfig.
 ///
 /// # Errors
-/// Says which part of the configuration is missing. An unreachable cluster is not an error here.
+/// The error says which part of the configuration is missing. An unreachable cluster is not an
+/// error here.
 pub async fn connect() -> Result<Client, String> {
     client(
         Config::infer()
@@ -106,7 +109,7 @@ pub async fn connect() -> Result<Client, String> {
 /// Connects with this configuration and the timeouts that discovery needs.
 ///
 /// # Errors
-/// Says what is invalid in the configuration.
+/// The error says what is invalid in the configuration.
 pub fn client(mut config: Config) -> Result<Client, String> {
     config.default_retry = false; // this crate retries itself, so that it can report an outage
     config.connect_timeout = Some(CONNECT_DEADLINE);
@@ -197,10 +200,10 @@ struct KubernetesFollower {
     index: SliceIndex,
     pods: ObjectWatch<Pod>,
     labels: PodLabels,
-    /// Whether the labels of the pods are known, or known to be unreadable.
+    /// Whether it is known what labels the pods have, or that their labels cannot be read.
     labelled: bool,
-    /// Until when the first set waits for the labels: readers would treat a set without labels as
-    /// complete.
+    /// The time until which the first set waits for the labels, because readers would treat a set
+    /// without labels as complete.
     withheld: Option<Instant>,
     relist: Arc<Notify>,
 }
@@ -228,7 +231,7 @@ impl ComponentFollower for KubernetesFollower {
 
 impl KubernetesFollower {
     /// Updates the Services that select the component. When they change, the slices are listed
-    /// again; until then the old set stays in force.
+    /// again. Until then the old set stays in use.
     fn service(&mut self, event: ObjectWatchEvent<Service>) -> Vec<BackendEvent> {
         let selects = |service: &Service| selects(service, &self.component);
         let mut names = self.names.clone();
@@ -250,7 +253,8 @@ impl KubernetesFollower {
         }
         let first = !std::mem::replace(&mut self.listed, true);
         if names == self.names && !first {
-            // Without a Service there are no slice events, so this is the only sign of life.
+            // Without a Service there are no slice events, so this event is the only sign that the
+            // backend works.
             return if self.names.is_empty() {
                 vec![BackendEvent::Alive]
             } else {
@@ -307,7 +311,7 @@ impl KubernetesFollower {
             ObjectWatchEvent::All(pods) => {
                 let changed = self.labels.reset(&pods);
                 let mut events = vec![BackendEvent::Warns(None)];
-                // The events are no reset, because a reset would mean that the slices have been
+                // The events are not a reset, because a reset would mean that the slices have been
                 // read.
                 events.extend(changed.iter().filter_map(|pod| self.relabelled(pod)));
                 events.extend(self.labelled());
@@ -337,7 +341,7 @@ impl KubernetesFollower {
         Some(BackendEvent::Apply(self.labels.join(&record)))
     }
 
-    /// Ends the wait for labels; returns the set that waited, if any.
+    /// Ends the wait for labels. Returns the set that waited, if there is one.
     fn labelled(&mut self) -> Vec<BackendEvent> {
         self.labelled = true;
         Vec::from_iter(self.withheld.take().map(|_| self.all()))

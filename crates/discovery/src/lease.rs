@@ -7,12 +7,12 @@
 //!     ▲                                                                      │
 //!     └── another holds it, or no renewal was confirmed for RENEW_DEADLINE ──┘
 //! ```
-//! No clocks are compared. A candidate measures on its own monotonic clock how long the record has
-//! not changed. A leader gives up after [`RENEW_DEADLINE`] without a confirmed renewal, before any
-//! candidate may take the lease. Writes are compare-and-swap, so only one of two candidates that
-//! try at once succeeds. A leader that stops gracefully releases the lease, and another process
-//! leads within [`STANDBY_PERIOD`]. After a leader that is killed, another process leads within
-//! [`LEASE_DURATION`] and one [`STANDBY_PERIOD`], both lengthened by the jitter.
+//! Clocks are not compared. A candidate measures on its own monotonic clock how long the record has
+//! not changed. A leader stops leading after [`RENEW_DEADLINE`] without a confirmed renewal, before
+//! any candidate may take the lease. Writes are compare-and-swap, so only one of two candidates
+//! that try at once succeeds. A leader that stops gracefully releases the lease, and another
+//! process leads within [`STANDBY_PERIOD`]. After a leader that is killed, another process leads
+//! within [`LEASE_DURATION`] and one [`STANDBY_PERIOD`], both lengthened by the jitter.
 
 use std::time::Duration;
 
@@ -26,14 +26,15 @@ pub const LEASE_DURATION: Duration = Duration::from_secs(15);
 /// How long the leader continues to lead without a confirmed renewal.
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How often the leader renews the lease.
+/// The interval at which the leader renews the lease.
 pub const RENEW_PERIOD: Duration = Duration::from_secs(2);
 
-/// How often a standby reads the lease. It is the longest part of a handover, and a read costs
-/// little.
+/// The interval at which a standby reads the lease. It is the longest part of a handover, and a
+/// read costs little.
 pub const STANDBY_PERIOD: Duration = Duration::from_secs(1);
 
-/// How long one read and write may take together; two of them fit into [`RENEW_DEADLINE`].
+/// The maximum time that one read and write may take together. Two of them fit into
+/// [`RENEW_DEADLINE`].
 const ATTEMPT_DEADLINE: Duration = Duration::from_secs(4);
 
 /// A lease as read from the store.
@@ -41,7 +42,7 @@ const ATTEMPT_DEADLINE: Duration = Duration::from_secs(4);
 pub struct LeaseRecord {
     /// The holder; empty if there is none.
     pub holder: String,
-    /// Changes with each write.
+    /// A version that changes with each write.
     pub version: String,
     /// The number of changes of the holder.
     pub transitions: u32,
@@ -61,13 +62,13 @@ pub trait LeaseStore: Send + Sync {
     ) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>>;
 }
 
-/// The state of one candidate. Pure.
+/// The state of one candidate. This type is pure.
 #[derive(Debug)]
 struct Election {
     me: String,
-    /// The lease as last read, and since when it is unchanged.
+    /// The lease as last read, and the time since when it is unchanged.
     lease: Option<(LeaseRecord, Instant)>,
-    /// When the last confirmed renewal began; `None` if this process does not lead.
+    /// The time when the last confirmed renewal began; `None` if this process does not lead.
     renewed: Option<Instant>,
 }
 
@@ -82,7 +83,7 @@ impl Election {
         }
     }
 
-    /// Records the lease as read. Returns whether this process may write it.
+    /// Records the lease as read from the store. Returns whether this process may write it.
     fn read(&mut self, found: Option<&LeaseRecord>, now: Instant) -> bool {
         let Some(found) = found else {
             self.lease = None;
@@ -111,8 +112,8 @@ impl Election {
         }
     }
 
-    /// When to read the lease again, at the latest: at the next period with its jitter, and just
-    /// when a lease that is not renewed lapses.
+    /// The latest time to read the lease again: the next period with its jitter, and exactly the
+    /// time when a lease that is not renewed expires.
     fn next_attempt(&self, began: Instant, jitter: f64) -> Instant {
         if self.renewed.is_some() {
             return began + RENEW_PERIOD.mul_f64(1.0 + jitter);
@@ -127,7 +128,7 @@ impl Election {
             .map_or(next, |at| at.min(next))
     }
 
-    /// Until when this process leads without another renewal.
+    /// The time until which this process leads without another renewal.
     fn leads_until(&self) -> Option<Instant> {
         self.renewed.map(|at| at + RENEW_DEADLINE)
     }
@@ -136,9 +137,9 @@ impl Election {
 /// Campaigns for the lease as `me` until `stop`, then releases it. `leads` is true while `me` holds
 /// the lease.
 ///
-/// `me` must be unique to this process: two processes with one name would both lead. Only `stop`
-/// ends the campaign; errors of the store go to `failed`. `renewed` gets the moment at which each
-/// confirmed renewal began.
+/// `me` must be unique to this process, because two processes with one name would both lead. Only
+/// `stop` ends the campaign. Errors of the store go to `failed`. `renewed` receives the time at
+/// which each confirmed renewal began.
 pub async fn campaign(
     store: &dyn LeaseStore,
     me: String,
@@ -151,7 +152,7 @@ pub async fn campaign(
     tokio::pin!(stop);
     'wanted: loop {
         let began = Instant::now();
-        // The leader gives up in time if the store does not answer.
+        // The leader stops leading in time if the store does not answer.
         let until = election
             .leads_until()
             .filter(|until| *until > began)

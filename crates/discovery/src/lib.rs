@@ -40,12 +40,12 @@
 //!  worker ── ServiceRegistry ──▶ Kubernetes │ directory │ ... ── Backend ──▶ Discovery ── list, watch ──▶ frontend
 //!  /metadata, /health  ◀──────────────────── conditional GET ──────────────────┘
 //! ```
-//! Events carry the whole value of an instance, a backend may send its whole set again at any time,
+//! Events have the whole value of an instance, a backend may send its whole set again at any time,
 //! and an error never empties a set. A subscriber that is too slow gets the current state instead
 //! of a queue of old events.
 //!
 //! The daemon uses [`SetChanges`]: each item is the complete set. [`file`] (an endpoints file) and
-//! [`fixed`] (a fixed list) return it directly; [`Discovery::changes`] returns it for any backend.
+//! [`fixed`] (a fixed list) return it directly. [`Discovery::changes`] returns it for any backend.
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
@@ -94,7 +94,7 @@ pub use watch::{
 pub enum SetChange {
     /// The whole set. It replaces everything reported before.
     Reset(Vec<Instance>),
-    /// The source cannot be read or is invalid, for this reason. The last set stays in force.
+    /// The source cannot be read or is invalid, for this reason. The last set stays in use.
     Unreadable(String),
 }
 

@@ -1,5 +1,5 @@
-//! The metadata of an instance: a JSON object that the instance chooses. Some keys are interpreted
-//! here.
+//! The metadata of an instance: a JSON object that the instance chooses. This module interprets
+//! some of its keys.
 //!
 //! ```json
 //! {"Model": {"name": "Qwen3-32B", "type": "Completions", "runtime_config": {"total_kv_blocks": 24064, "max_num_seqs": 256}},
@@ -14,11 +14,11 @@ use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
 
-/// The most bytes of metadata of one instance, as JSON. A model card with its tokenizer's
-/// configuration has tens of kilobytes; etcd accepts at most 1.5 MiB a request.
+/// The maximum number of bytes of metadata of one instance, as JSON. A model card with its
+/// tokenizer's configuration has tens of kilobytes. etcd accepts at most 1.5 MiB per request.
 pub const METADATA_BYTES_MAX: usize = 1 << 20;
 
-/// The most models of one instance: a base model and hundreds of adapters.
+/// The maximum number of models of one instance: a base model and hundreds of adapters.
 pub const MODELS_MAX: usize = 512;
 
 /// The metadata of an instance.
@@ -45,19 +45,20 @@ pub struct RuntimeConfig {
     pub total_kv_blocks: Option<u64>,
     /// Tokens in one block.
     pub kv_block_tokens: Option<u64>,
-    /// The most sequences in one batch.
+    /// The maximum number of sequences in one batch.
     pub max_num_seqs: Option<u64>,
-    /// The most tokens in one batch.
+    /// The maximum number of tokens in one batch.
     pub max_num_batched_tokens: Option<u64>,
 }
 
-/// Why metadata is refused. The instance has to change it; trying again does not help.
+/// The reason why metadata is refused. The instance has to change it, and trying again does not
+/// help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetadataError {
-    /// More than [`METADATA_BYTES_MAX`].
+    /// The metadata has more than [`METADATA_BYTES_MAX`].
     #[error("{0} bytes of metadata; at most {METADATA_BYTES_MAX} are allowed")]
     TooLarge(usize),
-    /// Not a JSON object.
+    /// The metadata is not a JSON object.
     #[error("metadata is not a JSON object: {0}")]
     NotAnObject(String),
     /// A key that is interpreted here has an invalid value.
@@ -71,8 +72,8 @@ impl Metadata {
     /// Creates metadata from a map.
     ///
     /// # Errors
-    /// [`MetadataError`] if it is too large, or a key that is interpreted here has an invalid
-    /// value.
+    /// Returns [`MetadataError`] if the metadata is too large, or a key that is interpreted here
+    /// has an invalid value.
     pub fn try_new(map: Map<String, Value>) -> Result<Self, MetadataError> {
         let bytes = serde_json::to_vec(&map)
             .map_err(|e| MetadataError::NotAnObject(e.to_string()))?
@@ -83,7 +84,7 @@ impl Metadata {
     /// Parses metadata from JSON text.
     ///
     /// # Errors
-    /// As [`Self::try_new`], and if the text is not a JSON object.
+    /// The same as for [`Self::try_new`], and if the text is not a JSON object.
     pub fn parse(text: &[u8]) -> Result<Self, MetadataError> {
         if text.len() > METADATA_BYTES_MAX {
             return Err(MetadataError::TooLarge(text.len()));
@@ -127,10 +128,10 @@ impl Metadata {
     }
 
     /// The address for the instance's traffic, if its metadata sets one. `own` is the address of
-    /// the instance; traffic to another host is refused.
+    /// the instance. Traffic to another host is refused.
     ///
     /// # Errors
-    /// Says what is invalid in the address.
+    /// The error says what is invalid in the address.
     pub fn transport(&self, own: SocketAddr) -> Result<Option<SocketAddr>, MetadataError> {
         let Some(Value::Object(transport)) = self.either("Transport", "transport") else {
             return Ok(None);

@@ -1,6 +1,6 @@
 //! The registering side: a handle that keeps the registration and ends it when dropped.
 //!
-//! One watch channel holds the state of the instance: the routes of [`crate::serve`] read it, the
+//! One watch channel holds the state of the instance. The routes of [`crate::serve`] read it, the
 //! backend follows it, and only the handle writes it. So metadata can be read as soon as it is set,
 //! whether the instance is ready or not.
 
@@ -47,17 +47,17 @@ pub struct Registrant {
     name: Option<String>,
 }
 
-/// Why an instance could not be registered.
+/// The reason why an instance could not be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
     /// The namespace, component or id is not a valid name.
     #[error(transparent)]
     Name(#[from] InvalidName),
-    /// The process is not deployed as the component it registers as. The deployment has to change;
-    /// trying again does not help.
+    /// The process is not deployed as the component it registers as. The deployment has to change,
+    /// and trying again does not help.
     #[error("cannot register: {0}")]
     Refused(String),
-    /// The backend cannot be reached; try again.
+    /// The backend cannot be reached. Try again.
     #[error("cannot register now: {0}")]
     Unavailable(String),
 }
@@ -86,7 +86,7 @@ pub struct InstanceHandle {
 pub(crate) struct Registration {
     /// Publishes the state.
     pub(crate) task: Option<AbortHandle>,
-    /// Removes the registration; must not block for long.
+    /// Removes the registration. This must not block for long.
     pub(crate) withdraw: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
@@ -153,11 +153,11 @@ impl InstanceHandle {
         &self.id
     }
 
-    /// Replaces the metadata of the instance. It can be read at once.
+    /// Replaces the metadata of the instance. Readers get it at once.
     ///
     /// # Errors
-    /// [`MetadataError`] if it is too large, or a key that is interpreted here has an invalid
-    /// value. The old metadata then stays.
+    /// Returns [`MetadataError`] if the metadata is too large, or a key that is interpreted here
+    /// has an invalid value. In this case the old metadata stays.
     pub fn set_metadata(&self, metadata: Map<String, Value>) -> Result<(), MetadataError> {
         let metadata = Arc::new(Metadata::try_new(metadata)?);
         self.announcement.send_if_modified(|said| {
@@ -177,7 +177,7 @@ impl InstanceHandle {
             .send_if_modified(|said| std::mem::replace(&mut said.status, status) != status);
     }
 
-    /// Follows the current state and every change of it.
+    /// Receives the current state and every change of it.
     pub fn follow(&self) -> watch::Receiver<Announcement> {
         self.announcement.subscribe()
     }

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 
 use crate::registry::{Announcement, InstanceHandle, InstanceStatus};
 
-/// The routes of an instance. After its handle is dropped they report that it is not ready.
+/// The routes of an instance. After its handle is dropped, they report that it is not ready.
 pub fn router(handle: &InstanceHandle) -> Router {
     Router::new()
         .route("/metadata", get(metadata))
@@ -30,7 +30,7 @@ pub fn router(handle: &InstanceHandle) -> Router {
 /// Serves the routes of an instance until the future is dropped.
 ///
 /// # Errors
-/// The error of the listener.
+/// Returns the error of the listener.
 pub async fn serve(listener: TcpListener, handle: &InstanceHandle) -> std::io::Result<()> {
     axum::serve(listener, router(handle)).await
 }

@@ -1,5 +1,5 @@
-//! The instances of one component, and those of them that subscribers see. Pure: no I/O, and time
-//! is an argument.
+//! The instances of one component, and those of them that subscribers see. This module is pure: it
+//! has no I/O, and takes the time as an argument.
 //!
 //! ```text
 //!           Apply, Reset                    metadata                 owns its address
@@ -8,16 +8,17 @@
 //!                            ▼                ▼                        ▼
 //!                         NotReady         Pending                  Refused               not published (Removed if it was)
 //! ```
-//! A function takes time for the rows that it changes and for rows with the same address, never for
-//! the whole table. An event carries the full value, and is published only if the value changed.
+//! A function takes time for the rows that it changes and for rows with the same address, but never
+//! for the whole table. An event carries the full value, and is published only if the value
+//! changed.
 //!
-//! At most [`INSTANCES_MAX`] instances are published. Those that come later wait, refused, until a
-//! published one is removed; the oldest record then takes its place.
+//! At most [`INSTANCES_MAX`] instances are published. Later instances wait as refused until a
+//! published one is removed. The oldest record then takes its place.
 //!
 //! **Mass disappearance.** If the first list after an outage lacks more than half of the published
-//! instances, it is more likely that the backend lost its state than that the servers are gone.
-//! Those rows then stay as they were for [`HOLD`]; the backend gets a request to list again, and
-//! rows that are still missing at the end are removed.
+//! instances, the backend has more likely lost its state than the servers have gone. Those rows
+//! then stay unchanged for [`HOLD`]. The backend is requested to list again, and rows that are
+//! still missing at the end are removed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -41,11 +42,11 @@ use crate::instance::{INSTANCES_MAX, Instance, LocalAddresses, validate_instance
 /// servers that are really gone fail over.
 pub const HOLD: Duration = Duration::from_secs(10);
 
-/// With fewer published instances no removal is delayed: in a small pool half of them may well
+/// With fewer published instances, no removal is delayed, because half of a small pool may well
 /// disappear at once.
 pub const HOLD_INSTANCES_MIN: usize = 4;
 
-/// The most removed instances kept for display.
+/// The maximum number of removed instances kept for display.
 const REMOVED_MAX: usize = 256;
 
 /// The instances of a component.
@@ -84,7 +85,7 @@ struct InstanceRow {
 #[derive(Debug)]
 struct RemovalHold {
     until: Instant,
-    /// The rows that change when the hold ends: a row gets its record, or is removed.
+    /// The rows that change when the hold ends. A row gets its record, or is removed.
     doomed: BTreeMap<Arc<str>, Option<Arc<InstanceRecord>>>,
 }
 
@@ -104,8 +105,8 @@ impl InstanceTable {
         std::mem::take(&mut self.events)
     }
 
-    /// Applies the whole set. `after_outage` says that the backend could not be reached before.
-    /// Returns whether the backend should list again.
+    /// Applies the whole set of records. `after_outage` says that the backend could not be reached
+    /// before. Returns whether the backend should list again.
     pub(crate) fn reset(
         &mut self,
         records: Vec<Arc<InstanceRecord>>,
@@ -186,7 +187,7 @@ impl InstanceTable {
         self.fill(now);
     }
 
-    /// When the next fetch or the end of a hold is due.
+    /// The time when the next fetch or the end of a hold is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let hold = self.hold.as_ref().map(|hold| hold.until);
         self.due
@@ -324,8 +325,8 @@ impl InstanceTable {
                 claims.insert(claim);
             }
         }
-        // An address is taken from its owner before it is given to another instance, so that no two
-        // published instances have the same address at any time.
+        // An address is taken from its owner before it is given to another instance, so two
+        // published instances never have the same address.
         let (gaining, losing): (Vec<_>, Vec<_>) = loser
             .iter()
             .chain([id])

@@ -1,8 +1,8 @@
-//! Waits: until a time that may not be set, and after errors.
+//! Waits until a time that may not be set, and after errors.
 
 use tokio::time::Instant;
 
-/// Sleeps until then; without a time, for good.
+/// Sleeps until this time, or forever if there is no time.
 pub(crate) async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
@@ -10,7 +10,7 @@ pub(crate) async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// How long to wait after this many errors in a row: from 250 ms, doubled up to 10 s. Half of the
+/// The time to wait after this many errors in a row: from 250 ms, doubled up to 10 s. Half of the
 /// wait is random, so that not all daemons come back at once.
 #[cfg(any(feature = "kubernetes", feature = "etcd"))]
 pub(crate) fn wait_after(errors: u32) -> std::time::Duration {

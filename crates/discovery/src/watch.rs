@@ -3,7 +3,7 @@
 //! Each followed component has one task. It feeds events of the backend and metadata of instances
 //! into the component's [`InstanceTable`] and publishes the changes. Followers subscribe under the
 //! lock under which the table changes, so no change is lost between a list and the watch after it.
-//! A follower that falls behind gets the current table instead of an unbounded queue, and does not
+//! A follower that lags behind gets the current table instead of an unbounded queue, and does not
 //! slow other followers down.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -28,11 +28,11 @@ use crate::table::InstanceTable;
 use crate::wait::sleep_until;
 use crate::{SetChange, SetChanges};
 
-/// How many events a follower may lag behind before it gets the current table instead: the
-/// additions and removals of a rollout of a full pool.
+/// The number of events that a follower may lag behind before it gets the current table instead. It
+/// covers the additions and removals in a rollout of a full pool.
 const EVENTS_MAX: usize = 2048;
 
-/// How long additions are gathered before the daemon gets them. A rollout comes in bursts, and 20
+/// How long additions are collected before the daemon gets them. A rollout comes in bursts, and 20
 /// ms do not matter for a server that took a minute to load its model. Removals are sent at once.
 pub const GATHER: Duration = Duration::from_millis(20);
 
@@ -59,11 +59,11 @@ pub trait ServiceDiscovery: Send + Sync {
     /// get traffic, then every change, without a gap.
     ///
     /// # Errors
-    /// Only [`DiscoveryError::Name`]: a watch waits for a backend that cannot be reached.
+    /// Only [`DiscoveryError::Name`], because a watch waits for a backend that cannot be reached.
     fn watch(&self, namespace: &str, component: &str) -> Result<InstanceEvents, DiscoveryError>;
 }
 
-/// Why instances cannot be listed.
+/// The reason why instances cannot be listed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryError {
     /// The namespace or component is not a valid name.
@@ -79,18 +79,20 @@ pub enum DiscoveryError {
 pub struct BackendStatus {
     /// Whether it has sent its whole set at least once.
     pub synced: bool,
-    /// Why it cannot be reached or read now; the last known set stays in force. `None` if it can.
+    /// The reason why it cannot be reached or read now. The last known set stays in use. `None` if
+    /// it can be reached.
     pub error: Option<String>,
-    /// When its last event arrived, which gives the age of the set.
+    /// The time when its last event arrived, which gives the age of the set.
     pub last_contact: Option<SystemTime>,
     /// Settings for gateways, if the registry has them.
     pub requirements: Option<PoolRequirements>,
-    /// Why optional data cannot be read; the set is complete without it. `None` if it can.
+    /// The reason why optional data cannot be read. The set is complete without these data. `None`
+    /// if they can be read.
     pub warning: Option<String>,
 }
 
 /// [`ServiceDiscovery`] over any [`Backend`]. A component is followed from its first use until this
-/// is dropped: listing it again costs nothing, and returns the last known set during an outage.
+/// is dropped. So listing it again costs nothing, and returns the last known set during an outage.
 #[derive(Debug)]
 pub struct Discovery<B> {
     backend: B,
@@ -138,17 +140,17 @@ impl<B: Backend> Discovery<B> {
         }
     }
 
-    /// Treats addresses of this machine and of its link like this.
+    /// Treats addresses of this machine and of its link in this way.
     #[must_use]
     pub fn with_local_addresses(self, local: LocalAddresses) -> Self {
         Self { local, ..self }
     }
 
-    /// Follows a component as whole sets, for the daemon. An addition is sent within [`GATHER`], a
-    /// removal at once, and nothing while nothing changes.
+    /// Follows a component as whole sets, for the daemon. An addition is sent within [`GATHER`] and
+    /// a removal at once. Nothing is sent while nothing changes.
     ///
     /// # Errors
-    /// [`DiscoveryError::Name`] if a name is invalid.
+    /// Returns [`DiscoveryError::Name`] if a name is invalid.
     pub fn changes(&self, namespace: &str, component: &str) -> Result<SetChanges, DiscoveryError> {
         let feed = SetFeed::new(self.watch(namespace, component)?);
         Ok(futures::stream::unfold(
@@ -161,7 +163,7 @@ impl<B: Backend> Discovery<B> {
     /// Follows a component for as long as the handle lives.
     ///
     /// # Errors
-    /// [`DiscoveryError::Name`] if a name is invalid.
+    /// Returns [`DiscoveryError::Name`] if a name is invalid.
     pub fn follow(
         &self,
         namespace: &str,
@@ -427,10 +429,10 @@ struct SetFeed {
     events: InstanceEvents,
     status: watch::Receiver<BackendStatus>,
     published_error: Option<String>,
-    /// When the set is due to be sent.
+    /// The time when the set is due to be sent.
     due: Option<Instant>,
     synced: bool,
-    /// How long the first set may still wait to be complete; `None` once it was sent.
+    /// How long the first set may still wait to be complete; `None` after it was sent.
     first: Option<Instant>,
 }
 
@@ -450,8 +452,8 @@ impl SetFeed {
 
     async fn next(&mut self) -> SetChange {
         loop {
-            // Events first: when the status says `synced`, all events of the first set have been
-            // sent.
+            // Events come first: when the status says `synced`, all events of the first set have
+            // been sent.
             tokio::select! {
                 biased;
                 Some(event) = self.events.next() => match event {

@@ -1,4 +1,4 @@
-//! Reads and replaces whole files, also in folders that others may write.
+//! Reads and replaces whole files, even in folders where others may write.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// How often a temporary file that another process has made is removed before the write fails: one
-/// may be left from a crash, a second one from another writer at the same time.
+/// The number of times that a temporary file of another process is removed before the write fails.
+/// One may be left over from a crash, and a second one may be from another writer at the same time.
 const ATTEMPTS_MAX: usize = 3;
 
 /// Opens a regular file. A named pipe in its place does not block.
 ///
 /// # Errors
-/// The error of the file system, or that it is no regular file.
+/// Returns the error of the file system, or that it is not a regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).map_err(io::Error::other)?;
     let file = OpenOptions::new()
@@ -31,7 +31,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Reads a regular file of at most `bytes_max`.
 ///
 /// # Errors
-/// The error of the file system, or that it is no regular file or a larger one.
+/// Returns the error of the file system, or that it is not a regular file, or is too large.
 pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path)?
@@ -46,20 +46,20 @@ pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
 /// Reads a text of at most `bytes_max`.
 ///
 /// # Errors
-/// As [`read`], or that it is no UTF-8.
+/// The same as for [`read`], or that it is not UTF-8.
 pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     String::from_utf8(read(path, bytes_max)?).map_err(io::Error::other)
 }
 
-/// Replaces the file at `path`, atomically: a reader, or the next start after a crash, finds the
-/// old or the new file, never a part. No link is followed: one at `path` is replaced, and
+/// Replaces the file at `path` atomically. A reader, or the next start after a crash, finds the old
+/// or the new file, never a part of one. No link is followed. A link at `path` is replaced, and
 /// `temporary`, in the same folder, is always a new file.
 ///
 /// # Errors
-/// The error of the file system. The old file is intact then.
+/// Returns the error of the file system. In this case the old file is intact.
 pub fn replace(path: &Path, temporary: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut file = create(temporary, mode)?;
-    // The mode at creation is without what the process masks.
+    // At creation, the file's mode lacks the bits that the process masks.
     file.set_permissions(Permissions::from_mode(mode))?;
     file.write_all(content)?;
     file.sync_all()?;

@@ -1,5 +1,5 @@
-//! Raw text as an endpoints file: it is refused with a reason, or it gives a set that keeps every
-//! rule. It never panics.
+//! Reads raw text as an endpoints file. The file is refused with a reason, or it gives a set that
+//! keeps every rule. It never panics.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Raw text as an instance file: it is refused with a reason or read. It never panics.
+//! Reads raw text as an instance file. The file is refused with a reason, or it is read. It never
+//! panics.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Raw text as the metadata of an instance: it is refused with a reason, or it gives metadata that
-//! survives writing and reading, and that never routes traffic to another host. It never panics.
+//! Reads raw text as the metadata of an instance. It is refused with a reason, or it gives metadata
+//! that survives writing and reading and never routes traffic to another host. It never panics.
 
 #![no_main]
 

@@ -20,7 +20,7 @@ use crate::whole_file;
 /// The mode of an instance's file, which has no secrets.
 const MODE: u32 = 0o644;
 
-/// Both time stamps of a file: the present.
+/// Sets both timestamps of a file to the present.
 const NOW: Timestamps = Timestamps {
     last_access: PRESENT,
     last_modification: PRESENT,
@@ -151,7 +151,7 @@ impl DirectoryRegistration {
 
     fn touch(&self, said: &Announcement) -> io::Result<()> {
         match self.is_ours() {
-            // The link itself, if another process has put one there.
+            // If another process has put a link there, this changes the link itself.
             Some(true) => rustix::fs::utimensat(CWD, &self.path, &NOW, AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(io::Error::from),
             Some(false) => Ok(()), // another process registered under the same id

@@ -14,13 +14,13 @@ use crate::backend::Component;
 /// The default prefix of the keys of instances.
 pub const PREFIX_DEFAULT: &str = "/switchpoint/instances";
 
-/// How often the connection is pinged.
+/// The interval at which the connection is pinged.
 pub const PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long a ping may take.
+/// The maximum time that a ping may take.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long one request may take; a keep-alive has to fit into a third of the lease.
+/// The maximum time that one request may take. A keep-alive has to fit into a third of the lease.
 pub(super) const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How to reach etcd.
@@ -114,7 +114,8 @@ impl EtcdConnection {
         if unary {
             request.set_timeout(REQUEST_DEADLINE);
         }
-        // A member without a leader refuses the request; otherwise it would answer from old state.
+        // A member without a leader refuses the request, because otherwise it would answer from old
+        // state.
         request
             .metadata_mut()
             .insert("hasleader", MetadataValue::from_static("true"));

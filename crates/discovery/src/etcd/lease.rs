@@ -1,5 +1,5 @@
-//! A lease kept in etcd: the key `<prefix>/leaders/<name>`, with the holder as value. It does not
-//! use the leases of etcd; it expires when its value stops changing.
+//! A lease in etcd: the key `<prefix>/leaders/<name>` with the holder as its value. It does not use
+//! the leases of etcd; it expires when its value stops changing.
 
 use futures::future::BoxFuture;
 
@@ -20,7 +20,7 @@ impl EtcdLease {
     /// The lease with this name.
     ///
     /// # Errors
-    /// Says what is invalid in the configuration or the name.
+    /// The error says what is invalid in the configuration or the name.
     pub fn new(config: EtcdConfig, name: &str) -> Result<Self, String> {
         let name = crate::backend::checked_name(name).map_err(|e| e.to_string())?;
         let connection = EtcdConnection::open(config)?;

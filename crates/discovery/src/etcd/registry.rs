@@ -34,7 +34,7 @@ impl EtcdRegistry {
     /// Registers in that cluster.
     ///
     /// # Errors
-    /// Says what is invalid in the configuration.
+    /// The error says what is invalid in the configuration.
     pub fn new(config: EtcdConfig, registrant: impl Into<Registrant>) -> Result<Self, String> {
         Ok(Self {
             connection: EtcdConnection::open(config)?,
@@ -57,7 +57,7 @@ impl EtcdRegistry {
             let connection = keeper.connection.clone();
             let task = tokio::spawn(keeper.keep(said)).abort_handle();
             let revoke = move || {
-                // Without a runtime no request can be sent; the lease then expires.
+                // Without a runtime no request can be sent, and the lease then expires.
                 if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                     runtime.spawn(async move { revoke(&connection, *lease.lock().await).await });
                 }
@@ -93,8 +93,8 @@ impl EtcdRegistration {
         let mut failures = 0;
         loop {
             let Err(status) = self.hold(&mut said, &mut failures).await;
-            // No caller gets the error, because the instance keeps serving. Readers see it
-            // disappear with its lease and come back.
+            // No caller gets the error, because the instance keeps serving. Readers see the
+            // instance disappear with its lease and come back.
             self.connection.failed(status).await;
             tokio::time::sleep(wait_after(failures)).await;
             failures += 1;
@@ -126,7 +126,7 @@ impl EtcdRegistration {
                     Err(_) => return Err(Status::cancelled("the handle was dropped")),
                 },
                 _ = due.tick() => {
-                    // Each keep-alive uses a stream of its own: if a long stream hangs, that shows
+                    // Each keep-alive uses its own stream, because a hanging long stream would show
                     // only when the lease is lost.
                     let ask = futures::stream::iter([api::LeaseKeepAliveRequest { id: lease.id }]);
                     let mut answers = within(client.lease_keep_alive(self.connection.request(ask, false).await?)).await?;

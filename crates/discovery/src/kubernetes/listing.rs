@@ -1,10 +1,10 @@
-//! List and watch of one kind. Every fault ends in a new list.
+//! Lists and watches one kind of objects. Every fault leads to a new list.
 //!
-//! A fault is an error, a silent watch, or a watch that ends before its time: after a restore of
-//! etcd from a backup, the last version of a watch lies in the future, where the API server accepts
-//! a watch and sends nothing. So after a fault, and at a maximum age, this code waits and lists
-//! again, and the list replaces the set. Events in between stay in force. Only a watch that lasted
-//! as long as requested continues from its last version.
+//! A fault is an error, a silent watch, or a watch that ends before its time. For example, after a
+//! restore of etcd from a backup, the last version of a watch lies in the future. The API server
+//! accepts such a watch and sends nothing. So after a fault, and at a maximum age, this code waits
+//! and lists again, and the list replaces the set. Meanwhile the events received so far stay in
+//! use. Only a watch that lasted as long as requested continues from its last version.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -36,7 +36,7 @@ const PAGE_OBJECTS_MAX: u32 = 500;
 /// unnoticed.
 pub(super) const RELIST_INTERVAL: Duration = Duration::from_secs(300);
 
-/// How long a list may take; ten thousand endpoints are 5 MB.
+/// The maximum time that a list may take. Ten thousand endpoints are 5 MB.
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The objects of one kind that a label selector matches.
@@ -45,15 +45,15 @@ pub(super) struct ObjectWatch<K> {
     selectors: ObjectSelectors,
     watch: BoxStream<'static, ListWatchEvent<K>>,
     state: ObjectWatchState,
-    /// When `state` ends.
+    /// The time when `state` ends.
     until: Instant,
     /// Whether an unknown kind counts as a kind without objects instead of an error.
     optional: bool,
-    /// Faults since a watch lasted as long as requested, or since an event arrived.
+    /// The number of faults since a watch lasted as long as requested, or since an event arrived.
     failures: u32,
 }
 
-/// Which objects of a kind are watched.
+/// Selects the objects of a kind that are watched.
 #[derive(Clone, Debug, Default)]
 struct ObjectSelectors {
     labels: Option<String>,
@@ -189,7 +189,8 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
                     self.failures = 0;
                     return ObjectWatchEvent::Deleted(object);
                 }
-                // The set is right until the list says otherwise. If that fails, it is an outage.
+                // The set counts as right until the list shows otherwise. If the list fails, it is
+                // an outage.
                 Some(ListWatchEvent::EndedEarly) => self.rest_longer(),
                 Some(ListWatchEvent::UnknownKind(_)) if self.optional => {
                     self.rest(u32::MAX);
@@ -213,7 +214,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
         self.failures += 1;
     }
 
-    /// Waits as after this many errors, then lists again.
+    /// Waits as after this many errors, and then lists again.
     fn rest(&mut self, errors: u32) {
         self.state = ObjectWatchState::Resting;
         self.until = Instant::now() + wait_after(errors);
@@ -221,7 +222,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
     }
 }
 
-/// The next event of a watch; waits for good where there is none.
+/// The next event of a watch. Waits forever if there is no watch.
 pub(super) async fn next_of<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static>(
     watch: &mut Option<ObjectWatch<K>>,
 ) -> ObjectWatchEvent<K> {
@@ -333,7 +334,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ListWatch<
     }
 }
 
-/// Removes what is not needed and is often half of an object.
+/// Removes fields that are not needed, and that are often half of an object.
 fn strip<K: Resource>(mut object: K) -> K {
     object.managed_fields_mut().clear();
     object

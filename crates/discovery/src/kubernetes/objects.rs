@@ -1,8 +1,8 @@
 //! Follows custom resources of several kinds in one namespace. Each item of the stream is the whole
 //! set.
 //!
-//! A kind that is not installed has no objects; it is tried again later, in case it is installed.
-//! An error keeps the last set.
+//! A kind that is not installed has no objects. It is tried again later, in case it is installed
+//! then. After an error, the last set is kept.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ struct ObjectFollower {
 }
 
 /// Follows all objects of these kinds in `kube_namespace`, without the fields that the API server
-/// manages. An error says why they cannot be read now; the last set stays in force.
+/// manages. An error says why they cannot be read now. The last set stays in use.
 #[must_use]
 pub fn follow_objects(
     client: &Client,

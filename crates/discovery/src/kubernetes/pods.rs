@@ -1,7 +1,7 @@
-//! The instances of the pods of an InferencePool. Pure.
+//! The instances of the pods of an InferencePool. This module is pure.
 //!
-//! A pod with several target ports is several instances: each port is a data-parallel rank with its
-//! own queue and cache.
+//! A pod with several target ports is several instances, because each port is a data-parallel rank
+//! with its own queue and cache.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +13,7 @@ use kube::ResourceExt;
 use crate::backend::{BackendEvent, InstanceReadiness, InstanceRecord, MetadataSource};
 use crate::instance::{Instance, NAMESPACE_DEFAULT};
 
-/// Why a pod with ready containers is not ready.
+/// The reason why a pod with ready containers is not ready.
 pub(super) const NODE_NOT_READY: &str = "its node is not ready; its containers were ready last";
 
 /// The label with the data-parallel rank of an instance.
@@ -86,7 +86,7 @@ fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<InstanceRecord>> {
         return Vec::new();
     };
     let readiness = readiness(pod);
-    // If two pods have one address, the later one wins.
+    // If two pods have the same address, the later one wins.
     let created = pod
         .creation_timestamp()
         .and_then(|t| u64::try_from(t.0.as_microsecond()).ok())
@@ -130,10 +130,10 @@ fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<InstanceRecord>> {
 ///
 /// When a node is not ready (its kubelet has not renewed its lease for the grace period, 50 s by
 /// default), the node lifecycle controller sets `Ready` of its pods to `False` and leaves
-/// `ContainersReady` and the reason as they are. A kubelet that sees a probe fail sets
-/// `ContainersReady` to `False` too, and one that waits for a readiness gate gives a reason. So a
-/// pod that is not ready, without a reason and with ready containers, is only unconfirmed. After an
-/// outage of the API server that is longer than the grace period, every pod is.
+/// `ContainersReady` and the reason as they are. A kubelet that sees a probe fail also sets
+/// `ContainersReady` to `False`, and one that waits for a readiness gate gives a reason. So a pod
+/// that is not ready, without a reason and with ready containers, is only unconfirmed. After an
+/// outage of the API server that is longer than the grace period, this is true of every pod.
 pub(super) fn readiness(pod: &Pod) -> InstanceReadiness {
     if pod.metadata.deletion_timestamp.is_some() {
         return InstanceReadiness::NotReady("it is terminating".to_owned());

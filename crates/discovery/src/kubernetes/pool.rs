@@ -2,8 +2,8 @@
 //!
 //! Both API groups are supported, `inference.networking.k8s.io/v1` and the older
 //! `inference.networking.x-k8s.io/v1alpha2`. The namespace is the Kubernetes namespace, and the
-//! component is the name of the pool. After a change of the pool its pods are listed again; until
-//! then the old set stays in force. A deleted pool has no pods.
+//! component is the name of the pool. After a change of the pool its pods are listed again. Until
+//! then the old set stays in use. A deleted pool has no pods.
 //!
 //! [`BackendEvent::Requirements`] carries its `endpointPickerRef` (`extensionRef` in the older API
 //! group) and its `appProtocol`.
@@ -26,7 +26,7 @@ use crate::backend::{
 use crate::event::MetadataPolicy;
 use crate::watch::Discovery;
 
-/// The most target ports of one pool; the API has the same limit.
+/// The maximum number of target ports of one pool. The API has the same limit.
 const TARGET_PORTS_MAX: usize = 8;
 
 /// The API group of an InferencePool.

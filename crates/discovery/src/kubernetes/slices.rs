@@ -1,9 +1,9 @@
-//! Merges all EndpointSlices of a component. Pure.
+//! Merges all EndpointSlices of a component. This module is pure.
 //!
 //! An endpoint may be in several slices at once (while it moves, if it is dual-stack, if two
-//! Services select it), and slices change one at a time. So records are kept by slice; an endpoint
-//! is the merge of its records and is removed with its last record. An event takes time for its own
-//! slice, not for all slices.
+//! Services select it), and slices change one at a time. So records are kept by slice. An endpoint
+//! is the merge of its records, and is removed with its last record. An event takes time for its
+//! own slice, not for all slices.
 //!
 //! Among several records of one endpoint the best one wins, in this order: ready; IPv4 (an endpoint
 //! has one address); the newest trigger time of the slice, so that the later of two pods with one
@@ -32,13 +32,13 @@ const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 const NODE_LABEL: &str = "kubernetes.io/hostname";
 
-/// The port of a slice that is the instance's. The instance serves `/metadata` there and, unless
-/// its metadata sets another port, its traffic.
+/// The port of a slice that belongs to the instance. The instance serves `/metadata` there and,
+/// unless its metadata sets another port, its traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortRule {
-    /// The name of the port; `None`: the first port of the slice.
+    /// The name of the port. `None` means the first port of the slice.
     pub name: Option<String>,
-    /// The port if a slice has none, or none with that name.
+    /// The port to use if a slice has no port, or none with that name.
     pub fallback: Option<u16>,
 }
 
@@ -212,7 +212,7 @@ fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
         .collect()
 }
 
-/// What all endpoints of a slice have in common. The name is the Service's.
+/// The common values of all endpoints of a slice. The name is the Service's.
 fn template(slice: &EndpointSlice) -> InstanceRecord {
     let service = slice
         .labels()
@@ -291,8 +291,8 @@ fn record(
 }
 
 /// Reads the readiness. `ready` alone is not enough: with `publishNotReadyAddresses` it is always
-/// true, also for a server that does not serve. A slice does not show whether the server or its
-/// node is not ready; the pod does ([`super::labels`]).
+/// true, even for a server that does not serve. A slice does not show whether the server or its
+/// node is not ready. The pod does ([`super::labels`]).
 fn readiness(conditions: Option<&EndpointConditions>) -> InstanceReadiness {
     let Some(EndpointConditions {
         ready,

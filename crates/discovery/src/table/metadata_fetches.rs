@@ -1,4 +1,4 @@
-//! When the metadata of the instances of a table is fetched, and what an answer changes.
+//! Decides when the metadata of a table's instances is fetched, and what an answer changes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use crate::backend::MetadataSource;
 use crate::event::{ClockReading, InstanceState};
 use crate::metadata::Metadata;
 
-/// How often metadata is fetched again without an event. It may change without one, for example
-/// when a LoRA adapter is loaded.
+/// The interval at which metadata is fetched again without an event. It may change without one, for
+/// example when a LoRA adapter is loaded.
 pub const METADATA_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The first wait after metadata could not be fetched. It doubles up to [`METADATA_POLL_INTERVAL`].
@@ -92,7 +92,7 @@ impl InstanceTable {
         }
     }
 
-    /// Applies the result of a fetch; ignores that of an older generation.
+    /// Applies the result of a fetch. Ignores the result of an older generation.
     pub(crate) fn fetched(
         &mut self,
         fetch: &MetadataRequest,
@@ -162,8 +162,8 @@ impl InstanceTable {
     }
 }
 
-/// Lengthens a wait by up to a quarter, always the same for the same id, so that the instances of a
-/// pool are not fetched at the same moment and tests know the time.
+/// Lengthens a wait by up to a quarter. The extra time depends on the id, so that the instances of
+/// a pool are not fetched at the same time, and tests know the time.
 fn jittered(wait: Duration, id: &str) -> Duration {
     let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
         (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)

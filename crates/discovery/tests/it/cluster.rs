@@ -1,5 +1,5 @@
 //! A real etcd and kube-apiserver, and for some tests kube-controller-manager. All tests that run
-//! at the same time share them, and they end with the last test.
+//! at the same time share them. They end with the last test.
 //!
 //! The binaries are those of `KUBEBUILDER_ASSETS`, or those that `.ci/cluster_tools.py` built into
 //! `.tools/bin`. Without them each test that needs a cluster reports that it is skipped, and is
@@ -79,7 +79,7 @@ async fn share(
 }
 
 /// The folder with the tools that `.ci/cluster_tools.py` builds. Tests of several crates compile
-/// this file, so it is found from any of them.
+/// this file, so the folder is found from any of them.
 fn tools() -> PathBuf {
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let root = folders.filter(|folder| folder.join("envoy-config").is_dir());

@@ -166,7 +166,7 @@ async fn a_wrong_password_is_reported_and_the_set_stays_empty() {
     assert!(Etcd::new(wrong).is_err());
 }
 
-/// etcd's JSON API over HTTP, for what only an administrator can do.
+/// etcd's JSON API over HTTP, for actions that only an administrator can do.
 async fn administer(rig: &EtcdHarness, path: &str, message: Value) -> Option<Value> {
     use hyper_util::client::legacy::Client;
     let client = Client::builder(hyper_util::rt::TokioExecutor::new()).build_http::<Body>();
@@ -439,8 +439,8 @@ async fn of_two_writers_of_a_lease_one_succeeds() {
 mod slow {
     use super::*;
 
-    /// Paused for longer than the lease, etcd may drop or keep it. In both cases the set stays
-    /// during the pause and is correct afterwards.
+    /// If etcd is paused for longer than the lease, it may drop or keep the lease. In both cases
+    /// the set stays during the pause and is correct afterwards.
     #[tokio::test]
     async fn an_etcd_that_is_paused_beyond_the_lease_is_survived() {
         let Some(rig) = rig() else { return };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use discovery::{InstanceEvent, InstanceEvents};
 use futures::StreamExt;
 
-/// The most time that any step takes, even on a busy machine.
+/// The maximum time that any step takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The next event as text: `+id@address`, with `?` if unconfirmed, or `-id`.

@@ -1,4 +1,4 @@
-//! A fake Kubernetes API server for faults that a real one does not show on demand: it refuses any
+//! A fake Kubernetes API server for faults that a real one does not show on demand. It refuses any
 //! request, breaks off within a line, stays silent, omits events of a watch, or loses its history.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -91,8 +91,7 @@ impl FakeApi {
         self.world().faults.len()
     }
 
-    /// While the server is down, every request is answered with 503; open watches stay open and
-    /// silent.
+    /// While the server is down, every request gets 503, and open watches stay open and silent.
     pub(crate) fn set_down(&self, down: bool) {
         self.world().down = down;
     }
@@ -126,7 +125,7 @@ impl FakeApi {
         self.put_with_event_if(plural, object, true);
     }
 
-    /// Adds an object without an event for open watches, as if the event was lost.
+    /// Adds an object without an event for open watches, as if the event were lost.
     pub(crate) fn put_unannounced(&self, plural: &str, object: Value) {
         self.put_with_event_if(plural, object, false);
     }
@@ -184,7 +183,7 @@ impl FakeApi {
 
     fn answer(&self, plural: &str, query: &BTreeMap<String, String>) -> Response {
         let watch = query.get("watch").is_some_and(|w| w == "true" || w == "1");
-        // Subscribe before the version is read, so that the watch misses nothing.
+        // Subscribes before the version is read, so that the watch misses nothing.
         let announced = self.events.subscribe();
         let mut ends = self.ends.subscribe();
         let mut world = self.world();

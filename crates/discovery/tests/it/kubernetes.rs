@@ -711,7 +711,7 @@ mod slow {
         );
     }
 
-    /// The conditions of the pod show who says that it is not ready: its own probe, or its node.
+    /// The conditions of the pod show the reason why it is not ready: its own probe, or its node.
     #[tokio::test]
     async fn a_pod_whose_node_is_lost_is_unconfirmed_until_its_own_probe_fails_or_it_ends() {
         let Some(cluster) = cluster::shared_with_controllers().await else {

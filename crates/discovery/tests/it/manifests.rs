@@ -1,6 +1,6 @@
 //! The manifests in `envoy-config/`, sent to a real API server with the published schemas of Istio,
 //! the Gateway API and Envoy Gateway: each object is accepted unchanged, and all of its fields are
-//! known. What gateways do with them is tested with Envoy (`e2e`).
+//! known. The handling of them by gateways is tested with Envoy (`e2e`).
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Metadata over HTTP: what a registered process serves, and what a hostile one may do to
+//! Metadata over HTTP, as a registered process serves it, and as a hostile one may use it against
 //! discovery.
 
 use std::net::SocketAddr;

@@ -335,7 +335,7 @@ fn any_step() -> impl Strategy<Value = SliceStep> {
 }
 
 proptest! {
-    /// The final slices alone decide, whatever events led to them. An endpoint is ready if it is
+    /// Only the final slices decide, whatever events came before. An endpoint is ready if it is
     /// ready in any slice.
     #[test]
     fn any_history_ends_as_the_union_of_the_final_slices(steps in prop::collection::vec(any_step(), 0..40)) {
