@@ -9,10 +9,10 @@ use scheduler::flow::QueuedInBand;
 
 use crate::words::{self, pair, unpair};
 
-/// The most bands that are read; a proxy has no more.
+/// The maximum number of bands that are read. A proxy has no more.
 const BANDS_MAX: usize = 64;
 
-/// The most requests that a proxy can claim to hold in a band.
+/// The maximum number of requests that a proxy can claim to hold in a band.
 const REQUESTS_MAX: u64 = 1_000_000;
 
 /// The bytes of a backlog. Bands without requests are left out.

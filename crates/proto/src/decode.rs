@@ -1,4 +1,4 @@
-//! Messages to scheduler types. A message that breaks a rule is refused as a whole;
+//! Converts messages to scheduler types. A message that breaks a rule is refused as a whole, and
 //! [`InvalidState`] names the field.
 
 use std::fmt;
@@ -18,7 +18,8 @@ use scheduler::{
 use crate::wire_limits::LimitedMessage;
 use crate::{objects, state};
 
-/// Why a message was refused. The daemon is at fault; the same message will be refused again.
+/// The reason why a message was refused. The daemon is at fault, and the same message will be
+/// refused again.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidState {
     /// A required field is missing.
@@ -27,7 +28,7 @@ pub enum InvalidState {
     OutOfRange(&'static str),
     /// An address is not `ip:port`.
     Address(String),
-    /// A metrics column does not run parallel to the endpoints.
+    /// A metrics column has another length than the endpoints.
     ColumnLength(&'static str),
     /// The metrics belong to another pool update than the current one.
     OtherPoolUpdate,
@@ -39,7 +40,7 @@ pub enum InvalidState {
     Objects(InvalidObjects),
     /// The words of a model are invalid.
     Model(InvalidModel),
-    /// More entries of a type than any message needs.
+    /// There are more entries of a type than any message needs.
     TooMany {
         /// The type of the entries.
         entries: &'static str,
@@ -51,7 +52,7 @@ pub enum InvalidState {
     Bytes(prost::DecodeError),
 }
 
-/// A decoded and checked pool update; the metrics of its snapshot are unknown.
+/// A decoded and checked pool update. The metrics of its snapshot are unknown.
 #[derive(Debug)]
 pub struct PoolUpdate {
     pub pool: String,
@@ -66,7 +67,7 @@ pub struct PoolUpdate {
 /// Decodes the bytes of a message of the daemon, after its entries were counted.
 ///
 /// # Errors
-/// [`InvalidState::TooMany`], or why the bytes are no message.
+/// Returns [`InvalidState::TooMany`], or the reason why the bytes are not a message.
 pub fn daemon_message(bytes: &[u8]) -> Result<state::DaemonMessage, InvalidState> {
     state::DaemonMessage::decode_limited(bytes)
 }
@@ -74,7 +75,7 @@ pub fn daemon_message(bytes: &[u8]) -> Result<state::DaemonMessage, InvalidState
 /// Decodes the bytes of a message of a proxy, after its entries were counted.
 ///
 /// # Errors
-/// [`InvalidState::TooMany`], or why the bytes are no message.
+/// Returns [`InvalidState::TooMany`], or the reason why the bytes are not a message.
 pub fn proxy_message(bytes: &[u8]) -> Result<state::ProxyMessage, InvalidState> {
     state::ProxyMessage::decode_limited(bytes)
 }
@@ -82,7 +83,7 @@ pub fn proxy_message(bytes: &[u8]) -> Result<state::ProxyMessage, InvalidState> 
 /// Decodes a pool update.
 ///
 /// # Errors
-/// [`InvalidState`] names the broken rule; no part of the message may be used.
+/// [`InvalidState`] names the broken rule. No part of the message may be used.
 pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     let spec = pipeline(message.pipeline.ok_or(InvalidState::Missing("pipeline"))?)?;
@@ -108,11 +109,12 @@ pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidStat
     })
 }
 
-/// Decodes metrics and returns `onto`, whose endpoints they are parallel to, with these metrics.
+/// Decodes metrics, and returns `onto` with these metrics. They are parallel to the endpoints of
+/// `onto`.
 ///
 /// # Errors
-/// [`InvalidState::OtherPoolUpdate`] when the metrics belong to another pool update; otherwise the
-/// broken rule.
+/// Returns [`InvalidState::OtherPoolUpdate`] if the metrics belong to another pool update;
+/// otherwise the broken rule.
 pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, InvalidState> {
     let pool_update = version(message.pool_update.as_ref(), "pool_update")?;
     if pool_update != onto.version() {
@@ -307,7 +309,7 @@ fn plugin(message: state::Plugin) -> Result<PluginSpec, InvalidState> {
     })
 }
 
-/// The scheduler checks the number of values when it builds the plugin; this recursion checks their
+/// The scheduler checks the number of values when it builds the plugin. This recursion checks their
 /// depth.
 fn parameter(
     message: state::Parameter,

@@ -1,4 +1,4 @@
-//! Scheduler types to messages.
+//! Converts scheduler types to messages.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Learned models of a pool, to and from their message. Each number is checked by its model; a
+//! Learned models of a pool, to and from their message. The model itself checks each number, and a
 //! message applies as a whole or not at all.
 
 use scheduler::Version;
@@ -8,7 +8,7 @@ use scheduler::latency::step::StepModel;
 use crate::decode::version;
 use crate::{InvalidState, state};
 
-/// The largest message of learned models, in bytes: it goes to every proxy of a pool, every few
+/// The largest message of learned models, in bytes. It goes to every proxy of a pool, every few
 /// seconds while there is something to learn.
 pub const LEARNED_BYTES_MAX: usize = 64 << 10;
 
@@ -25,11 +25,12 @@ pub struct LearnedModels {
     pub step: StepModel,
     /// The latency model, if it is configured and enough is known.
     pub latency: Option<LatencyModel>,
-    /// Whether they were learned from few requests, or from none: the daemon has just started.
+    /// Whether they were learned from few requests or from none, because the daemon has just
+    /// started.
     pub provisional: bool,
 }
 
-/// The message with these models; `None` when it would be larger than [`LEARNED_BYTES_MAX`], which
+/// The message with these models; `None` if it would be larger than [`LEARNED_BYTES_MAX`], which
 /// every reader refuses.
 #[must_use]
 pub fn encode_learned(learned: &LearnedModels) -> Option<state::LearnedModels> {

@@ -1,13 +1,13 @@
-//! All bytes that cross processes or VMs: the messages between the daemon and the proxies, their
-//! limits, and conversions from and to the scheduler's types; load reports and observations; and
-//! the values that the VMs of one process share.
+//! All bytes that cross processes or VMs. They are the messages between the daemon and the proxies,
+//! their limits, and conversions from and to the scheduler's types; load reports and observations;
+//! and the values that the VMs of one process share.
 //!
 //! Wire types are not domain types: only this crate builds a snapshot from bytes. It refuses a
 //! message that breaks a rule as a whole and names the field. The tonic service is behind feature
-//! `grpc`, so that the filter does not contain it. `tests/golden` has bytes of each format; later
+//! `grpc`, so that the filter does not contain it. `tests/golden` has bytes of each format. Later
 //! versions must be able to read them.
 
-/// Generated from `state.proto` and committed; a test regenerates and compares.
+/// Generated from `state.proto` and committed. A test generates it again and compares.
 #[allow(
     missing_docs,
     unreachable_pub,
@@ -19,7 +19,7 @@ pub mod state {
     include!("gen/switchpoint.state.v1.rs");
 }
 
-/// Generated from `externalscaler.proto` and committed; a test regenerates and compares.
+/// Generated from `externalscaler.proto` and committed. A test generates it again and compares.
 #[cfg(feature = "grpc")]
 #[allow(
     missing_docs,
@@ -72,7 +72,7 @@ pub const SCHEMA: u32 = 3;
 pub const SCHEMA_MIN: u32 = 3;
 
 /// The schema that this release speaks with a peer whose newest schema is `peer`: the older of the
-/// two. `None` if this release does not speak it any more.
+/// two. `None` if this release no longer speaks it.
 #[must_use]
 pub fn common_schema(peer: u32) -> Option<u32> {
     let common = peer.min(SCHEMA);
@@ -87,26 +87,26 @@ pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// message that never ends can occupy this much memory for each.
 pub const PROXY_MESSAGE_BYTES_MAX: usize = 512 << 10;
 
-/// The most bytes of the messages of one call, where calls replace the stream: the largest message
-/// of a proxy with its frame.
+/// The maximum number of bytes of the messages of one call, if calls replace the stream. It is the
+/// largest message of a proxy with its frame.
 pub const CALL_BYTES_MAX: usize = PROXY_MESSAGE_BYTES_MAX + 4;
 
 /// A daemon sends metrics at least this often, changed or not. A filter that gets none knows that
 /// the daemon is gone.
 pub const METRICS_INTERVAL_MAX_MS: u64 = 500;
 
-/// Upper bounds of the buckets of every latency histogram in milliseconds (of `pick_us`:
-/// microseconds); a last bucket is unbounded.
+/// Upper bounds of the buckets of every latency histogram in milliseconds (microseconds for
+/// `pick_us`). A last bucket is unbounded.
 pub const HISTOGRAM_BOUNDS: [f64; 20] = [
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0,
     15_000.0, 20_000.0, 30_000.0, 60_000.0, 120_000.0, 300_000.0, 600_000.0,
 ];
 
-/// A load report of another proxy counts for this long, ms, unless it is repeated: after two
-/// seconds of silence the proxy, or the connection to it, is gone.
+/// A load report of another proxy counts for this long, in ms, unless it is repeated. After two
+/// seconds of silence, the proxy or the connection to it is gone.
 pub const SHARE_EXPIRY_MS: u64 = 2_000;
 
-/// The most placements in one message to a proxy, in bytes: 3,000 blocks. Further placements wait
-/// for the next message, 5 ms later. At that rate the ring of the leader, 1 MB, lasts 200 ms, and
-/// workers that serve no requests read it every 100 ms.
+/// The maximum size of placements in one message to a proxy, in bytes: 3,000 blocks. Further
+/// placements wait for the next message, 5 ms later. At that rate the leader's ring of 1 MB lasts
+/// 200 ms, and workers that serve no requests read it every 100 ms.
 pub const PLACEMENTS_BYTES_MAX: usize = 24 << 10;

@@ -1,5 +1,5 @@
-//! The codec of the state stream: that of prost, but the entries of a message are counted before it
-//! is decoded.
+//! The codec of the state stream. It is that of prost, but the entries of a message are counted
+//! before it is decoded.
 
 use std::marker::PhantomData;
 

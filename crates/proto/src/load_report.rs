@@ -1,5 +1,5 @@
-//! The bytes of a load report: what one VM, one process, or all other proxies together have
-//! outstanding in a pool, and the failures they know.
+//! The bytes of a load report: the requests in flight of one VM, one process, or all other proxies
+//! together in a pool, and the failures they know.
 //!
 //! ```text
 //!  head     vm | written | ring | counts      one word each; counts = loads, SLOs, failures: 16 bits each
@@ -29,15 +29,17 @@ pub const SLOS_BYTES: usize = 2 * WORD;
 /// Bytes of a failure.
 pub const FAILURE_BYTES: usize = 4 * WORD;
 
-/// A failure that another process reports ejects for at most this long, ms: as long as an ejection
-/// for local failures can last. The other process may be hostile, or its clock wrong.
+/// A failure that another process reports causes an ejection of at most this long, in ms. It is as
+/// long as an ejection for local failures can last. The other process may be hostile, or its clock
+/// may be wrong.
 pub const PEER_EJECTION_MS_MAX: u64 = 30_000;
 
-/// The most prompts that one process can have waiting at an endpoint; requests have the same limit
-/// of 16 bits. The reports of all processes that a daemon serves add up without overflow.
+/// The maximum number of prompts of one process that can wait at an endpoint. Requests have the
+/// same limit of 16 bits. The reports of all processes that a daemon serves add up without
+/// overflow.
 pub const PROMPTS_MAX: u32 = 0xffff;
 
-/// Marks a failure that another proxy reported, beside the number of failures.
+/// Marks a failure that another proxy reported. The number of failures is in the same word.
 const OUTSIDE_FLAG: u64 = 1 << 32;
 
 /// Marks a failure whose reason was the endpoint's answers.
@@ -46,11 +48,11 @@ const BY_ANSWERS_FLAG: u64 = 1 << 33;
 /// The head of a report, before its loads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadReportHead {
-    /// The VM that wrote it; 0 is none.
+    /// The VM that wrote the report; 0 means none.
     pub vm: u64,
-    /// When it was written.
+    /// The time when it was written.
     pub written: Timestamp,
-    /// The position up to which the writer's placements are published; the host defines its format.
+    /// The position up to which the writer's placements are published. The host defines its format.
     pub ring: u64,
 }
 
@@ -69,11 +71,11 @@ pub struct LoadReportLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailureEntry {
     pub endpoint: EndpointRef,
-    /// When the failure became known.
+    /// The time when the failure became known.
     pub since: Timestamp,
     /// The end of the ejection; 0 after the endpoint answered again.
     pub until: Timestamp,
-    /// Ejections without a success in between; 0 after the endpoint answered again.
+    /// The number of ejections without a success in between; 0 after the endpoint answered again.
     pub failures: u32,
     /// Whether another proxy reported it.
     pub outside: bool,
@@ -90,7 +92,7 @@ impl LoadReportHead {
     /// The writer that stands for all other proxies together.
     pub const OUTSIDE: u64 = u64::MAX;
 
-    /// Puts this head before the loads of `report`. False when `report` is too short.
+    /// Puts this head before the loads of `report`. Returns false if `report` is too short.
     pub fn stamp(self, report: &mut [u8]) -> bool {
         let Some(to) = report.as_chunks_mut::<WORD>().0.first_chunk_mut::<3>() else {
             return false;
@@ -101,7 +103,7 @@ impl LoadReportHead {
 
     /// Receives the report of a writer with another clock. Like [`Self::stamp`], and converts the
     /// times in the report to the local clock, as if it had been written now. Only this function
-    /// limits the times that another process reports, in the daemon and in the proxies: no failure
+    /// limits the times that another process reports, in the daemon and in the proxies. No failure
     /// is from the future, and none counts for longer than [`PEER_EJECTION_MS_MAX`]. Returns false,
     /// without effect, when the bytes are not a report.
     #[must_use]
@@ -121,7 +123,7 @@ impl LoadReportHead {
         for failure in layout.failures_mut(report) {
             let [at, since, until, failures] = words::of_bytes(failure);
             let since = self.written.0.saturating_sub(written.saturating_sub(since));
-            // 0 means that the endpoint answered again; it is not a time.
+            // 0 means that the endpoint answered again, and is not a time.
             let until = if until == 0 {
                 0
             } else {
@@ -218,7 +220,7 @@ impl LoadReportLayout {
 // === entries ===
 
 /// The bytes of the load of an endpoint, without its SLOs. A number that is too large for its bits
-/// becomes the largest that fits.
+/// is replaced by the largest that fits.
 #[must_use]
 #[inline]
 pub fn encode_load(endpoint: EndpointRef, load: &EndpointLoad) -> [u8; LOAD_BYTES] {
@@ -316,7 +318,7 @@ pub fn decode_failure(entry: &[u8; FAILURE_BYTES]) -> Option<FailureEntry> {
     })
 }
 
-/// 0 when the loads are the same. Compares words: the C library compares byte by byte.
+/// 0 when the loads are the same. It compares words, because the C library compares byte by byte.
 #[must_use]
 #[inline]
 pub fn difference(one: &[u8; LOAD_BYTES], other: &[u8; LOAD_BYTES]) -> u64 {

@@ -14,8 +14,8 @@
 use scheduler::latency::{Conditions, FirstToken, Observation, Prediction, RequestEnd, TokenGap};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
-/// The most observations in a message, and the most that a VM keeps until its host takes them: a
-/// tenth of a second at 5,000 requests a second.
+/// The maximum number of observations in a message, and of those that a VM keeps until its host
+/// takes them. It is a tenth of a second at 5,000 requests a second.
 pub const OBSERVATIONS_MAX: usize = 512;
 
 /// 32-bit words of an observation.
@@ -24,7 +24,7 @@ const WORDS: usize = 26;
 /// Bytes of an observation.
 pub const OBSERVATION_BYTES: usize = 4 * WORDS;
 
-/// The longest time that may be learned, ms: an hour. A request that takes longer hangs.
+/// The longest time that may be learned, in ms: one hour. A request that takes longer hangs.
 const MS_MAX: f32 = 3_600_000.0;
 
 /// The largest valid count of tokens or requests. An `f32` represents it exactly.
@@ -189,8 +189,8 @@ impl EncodedObservation {
     }
 }
 
-/// Decodes an optional part of an observation: `Some(None)` when all its numbers are unknown,
-/// `None` when only some are known or one is invalid.
+/// Decodes an optional part of an observation. Returns `Some(None)` if all its numbers are unknown,
+/// and `None` if only some are known or one is invalid.
 fn part<const N: usize, T>(
     numbers: [f32; N],
     of: impl Fn([f32; N]) -> Option<T>,
@@ -244,7 +244,7 @@ fn within_ms(ms: Option<f32>) -> Option<Option<f32>> {
     ms.is_none_or(is_ms).then_some(ms)
 }
 
-// Checked just before.
+// The range was checked before.
 fn whole(count: Option<f32>) -> Option<Option<u32>> {
     count
         .is_none_or(|count| (0.0..=COUNT_MAX).contains(&count))

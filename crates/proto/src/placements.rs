@@ -1,14 +1,14 @@
-//! Placements in a `LoadReport` and in a `PeerLoad`: an endpoint got a prompt of these blocks,
-//! first block first. Blocks that the endpoint had cached already may be left out.
+//! Placements in a `LoadReport` and in a `PeerLoad`. Each says that an endpoint got a prompt of
+//! these blocks, first block first. Blocks that the endpoint already had cached may be left out.
 //!
 //! ```text
 //!  slot . kind . generation | count | blocks      16, 16 and 32 bits, then words of 64 bits
 //! ```
-//! Confirmed placements and all others ([`PlacementKind`]) have a field each, so that a release
-//! that knows only confirmed ones is sent those. There the kind is 0.
+//! Confirmed placements and all others ([`PlacementKind`]) have separate fields, so that a release
+//! that knows only confirmed ones gets those. There the kind is 0.
 //!
 //! Placements follow each other without a frame, so that the daemon can forward the bytes
-//! unchanged: the placements of one proxy go to all the others some hundred times a second.
+//! unchanged. The placements of one proxy go to all the others some hundred times a second.
 
 use scheduler::EndpointRef;
 
@@ -17,17 +17,17 @@ use crate::words::{self, WORD};
 /// The evidence for a placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementKind {
-    /// The endpoint's reply showed work.
+    /// The endpoint's reply showed that it worked on the prompt.
     Confirmed,
     /// The endpoint was picked and has not answered.
     Unconfirmed,
     /// The endpoint refused the prompt, so the unconfirmed placement of these blocks is void.
     Withdrawn,
-    /// A peer says that it is confirmed, but places more than its share.
+    /// A peer says that the placement is confirmed, but the peer places more than its share.
     OverShare,
 }
 
-/// A placement, and the bytes behind it.
+/// A placement, and the bytes after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodedPlacement<'a> {
     /// The endpoint that got the prompt.
@@ -36,7 +36,7 @@ pub struct EncodedPlacement<'a> {
     pub kind: u16,
     /// The block hashes, as words.
     pub blocks: &'a [[u8; WORD]],
-    /// The bytes behind it.
+    /// The bytes after it.
     pub rest: &'a [u8],
 }
 
@@ -96,7 +96,7 @@ pub fn split(mut placements: &[u8]) -> impl Iterator<Item = EncodedPlacement<'_>
 }
 
 /// Splits the bytes into pieces of complete placements, none longer than `bytes_max`, each with its
-/// number of placements. A placement that is longer is left out, and so are all bytes behind an
+/// number of placements. A placement that is longer is left out, and so are all bytes after an
 /// invalid one.
 pub fn pieces(mut placements: &[u8], bytes_max: usize) -> impl Iterator<Item = (&[u8], u64)> {
     std::iter::from_fn(move || {
@@ -133,7 +133,7 @@ impl PlacementKind {
         }
     }
 
-    /// The kind of this number; `None` for one of a newer release.
+    /// The kind with this number; `None` for a kind of a newer release.
     #[must_use]
     pub fn of_number(number: u16) -> Option<Self> {
         [

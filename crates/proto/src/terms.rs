@@ -1,21 +1,21 @@
-//! The terms that a reader believes.
+//! The terms that a reader accepts.
 //!
-//! A daemon's term is the time at which it began to lead, in ms since 1970, or one more than the
-//! last term that it knows. A reader refuses everything older than what it has, so a term from the
-//! far future would make it refuse every later daemon.
+//! The term of a daemon is the time at which it began to lead, in ms since 1970, or one more than
+//! the last term that it knows. A reader refuses everything older than what it has. So a term from
+//! the far future would make it refuse every later daemon.
 
-/// How far a term may be ahead of the reader's clock, in ms: a day, far more than clocks of one
-/// deployment differ and than terms are raised by.
+/// How far a term may be ahead of the reader's clock, in ms. It is one day, which is far more than
+/// clocks of one deployment differ, and more than terms are raised.
 pub const TERM_AHEAD_MS_MAX: u64 = 86_400_000;
 
-/// A clock that shows less was never set, 2025-01-01 in ms since 1970. Its reader believes terms of
-/// this century only.
+/// If a clock shows less than this (2025-01-01 in ms since 1970), it was never set. A reader with
+/// such a clock accepts only terms of this century.
 const CLOCK_SET_MS: u64 = 1_735_689_600_000;
 
 /// 2100-01-01 in ms since 1970.
 const CENTURY_END_MS: u64 = 4_102_444_800_000;
 
-/// Whether a reader whose clock shows `unix_ms` believes this term.
+/// Whether a reader whose clock shows `unix_ms` accepts this term.
 #[must_use]
 pub fn is_credible(term: u64, unix_ms: u64) -> bool {
     let latest = if unix_ms < CLOCK_SET_MS {

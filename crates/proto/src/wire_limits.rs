@@ -1,53 +1,53 @@
 //! Counts the entries of a message on the wire, before it is decoded. An empty entry takes two
 //! bytes there and some hundred in memory, so a limit on bytes alone does not limit memory.
 //!
-//! The limits apply to a whole message, by the type of the entries. Together with the most bytes of
-//! a message they bound what it takes in memory: [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX)
-//! become 20 MB, [`PROXY_MESSAGE_BYTES_MAX`](crate::PROXY_MESSAGE_BYTES_MAX) become 16 MB.
+//! The limits apply to a whole message, by the type of the entries. Together with the maximum size
+//! of a message, they limit its memory: [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX) become 20
+//! MB, and [`PROXY_MESSAGE_BYTES_MAX`](crate::PROXY_MESSAGE_BYTES_MAX) become 16 MB.
 
 use scheduler::objects::{OBJECTS_MAX, TARGETS_MAX};
 use scheduler::{ATTRIBUTES_MAX, ENDPOINTS_MAX, PLUGINS_MAX, PROFILES_MAX};
 
 use crate::{InvalidState, state};
 
-/// Messages inside each other: twice what the deepest parameter needs.
+/// The maximum depth of messages inside each other: twice what the deepest parameter needs.
 const DEPTH_MAX: usize = 48;
 
-/// The most endpoints of an update that is decoded. A pool has room for fewer. Its refusal names
-/// the version of the update, which is known only once it is decoded.
+/// The maximum number of endpoints of an update that is decoded. A pool has room for fewer. The
+/// refusal of an update names its version, which is known only after it is decoded.
 const ENDPOINTS_DECODED_MAX: usize = 4 * ENDPOINTS_MAX;
 
-/// The most labels of one endpoint, as in discovery.
+/// The maximum number of labels of one endpoint, as in discovery.
 const LABELS_PER_ENDPOINT_MAX: usize = 64;
 
-/// The most names of models, adapters or matches of one pool: names of 14 bytes fill the largest
-/// message then.
+/// The maximum number of names of models, adapters or matches of one pool. With it, names of 14
+/// bytes fill the largest message.
 const NAMES_MAX: usize = 1 << 18;
 
-/// The most parameters and their values in one pipeline: 256 for each plugin.
+/// The maximum number of parameters and their values in one pipeline: 256 for each plugin.
 const PARAMETERS_MAX: usize = 256 * PLUGINS_MAX;
 
-/// The most pools that one proxy may request: more than any Envoy serves.
+/// The maximum number of pools that one proxy may request. It is more than any Envoy serves.
 pub const POOLS_ASKED_MAX: usize = 256;
 
-/// The most VMs in one report: twice the slots for VMs in a process.
+/// The maximum number of VMs in one report: twice the slots for VMs in a process.
 pub const VMS_PER_REPORT_MAX: usize = 1_024;
 
-/// The most rows of endpoints in one report: 32 VMs that know a full pool, more than its bytes
-/// hold.
+/// The maximum number of rows of endpoints in one report: 32 VMs that know a full pool, which is
+/// more than its bytes hold.
 const ENDPOINT_ROWS_MAX: usize = 32 * ENDPOINTS_MAX;
 
-/// The most rows of models in one report. A filter writes 100 bytes or more for each, and reports
-/// of 256 KiB and one VM more.
+/// The maximum number of rows of models in one report. A filter writes at least 100 bytes for each,
+/// and reports of 256 KiB plus one VM.
 const MODEL_ROWS_MAX: usize = 4_096;
 
-/// The most rows of bands in one report. A filter writes 40 bytes or more for each.
+/// The maximum number of rows of bands in one report. A filter writes 40 bytes or more for each.
 const BAND_ROWS_MAX: usize = 8_192;
 
-/// The most histograms in one report.
+/// The maximum number of histograms in one report.
 const HISTOGRAMS_MAX: usize = 3 * MODEL_ROWS_MAX + BAND_ROWS_MAX + VMS_PER_REPORT_MAX;
 
-/// The most statuses and drop reasons in one report: four for each row of a model.
+/// The maximum number of statuses and drop reasons in one report: four for each row of a model.
 const COUNTS_MAX: usize = 4 * MODEL_ROWS_MAX;
 
 /// A type of message. Its number is its row in [`SHAPES`].
@@ -102,15 +102,15 @@ const TYPES: usize = 37;
 struct WireShape {
     of: WireMessage,
     name: &'static str,
-    /// The most messages of this type in one message.
+    /// The maximum number of messages of this type in one message.
     messages_max: usize,
-    /// The most values of repeated fields in all messages of this type together.
+    /// The maximum number of values of repeated fields in all messages of this type together.
     values_max: usize,
     fields: &'static [WireField],
 }
 
-/// A field that is counted. All others have a fixed size, or take no more in memory than on the
-/// wire.
+/// A field that is counted. All other fields have a fixed size, or take no more in memory than on
+/// the wire.
 #[derive(Clone, Copy, Debug)]
 struct WireField {
     number: u64,
@@ -120,7 +120,7 @@ struct WireField {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WireContent {
     Message(WireMessage),
-    /// The bytes of a message that is decoded on its own. If they are no message, only they are
+    /// The bytes of a message that is decoded on its own. If they are not a message, only they are
     /// lost.
     Part(WireMessage),
     /// A repeated text.
@@ -150,7 +150,7 @@ pub trait LimitedMessage: prost::Message + Default {
     /// Decodes the message after its entries were counted.
     ///
     /// # Errors
-    /// [`InvalidState::TooMany`], or why the bytes are no message.
+    /// Returns [`InvalidState::TooMany`], or the reason why the bytes are not a message.
     fn decode_limited(bytes: &[u8]) -> Result<Self, InvalidState> {
         check(Self::TYPE, bytes)?;
         Self::decode(bytes).map_err(InvalidState::Bytes)
@@ -275,11 +275,11 @@ static SHAPES: [WireShape; TYPES] = [
     shape(M::Observations, "Observations", 1, &[]),
 ];
 
-/// Counts the entries of a message of type `of`. Accepts bytes that are no message only where
-/// decoding them fails, too.
+/// Counts the entries of a message of type `of`. Accepts bytes that are not a message only if
+/// decoding them fails too.
 ///
 /// # Errors
-/// [`InvalidState::TooMany`], or [`InvalidState::Malformed`].
+/// Returns [`InvalidState::TooMany`], or [`InvalidState::Malformed`].
 pub fn check(of: WireMessage, bytes: &[u8]) -> Result<(), InvalidState> {
     let mut counter = EntryCounter {
         counts: [EntryCount::default(); TYPES],

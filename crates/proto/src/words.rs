@@ -1,5 +1,5 @@
-//! Little-endian words of 64 bits. Everything that crosses a VM or a proxy outside protobuf
-//! consists of them, so that it is the same for every build of a schema.
+//! Little-endian words of 64 bits. All data that cross a VM or a proxy outside of protobuf consist
+//! of them, so that the data are the same for every build of a schema.
 //!
 //! An endpoint takes one word: 16 bits for its slot, 16 bits for another number, 32 bits for its
 //! generation.
@@ -91,7 +91,7 @@ pub fn of_endpoint(endpoint: EndpointRef, number: u16) -> u64 {
     u64::from(endpoint.slot.0) | u64::from(number) << 16 | u64::from(endpoint.generation.0) << 32
 }
 
-/// The endpoint of a word and the number beside it; `None` for a slot that no snapshot has.
+/// The endpoint of a word and the other number in it; `None` for a slot that no snapshot has.
 #[must_use]
 #[inline]
 pub fn endpoint(word: u64) -> Option<(EndpointRef, u16)> {

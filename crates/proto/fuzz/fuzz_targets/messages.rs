@@ -1,5 +1,5 @@
-//! Raw bytes as a message of either side: refused or taken, never a panic; metrics land on the
-//! last pool update that was taken.
+//! Reads raw bytes as a message of either side. They are refused or accepted without a panic, and
+//! metrics are applied to the last accepted pool update.
 
 #![no_main]
 
@@ -10,7 +10,7 @@ use proto::state::{self, daemon_message};
 fuzz_target!(|data: &[u8]| {
     let (first, second) = data.split_at(data.len() / 2);
     let mut snapshot = None;
-    // The body of a call: what is taken from it is put back the same.
+    // The body of a call: messages that are taken from it and put back give the same bytes.
     let mut rest = data;
     let mut again = Vec::new();
     while let Some((message, after)) = proto::frames::take(rest) {

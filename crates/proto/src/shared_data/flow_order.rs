@@ -10,8 +10,8 @@
 //!  flow     id | start | turn | attained | attained at
 //!  full     endpoint | priority, tries: 32 bits each
 //! ```
-//! Ranks, credits, times and tokens are bits of a double. Bit 1 of the owed word says that there is
-//! a tag.
+//! Ranks, credits, times and tokens are bits of a double. Bit 1 of the owed word says whether there
+//! is a tag.
 
 use scheduler::Timestamp;
 use scheduler::flow::{
@@ -24,7 +24,7 @@ use crate::words::{self, WORD, pair, unpair};
 /// The owed word of a tag: it exists.
 const EXISTS: u32 = 2;
 
-/// The words of a value, one after the other.
+/// The words of a value, one after another.
 struct Words<'b>(std::slice::Iter<'b, [u8; WORD]>);
 
 #[must_use]
@@ -191,7 +191,7 @@ impl Words<'_> {
         Some(band)
     }
 
-    /// A tag, if there is one; `None` without enough words.
+    /// Reads a tag, if there is one; `None` if there are not enough words.
     fn tag(&mut self) -> Option<Option<QueuedTag>> {
         let (priority, owed) = unpair(self.next()?);
         let tag = QueuedTag {

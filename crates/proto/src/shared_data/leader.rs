@@ -1,11 +1,11 @@
-//! The lease of the leader, and what leaders record about messages that crash a VM.
+//! The lease of the leader, and the records of leaders about messages that crash a VM.
 
 use scheduler::Timestamp;
 
 use crate::words::{self, WORD};
 
-/// The most digests of a [`CrashRecord`]. Each stands for a lost VM; more are not expected, because
-/// a daemon rarely sends many different messages that crash VMs.
+/// The maximum number of digests of a [`CrashRecord`]. Each digest stands for a lost VM. More are
+/// not expected, because a daemon rarely sends many different messages that crash VMs.
 pub const CRASH_DIGESTS_MAX: usize = 8;
 
 /// The lease: epoch, holder, expiry.
@@ -13,9 +13,9 @@ pub const CRASH_DIGESTS_MAX: usize = 8;
 pub struct LeaseValue {
     /// Grows by one with each change of the holder.
     pub epoch: u64,
-    /// The VM that leads; 0 before the first.
+    /// The VM that leads; 0 before the first leader.
     pub holder: u64,
-    /// When the lease expires without renewal.
+    /// The time when the lease expires without renewal.
     pub until: Timestamp,
 }
 
@@ -31,7 +31,7 @@ pub struct DecodingMark {
 /// The messages that crashed a VM: time of the last loss, then digests, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CrashRecord {
-    /// When the last VM was lost.
+    /// The time when the last VM was lost.
     pub lost_at: Timestamp,
     /// The digests of the messages, newest first, at most [`CRASH_DIGESTS_MAX`].
     pub digests: Vec<u64>,
@@ -76,7 +76,7 @@ impl DecodingMark {
 // === impl CrashRecord ===
 
 impl CrashRecord {
-    /// Decodes a record; invalid bytes give one without losses. Digests beyond
+    /// Decodes a record. Invalid bytes give a record without losses. Digests beyond
     /// [`CRASH_DIGESTS_MAX`] are ignored.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {

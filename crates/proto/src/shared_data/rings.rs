@@ -14,11 +14,11 @@ use crate::words::{self, WORD, pair, unpair};
 /// Bytes of the head of a segment.
 pub const SEGMENT_HEAD_BYTES: usize = 2 * WORD;
 
-/// The most blocks of a placement in a ring; a longer prompt has several placements.
+/// The maximum number of blocks of a placement in a ring. A longer prompt has several placements.
 pub const RECORD_BLOCKS_MAX: usize = 1_000;
 
-/// Observations in a segment: 3 to 4 KB. Its VM rewrites the segment at the end of each request,
-/// which takes about 1 µs and delays no request.
+/// The number of observations in a segment: 3 to 4 KB. Its VM rewrites the segment at the end of
+/// each request, which takes about 1 µs and delays no request.
 pub const OBSERVATION_SEGMENT_ROWS: u64 = 32;
 
 /// Bits of a [`RingPosition`] for the number of bytes written in its segment.
@@ -28,15 +28,15 @@ const BYTES_BITS: u32 = 16;
 pub struct SegmentHead {
     /// The VM that wrote the segment.
     pub vm: u64,
-    /// The number of the segment in the ring of placements; the number of the first observation in
-    /// the ring of observations.
+    /// In the ring of placements, the number of the segment; in the ring of observations, the
+    /// number of the first observation.
     pub number: u64,
 }
 
 /// The end of a ring of placements: the newest segment, and how many bytes it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RingPosition {
-    /// Grows by one with each segment begun; 0 is before the first.
+    /// Grows by one with each new segment; 0 means before the first.
     pub segment: u64,
     /// Bytes in the segment.
     pub bytes: u32,
@@ -64,7 +64,7 @@ impl SegmentHead {
         words::append(segment, &[self.vm, self.number]);
     }
 
-    /// The head, and the entries behind it.
+    /// Splits a segment into its head and the entries after it.
     #[must_use]
     pub fn split(segment: &[u8]) -> Option<(Self, &[u8])> {
         let ([vm, number], entries) = words::split(segment)?;
@@ -82,7 +82,7 @@ impl RingPosition {
         u64::from(self.bytes) | self.segment << BYTES_BITS
     }
 
-    /// The word, with a mark if the VM holds requests.
+    /// The word of the position, with a mark if the VM holds requests.
     #[must_use]
     pub fn to_marked_word(self, holds: bool) -> u64 {
         self.to_word() | if holds { HOLDS_FLAG } else { 0 }
@@ -133,7 +133,8 @@ impl<'s> PlacementEntry<'s> {
         words::append(segment, blocks);
     }
 
-    /// The first placement, and the entries behind it; `None` when it is incomplete or invalid.
+    /// Splits off the first placement from the entries after it; `None` if it is incomplete or
+    /// invalid.
     #[must_use]
     pub fn split(entries: &'s [u8]) -> Option<(Self, &'s [u8])> {
         let ([at, counts], rest) = words::split(entries)?;

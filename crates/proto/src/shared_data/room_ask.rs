@@ -4,8 +4,8 @@
 //! ```text
 //!  mark | priority, VMs that may still be asked: 32 bits each | endpoint | name of the pool
 //! ```
-//! The word of no endpoint has a slot that no snapshot has. Other messages of the queue say nothing
-//! but that there is news.
+//! If the ask names no endpoint, the word has a slot that no snapshot has. Other messages of the
+//! queue only announce that there is news.
 
 use scheduler::flow::RoomAsk;
 
@@ -17,7 +17,7 @@ const MARK: u64 = u64::from_le_bytes(*b"room ask");
 /// The endpoint word of an ask for room anywhere.
 const ANYWHERE: u64 = u64::MAX;
 
-/// Writes an ask for room in a pool. `left`: how many further VMs may be asked.
+/// Writes an ask for room in a pool. `left` is the number of further VMs that may be asked.
 #[must_use]
 pub fn write(pool: &str, ask: RoomAsk, left: u32) -> Vec<u8> {
     let endpoint = ask

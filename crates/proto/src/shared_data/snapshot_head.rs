@@ -10,7 +10,8 @@ const POOL_UPDATE_SIDE: u64 = 1;
 /// The bit that names the side of the metrics.
 const METRICS_SIDE: u64 = 2;
 
-/// The current messages: epoch, term and sequence of the version, sequence of the metrics, sides.
+/// The current messages: epoch, term and sequence of the version, sequence of the metrics, and
+/// sides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotHead {
     /// Epoch of the leader that wrote it.
@@ -33,7 +34,7 @@ pub struct MessageStamp {
     pub version: Version,
     /// The sequence of the metrics; 0 for a pool update.
     pub metrics_sequence: u64,
-    /// When the leader received the message.
+    /// The time when the leader received the message.
     pub received: Timestamp,
 }
 
@@ -105,7 +106,7 @@ impl SnapshotHead {
 // === impl MessageStamp ===
 
 impl MessageStamp {
-    /// Splits a side into the stamp and the message behind it.
+    /// Splits a side into the stamp and the message after it.
     #[must_use]
     pub fn split(side: &[u8]) -> Option<(Self, &[u8])> {
         let ([epoch, term, sequence, metrics_sequence, received], message) =

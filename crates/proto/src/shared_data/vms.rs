@@ -1,4 +1,4 @@
-//! The rows of the VM table, and what the leader publishes about other proxies.
+//! The rows of the VM table, and the leader's data about other proxies.
 
 use scheduler::Timestamp;
 
@@ -7,10 +7,11 @@ use crate::words;
 
 const ROW_WORDS: usize = 4;
 
-/// The row of a VM in the VM table. In bytes: VM, last heartbeat, queue, 1 if it serves requests.
+/// The row of a VM in the VM table. Its bytes have: VM, last heartbeat, queue, and 1 if the VM
+/// serves requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmEntry {
-    /// Random identity; 0 is none.
+    /// The random identity of the VM; 0 means none.
     pub vm: u64,
     /// The last heartbeat of the VM.
     pub heartbeat: Timestamp,
@@ -27,7 +28,7 @@ pub struct VmEntry {
 pub struct RemotePeers {
     /// Proxies of the pool, this one included.
     pub proxies: u32,
-    /// How many other proxies reported lately.
+    /// The number of other proxies that reported recently.
     pub active: u32,
     /// The age of the other proxies' reports on arrival, µs.
     pub delay_us: u32,

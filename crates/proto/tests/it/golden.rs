@@ -1,5 +1,5 @@
 //! Bytes that schema 3 wrote earlier stay readable and keep their meaning. They are never
-//! regenerated: a reader that fails here would fail on the messages of an older daemon.
+//! regenerated, because a reader that fails here would fail on the messages of an older daemon.
 
 use prost::Message;
 use proto::state::{self, daemon_message};
