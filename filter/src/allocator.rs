@@ -2,12 +2,13 @@
 //!
 //! A request makes more than a hundred allocations, nearly all small, and most are freed at its
 //! end. The standard allocator of wasm (dlmalloc) searches and merges free blocks, which took an
-//! eighth of the module's time. Here a small block comes from the list of its size, and goes back
-//! to it.
+//! eighth of the module's time. Here a small block comes from the list of its size, and returns to
+//! it.
 //!
 //! A slab is a page of memory with blocks of one size, and a table names that size by the page. So
-//! blocks have no headers, and a caller that frees a block need not say its size, which would make
-//! the module 5 KB larger. Slabs are never given back, as wasm memory never is.
+//! blocks have no headers, and a caller that frees a block need not give its size, which would make
+//! the module 5 KB larger. Slabs are never given back, because wasm memory is never given back
+//! either.
 #![expect(
     clippy::arithmetic_side_effects,
     reason = "sizes of slabs, and addresses below `SLABS_END`"
@@ -30,7 +31,7 @@ const SIZES: usize = 32;
 const SLAB_BYTES: usize = 4096;
 /// Bytes by which wasm memory grows.
 const GROWTH_BYTES: usize = 65_536;
-/// Slabs lie below this address; beyond it, the standard allocator serves small blocks too. Only
+/// Slabs lie below this address. Beyond it, the standard allocator serves small blocks too. Only
 /// the part of the table that is used takes memory.
 const SLABS_END: usize = 256 << 20;
 
@@ -39,9 +40,9 @@ pub struct SlabAllocator(UnsafeCell<Slabs>);
 struct Slabs {
     /// The first free block of each size. A free block begins with the address of the next.
     first: [*mut u8; SIZES],
-    /// For each page its size plus one; 0 if it is no slab.
+    /// For each page, its size plus one; 0 if the page is not a slab.
     sizes: [u8; SLABS_END / SLAB_BYTES],
-    /// The next slab, and the end of the memory for slabs; [`SLABS_END`] if there is no more.
+    /// The next slab, and the end of the memory for slabs. It is [`SLABS_END`] if there is no more.
     next: usize,
     end: usize,
 }
@@ -62,8 +63,8 @@ impl SlabAllocator {
     }
 }
 
-/// The number of a layout's size; not below [`SIZES`] if it is not small. No layout here has size
-/// 0.
+/// The number of a layout's size. It is at least [`SIZES`] if the layout is not small. No layout
+/// here has size 0.
 fn size_of_layout(layout: Layout) -> usize {
     if layout.align() <= STEP {
         layout.size().wrapping_sub(1) / STEP

@@ -1,9 +1,9 @@
-//! The filter's JSON configuration, read strictly: an error names the field and its allowed values,
-//! and an unknown field is an error.
+//! The filter's JSON configuration, which is read strictly: an error names the field and its
+//! allowed values, and an unknown field is an error.
 //!
-//! [`FIELDS`] is the one table of plain fields: it parses, checks, has the defaults and prints the
-//! reference. Reading has no side effects, because the proxy tries every configuration in a
-//! temporary VM first.
+//! [`FIELDS`] is the only table of plain fields. It is used to parse and check them, has their
+//! defaults, and prints the reference. Reading has no side effects, because the proxy tries every
+//! configuration in a temporary VM first.
 
 mod fields;
 mod value;
@@ -16,17 +16,17 @@ use fields::{ConfigField, ConfigShape, FIELDS};
 use scheduler::prefix::ENTRIES_DEFAULT;
 use value::{ConfigFields, ConfigValue};
 
-/// The most pools of one proxy. Each costs every worker a prefix index.
+/// The maximum number of pools of one proxy. Each pool costs every worker a prefix index.
 pub const POOLS_MAX: usize = 64;
-/// The most clusters of one pool. Each request compares them one by one.
+/// The maximum number of clusters of one pool. Each request compares them one by one.
 pub const CLUSTERS_MAX: usize = 64;
 /// The longest name, in bytes, of a pool or cluster. With this limit, each message in the
 /// description of the daemon's stream stays below 128 bytes, so that every length in it is one
 /// ASCII byte: see `state_link/connection.rs`.
 pub const NAME_BYTES_MAX: usize = 48;
 
-/// Bytes of request bodies in progress in each worker: five of the largest, or a thousand prompts
-/// of 30,000 tokens. At most twice as many are held, so that eight workers fit into the heap of the
+/// Bytes of unfinished request bodies in each worker: five of the largest, or a thousand prompts of
+/// 30,000 tokens. At most twice as many are held, so that eight workers fit into the heap of the
 /// shipped files (2 GiB).
 const BODIES_IN_PROGRESS_BYTES: usize = 128 << 20;
 
@@ -35,21 +35,21 @@ const BODIES_IN_PROGRESS_BYTES: usize = 128 << 20;
 pub struct FilterConfig {
     /// How to reach the daemon.
     pub state: StateConfig,
-    /// The pools; at least one, names distinct.
+    /// The pools. There is at least one, and names are distinct.
     pub pools: Vec<PoolConfig>,
     pub settings: ExchangeSettings,
     /// Entries of each pool's prefix index, in each worker.
     pub prefix_entries: usize,
-    /// The most bytes of request bodies in progress, in each worker.
+    /// The maximum number of bytes of unfinished request bodies, in each worker.
     pub bodies_in_progress_bytes: usize,
     /// How long a VM leads without renewing its lease, ms.
     pub lease_ms: u64,
     /// Whether workers and proxies share their load and placements.
     pub sharing: bool,
     /// Whether the filter holds the headers of a request until the decision. If not, a buffer
-    /// filter after it must hold them, and another one set the headers of the decision.
+    /// filter after it must hold them, and another filter must set the headers of the decision.
     pub hold_headers: bool,
-    /// Whether the decision and the outcome of a request whose trace is sampled are put where the
+    /// Whether the decision and the outcome of a request with a sampled trace are written where the
     /// proxy's span finds them.
     pub trace_tags: bool,
 }
@@ -59,7 +59,7 @@ pub struct FilterConfig {
 pub struct StateConfig {
     /// Name of the daemon's cluster.
     pub cluster: String,
-    /// `:authority` of the stream; empty for the cluster's name.
+    /// `:authority` of the stream. If it is empty, the cluster's name is used.
     pub authority: String,
     pub transport: StateTransport,
     /// A stream that is silent for this long is opened again, ms.
@@ -86,8 +86,8 @@ pub struct PoolConfig {
     pub clusters: Vec<String>,
 }
 
-/// Why a configuration was refused: the field and its allowed values. The operator has to change
-/// it.
+/// The reason why a configuration was refused: the field and its allowed values. The operator has
+/// to change it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidConfig {
     /// Path of the field.
@@ -98,7 +98,7 @@ pub struct InvalidConfig {
 
 // === impl FilterConfig ===
 
-/// The defaults of the filter; those of `settings` are in [`ExchangeSettings::default`]. `pools`
+/// The defaults of the filter. Those of `settings` are in [`ExchangeSettings::default`]. `pools`
 /// has no default.
 impl Default for FilterConfig {
     fn default() -> Self {

@@ -1,7 +1,8 @@
 //! Faults for drills, in test builds only (feature `drill`).
 //!
-//! - A VM traps when it reads [`TRAP`], as if it had a bug. In a request header, the VM that serves
-//!   the request traps; in a message of the daemon, the leader traps while it decodes.
+//! - A VM traps when it reads [`TRAP`], as if it had a bug. If it is in a request header, the VM
+//!   that serves the request traps. If it is in a message of the daemon, the leader traps while it
+//!   decodes.
 //! - The first leader of a process that receives [`STALL`] from the daemon stalls for longer than a
 //!   lease lasts.
 //! - [`KEYS`] counts the keys of shared data, which the host never frees.
@@ -24,7 +25,7 @@ pub const STALL: &[u8] = b"x-drill-stall";
 /// Duration of the stall, in ms: a few leases of a drill.
 const STALL_MS: u64 = 4_000;
 
-/// Gauge: the number of keys of shared data that each VM has written, summed over the VMs.
+/// A gauge with the number of keys of shared data that each VM has written, summed over the VMs.
 const KEYS: &str = "switchpoint_drill_keys";
 
 thread_local! {

@@ -30,8 +30,8 @@ type FakeHook = Box<dyn FnOnce()>;
 #[derive(Clone, Default)]
 pub struct FakeHost(Rc<FakeProcess>);
 
-/// The parts of the proxy that calls read and change. Each of the fields is a cell of its own, so
-/// that a test can look at one while a call uses another.
+/// The parts of the proxy that host calls read and change. Each of the fields is a cell of its own,
+/// so that a test can look at one while a call uses another.
 #[derive(Default)]
 pub struct FakeProcess {
     pub now_ms: Cell<u64>,
@@ -54,7 +54,7 @@ pub struct FakeProcess {
 /// Streams and calls to the daemon.
 #[derive(Default)]
 pub struct FakeGrpc {
-    /// For each stream that was opened, whether it is still open.
+    /// For each opened stream, whether it is still open.
     pub streams: RefCell<Vec<bool>>,
     /// Messages sent, by stream.
     pub sent: RefCell<Vec<(u32, Vec<u8>)>>,

@@ -1,10 +1,11 @@
-//! The proxy for the rest of the crate: one narrow trait. Only `abi` calls the proxy-wasm ABI.
+//! The interface of the rest of the crate to the proxy: one narrow trait. Only `abi` calls the
+//! proxy-wasm ABI.
 //!
 //! The bindings are the filter's own, not the SDK's. The SDK returns a status as a Rust enum, which
 //! is undefined behaviour for statuses it does not list. It panics on most statuses that it lists,
 //! and on every header that is not UTF-8, and a panic fails all streams of a worker. Here a status
-//! is a number, a value is bytes, and every answer of the host is a `Result`. Only streams are
-//! opened and calls are made by the SDK, because its dispatcher knows only the streams and calls
+//! is a number, a value is bytes, and every answer of the host is a `Result`. Only opening streams
+//! and making calls goes through the SDK, because its dispatcher knows only the streams and calls
 //! that it made itself: see `abi`.
 
 #[cfg(target_arch = "wasm32")]
@@ -16,8 +17,8 @@ use std::fmt;
 pub use abi::{ProxyWasm, install_logger};
 use exchange::Timestamp;
 
-/// A status of the host other than success. It is the host's or the filter's fault, never a
-/// client's. The same call gives the same result in this phase.
+/// A status of the host other than success. The host or the filter is at fault, never a client. The
+/// same call gives the same result in this phase.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct HostError(u32);
 
@@ -35,7 +36,7 @@ pub enum HeaderMap {
 /// Selects a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyBuffer {
-    /// The request body as far as it is buffered.
+    /// The part of the request body that is buffered.
     RequestBody = 0,
     /// This piece of the response body.
     ResponseBody = 1,
@@ -81,9 +82,9 @@ pub struct SharedValue {
 /// The proxy. Calls about requests act on the context of the current callback, or on the context
 /// that [`Host::focus`] selected last.
 ///
-/// No host call runs a callback. If a call has an immediate effect (a reply, the end of a call that
-/// cannot be made), the proxy delivers it in a callback after the current one. So a cell may be
-/// borrowed during a host call, but not during a call of the filter's own code that borrows the
+/// No host call runs a callback. If a call has an immediate effect (a reply, or the end of a call
+/// that cannot be made), the proxy delivers it in a callback after the current one. So a cell may
+/// be borrowed during a host call, but not during a call of the filter's own code that borrows the
 /// cell again.
 pub trait Host: Clone + 'static {
     /// Monotonic time, the same clock for all VMs of a process.
@@ -92,8 +93,8 @@ pub trait Host: Clone + 'static {
     fn unix_ms(&self) -> u64;
     /// Random bits.
     fn entropy(&self) -> u64;
-    /// Reads shared data. An empty value counts as removed: both are `None`, but only a key that
-    /// was ever written has a token.
+    /// Reads shared data. An empty value counts as removed. Both give `None`, but only a key that
+    /// was written before has a token.
     fn shared(&self, key: &str) -> Result<Option<SharedValue>>;
     /// Writes shared data; [`HostError::CONFLICT`] if the condition does not hold.
     fn share(&self, key: &str, value: &[u8], expect: WriteCondition) -> Result<()>;
@@ -107,7 +108,7 @@ pub trait Host: Clone + 'static {
     fn stream_open(&self, upstream: &str, service: &str, method: &str) -> Result<u32>;
     /// Sends a message on a stream of the current root context.
     fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()>;
-    /// Ends a stream of the current root context; no callback follows.
+    /// Ends a stream of the current root context. No callback follows.
     fn stream_cancel(&self, stream: u32) -> Result<()>;
     /// Sends an HTTP request to a cluster, as a call of the current root context. A callback
     /// reports the response, or that there is none.
@@ -124,8 +125,8 @@ pub trait Host: Clone + 'static {
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>>;
     /// Sets a property of the stream, which the access log shows as the filter state `wasm.<name>`.
     fn property_set(&self, name: &str, value: &[u8]) -> Result<()>;
-    /// All headers, as serialized pairs. Only during the headers callback, or while the headers are
-    /// held.
+    /// All headers, as serialized pairs. It works only during the headers callback, or while the
+    /// headers are held.
     fn headers(&self, map: HeaderMap) -> Result<Vec<u8>>;
     fn header_set(&self, map: HeaderMap, name: &str, value: &[u8]) -> Result<()>;
     fn header_remove(&self, map: HeaderMap, name: &str) -> Result<()>;
@@ -138,7 +139,8 @@ pub trait Host: Clone + 'static {
     fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()>;
     /// Lets a held request go on. Its headers cannot be changed after that.
     fn resume_request(&self) -> Result<()>;
-    /// Makes calls act on another context of this VM; an error if the context no longer exists.
+    /// Makes calls act on another context of this VM. It is an error if the context no longer
+    /// exists.
     fn focus(&self, context: u32) -> Result<()>;
     /// Sets the tick period of the current root context.
     fn tick_period(&self, period_ms: u32) -> Result<()>;
@@ -155,9 +157,9 @@ pub trait Host: Clone + 'static {
 // === impl HostError ===
 
 impl HostError {
-    /// The requested thing does not exist.
+    /// The requested item does not exist.
     pub const NOT_FOUND: Self = Self(1);
-    /// Shared data is not as expected.
+    /// The condition of a write to shared data does not hold.
     pub const CONFLICT: Self = Self(8);
     /// The host failed.
     pub const INTERNAL: Self = Self(10);

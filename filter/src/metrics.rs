@@ -2,7 +2,7 @@
 //! because the proxy never frees a name.
 //!
 //! Counters and histograms are sums over all VMs of a process; the leader sets the gauges. The
-//! counters of picks and of tokens lag by up to a tick ([`FilterMetrics::collect`]).
+//! counters of picks and of tokens are late by up to a tick ([`FilterMetrics::collect`]).
 
 use std::cell::Cell;
 
@@ -63,7 +63,7 @@ metrics! {
     HostErrors: Counter "switchpoint_host_errors_total", "Calls that the proxy refused although it should not.";
 }
 
-/// The statistics. Those that the proxy refused to create have no number.
+/// The statistics. Statistics that the proxy refused to create have no number.
 #[derive(Debug)]
 pub struct FilterMetrics<H> {
     host: H,
@@ -101,17 +101,17 @@ impl<H: Host> FilterMetrics<H> {
         }
     }
 
-    /// Adds to a counter at the next [`Self::flush`]. For what is counted for every request: that
-    /// takes one host call for each tick, in place of one for each request. A VM that traps loses
-    /// what it collected.
+    /// Adds to a counter at the next [`Self::flush`]. It is for events of every request, because it
+    /// needs one host call per tick instead of one per request. A VM that traps loses what it
+    /// collected.
     pub fn collect(&self, stat: Stat, amount: u32) {
         if let Some(sum) = self.collected.get(stat as usize) {
             sum.set(sum.get().saturating_add(i64::from(amount)));
         }
     }
 
-    /// Adds what was collected to the counters of the proxy. What the proxy refuses stays for the
-    /// next time.
+    /// Adds the collected counts to the counters of the proxy. Counts that the proxy refuses stay
+    /// for the next time.
     pub fn flush(&self) {
         for (number, sum) in self.numbers.iter().zip(&self.collected) {
             if let (Some(number), amount @ 1..) = (number, sum.get())

@@ -1,7 +1,7 @@
 //! The proxy-wasm "pairs" layout of header maps: the number of headers, a pair of lengths for each,
 //! then each name and value, each with a NUL after it.
 
-/// The headers of a serialized map, in order. The iteration ends where the bytes break off.
+/// The headers of a serialized map, in order. The iteration ends where the bytes are broken off.
 #[derive(Clone, Debug)]
 pub struct HeaderPairs<'b> {
     left: usize,
@@ -12,7 +12,7 @@ pub struct HeaderPairs<'b> {
 // === impl HeaderPairs ===
 
 impl<'b> HeaderPairs<'b> {
-    /// Reads the frame; no pairs when it is broken.
+    /// Reads the frame. There are no pairs if it is broken.
     #[must_use]
     pub fn new(bytes: &'b [u8]) -> Self {
         Self::framed(bytes).unwrap_or(Self {

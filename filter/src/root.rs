@@ -26,7 +26,8 @@ pub struct FilterRoot<H: Host> {
 // === impl FilterRoot ===
 
 impl<H: Host> FilterRoot<H> {
-    /// Makes a root context without a configuration. It lets every request pass.
+    /// Makes a root context without a configuration. A root context without a configuration lets
+    /// every request pass.
     pub fn new(id: u32, host: H, vm: Rc<RefCell<VmState<H>>>) -> Self {
         Self {
             id,
@@ -61,7 +62,8 @@ fn retry(due: Vec<Rc<dyn ParkedRequest>>) {
     }
 }
 
-/// The most held requests that are tried in one callback. A wake-up of its own continues.
+/// The maximum number of held requests that are tried in one callback. After that, the VM wakes
+/// itself and continues.
 const RELEASES_MAX: usize = 256;
 
 /// Resumes the held requests that may have room now.
@@ -77,7 +79,7 @@ pub(crate) fn release_queued<H: Host>(vm: &RefCell<VmState<H>>) {
     vm.borrow_mut().end_release();
 }
 
-/// Refuses the bodies without room, and looks at the replies that may not go on.
+/// Refuses the bodies without room, and checks the replies that may make no progress.
 pub(crate) fn check_streams<H: Host>(vm: &RefCell<VmState<H>>, now: Timestamp) {
     let refused = vm.borrow_mut().watched().bodies.take_refused();
     for stream in refused.iter().filter_map(Weak::upgrade) {

@@ -6,10 +6,10 @@
 //!    ▲                             │
 //!    └── the daemon or the network closed it: wait, longer each time, at different times than other proxies
 //! ```
-//! The leader decodes every message first, under [`CrashGuard::decode_guarded`]; then it publishes
-//! the message in the snapshot store, from which all other VMs read it; then it applies it here. A
-//! message that breaks a rule is refused as a whole, counted, logged, and, if it is a pool update,
-//! answered with the reason.
+//! The leader first decodes every message, under [`CrashGuard::decode_guarded`]. Then it publishes
+//! the message in the snapshot store, from which all other VMs read it. Then it applies the message
+//! itself. A message that breaks a rule is refused as a whole, counted and logged. If it is a pool
+//! update, the leader answers with the reason.
 
 mod connection;
 mod leader_context;
@@ -34,12 +34,12 @@ pub use connection::CallResponse;
 pub use leader_context::LeaderContext;
 use peer_publisher::PeerPublisher;
 
-/// The first pause after a failure, in ms; it doubles with each further failure.
+/// The first pause after a failure, in ms. It doubles with each further failure.
 const BACKOFF_MS: u64 = 100;
-/// The longest pause, in ms, while a pool has no state. Requests may wait for the state, two
-/// seconds at most.
+/// The longest pause, in ms, while a pool has no state. Requests may wait for the state for at most
+/// two seconds.
 const COLD_BACKOFF_MS: u64 = 250;
-/// How often the counters of all VMs are sent, ms.
+/// The interval at which the counters of all VMs are sent, ms.
 const REPORT_MS: u64 = 1_000;
 /// The key of the random identity of the process, which all its VMs share. A hot restart runs two
 /// processes with one node id.
@@ -312,7 +312,7 @@ impl StateLink {
             Err(error) => self.schedule_retry(leader, &ConnectionFailure::from(error).to_string()),
             Ok(wire) => {
                 leader.metrics.count(Stat::StreamsOpened);
-                // It may be another daemon, which does not know what the last daemon received.
+                // It may be another daemon, which does not know the messages to the last daemon.
                 leader
                     .replicas
                     .iter_mut()
@@ -396,8 +396,8 @@ impl StateLink {
         warn_of(REFUSED, &welcome.refused_pools);
     }
 
-    /// Records that state arrived. A welcome alone does not show that the daemon works: a daemon
-    /// without room for this proxy sends a welcome too.
+    /// Records that state arrived. A welcome alone does not show that the daemon works, because a
+    /// daemon without room for this proxy sends a welcome too.
     fn record_received(&mut self) {
         if std::mem::take(&mut self.failures) > 0 {
             log::info!("the daemon is back");
@@ -409,7 +409,7 @@ impl StateLink {
     fn schedule_retry<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         leader.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);
-        // Log the first failure in a row, then fewer and fewer: an outage of a day makes some
+        // Logs the first failure in a row, and then fewer and fewer. An outage of a day makes some
         // twenty lines.
         if self.failures.is_power_of_two() {
             log::warn!(

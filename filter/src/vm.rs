@@ -1,10 +1,10 @@
 //! The state of one VM, shared by all its root contexts. After a configuration update, the old root
-//! context lives beside the new one until its last stream has ended. Both belong to one VM with one
-//! set of pools, one VM slot and at most one lease. The same holds for several listeners with one
-//! `vm_id`: the VM has the pools of all of them, and the newest configuration names the daemon.
+//! context exists beside the new one until its last stream has ended. Both belong to one VM with
+//! one set of pools, one VM slot and at most one lease. The same holds for several listeners with
+//! one `vm_id`: the VM has the pools of all of them, and the newest configuration names the daemon.
 //!
 //! Background work happens only in the ticks of the newest root context. A temporary VM, which
-//! never ticks, also reads each configuration, and its work would be lost.
+//! never ticks, also reads each configuration, but its work would be lost.
 
 pub mod bodies;
 mod leading;
@@ -36,13 +36,13 @@ use watched::WatchedStreams;
 /// Tick period. It is the longest delay until a lost wake-up is noticed, a parked request is
 /// answered, or a free lease is taken. A tick takes a few µs.
 pub const TICK_MS: u32 = 100;
-/// The most requests parked in one VM; more requests are answered at once. Holding more would not
-/// help a worker that got this many in two seconds without state.
+/// The maximum number of requests parked in one VM. Further requests are answered at once. Holding
+/// more would not help a worker that got this many in two seconds without state.
 const PARKED_MAX: usize = 1_024;
-/// The most wake-ups taken from the queue at once; the next wake-up takes the rest.
+/// The maximum number of wake-ups taken from the queue at once. The next wake-up takes the rest.
 const WAKES_MAX: usize = 1_024;
-/// Tick period while requests are held, in ms: the longest delay of a lost wake-up, and of room
-/// that another worker made.
+/// Tick period while requests are held, in ms. It is the longest delay of a lost wake-up, and of
+/// room that another worker made.
 const HOLDING_TICK_MS: u32 = 10;
 
 /// One VM. Its fields are the parts that change independently of each other.
@@ -64,8 +64,9 @@ pub struct VmState<H: Host> {
     ticks: TickTimer,
 }
 
-/// When held requests are resumed. Only a root context may: a call of the proxy about another
-/// stream than the one whose callback runs would change the result of that callback.
+/// The state of resuming held requests. Only a root context may resume them. If a callback of one
+/// stream made a proxy call about another stream, the call would change the result of that
+/// callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QueueRelease {
     /// Nothing is due.
@@ -76,7 +77,7 @@ enum QueueRelease {
     Running,
 }
 
-/// When the VM ticks.
+/// The times when the VM ticks.
 #[derive(Debug, Default)]
 struct TickTimer {
     /// The last tick that did all due work.
@@ -148,7 +149,7 @@ impl<H: Host> VmState<H> {
         self.match_pools();
     }
 
-    /// Returns the replica of a pool, if a configuration in force names it.
+    /// Returns the replica of a pool, if a current configuration names it.
     pub fn replica(&self, pool: &str) -> Option<Rc<RefCell<PoolReplica>>> {
         self.replicas
             .iter()
@@ -225,7 +226,7 @@ impl<H: Host> VmState<H> {
         })
     }
 
-    /// Parks a request. False if too many requests are parked.
+    /// Parks a request. Returns false if too many requests are parked.
     pub fn park(
         &mut self,
         deadline: Timestamp,
@@ -255,7 +256,8 @@ impl<H: Host> VmState<H> {
         });
     }
 
-    /// Begins to resume held requests. False if none is due: then nothing is called.
+    /// Begins to resume held requests. Returns false if none is due. In that case no host call is
+    /// made.
     pub fn begin_release(&mut self) -> bool {
         let due = self.is_release_due();
         self.releasing = if due {
@@ -280,7 +282,7 @@ impl<H: Host> VmState<H> {
             .find_map(|replica| self.next_queued_of(&mut replica.borrow_mut(), now))
     }
 
-    /// Ends to resume held requests. Requests that are still due wait for a wake-up.
+    /// Stops resuming held requests. Requests that are still due wait for a wake-up.
     pub fn end_release(&mut self) {
         self.releasing = QueueRelease::Idle;
         if self.is_release_due() {
@@ -293,7 +295,7 @@ impl<H: Host> VmState<H> {
         &mut self.watched
     }
 
-    /// Has a root context refuse the bodies without room.
+    /// Makes a root context refuse the bodies without room.
     pub fn refuse_bodies_soon(&mut self) {
         self.wake_self();
     }
@@ -378,7 +380,7 @@ impl<H: Host> VmState<H> {
             let Ok(Some(message)) = self.host.queue_pop(queue) else {
                 break;
             };
-            // Each message may mean that another VM has held a request since.
+            // Each message may mean that another VM has held a request since then.
             self.look_at_orders();
             let ask = room_ask::read(&message)
                 .and_then(|(pool, ask, left)| Some((self.replica(pool)?, (ask, left))));
@@ -393,14 +395,15 @@ impl<H: Host> VmState<H> {
         self.take_due(now)
     }
 
-    /// Has the orders of all pools read soon.
+    /// Causes the orders of all pools to be read soon.
     fn look_at_orders(&self) {
         self.replicas
             .iter()
             .for_each(|replica| replica.borrow_mut().pool.queues_mut().look_at_order());
     }
 
-    /// Makes one replica for each pool of any configuration in force, and drops the other replicas.
+    /// Creates one replica for each pool of any current configuration, and drops the other
+    /// replicas.
     fn match_pools(&mut self) {
         let named = |name: &str| {
             self.roots
@@ -422,7 +425,7 @@ impl<H: Host> VmState<H> {
 
     /// Prepares the pools at a tick, so that no request waits for it. Creating a prefix index takes
     /// milliseconds. A VM that does not lead serves requests and needs the index. With several
-    /// pools, the VM may never serve some of them, so it creates their indexes at their first
+    /// pools, the VM may never serve some of them, so it creates their indexes at the first
     /// request.
     fn prepare(&self, config: &FilterConfig, now: Timestamp) {
         for replica in &self.replicas {
@@ -782,7 +785,7 @@ mod tests {
             .into_iter()
             .for_each(|vm| drop(vm.tick(1)));
         assert_eq!([&leader, &other, &fresh].map(decode_ms), [20.0; 3]);
-        // The daemon goes on from them, and learns.
+        // The daemon continues with them, and learns.
         send(
             &host,
             &mut leader,
@@ -1160,7 +1163,7 @@ mod tests {
         assert_eq!(leader.vm_slot.root, 2);
         leader.remove_root(1);
         assert_eq!(*host.grpc.streams.borrow(), [false, true]);
-        // A pool that no configuration names is dropped; a pool that stays keeps its state.
+        // A pool that no configuration names is dropped. A pool that stays keeps its state.
         leader.configure(3, config(r#"{"pools": [{"name": "default"}]}"#));
         leader.remove_root(2);
         assert_eq!(*host.grpc.streams.borrow(), [false, false]);
@@ -1512,7 +1515,7 @@ mod tests {
             let mut writers: Vec<_> = (0..8)
                 .map(|_| observation_ring::ObservationRingWriter::default())
                 .collect();
-            // The daemon takes no messages, for a time that is too short to count as silence.
+            // The daemon takes no messages for a time that is too short to count as silence.
             for _ in 0..48 {
                 requests_end(&host, &mut writers);
                 host.pass_ms(100);

@@ -1,4 +1,4 @@
-//! Reads any bytes as the filter's configuration: an accepted one must be usable, and an error must
+//! Reads any bytes as the filter's configuration. An accepted one must be usable, and an error must
 //! name a field. Reads the same bytes as a header map: no pair may be longer than the bytes.
 #![no_main]
 

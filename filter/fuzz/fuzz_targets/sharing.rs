@@ -241,7 +241,7 @@ fuzz_target!(|events: Vec<SharingEvent>| {
                 };
                 let mut placements = Vec::new();
                 placements::push(&mut placements, endpoint, &blocks);
-                // Then add bytes that may be no placement.
+                // Then adds bytes that may not be a placement.
                 placements.extend_from_slice(&row);
                 let peers = PeerLoad {
                     pool: "default".into(),
@@ -262,7 +262,7 @@ fuzz_target!(|events: Vec<SharingEvent>| {
                 drop(world.vms[0].borrow_mut().on_stream_message(1, stream, size));
             }
             SharingEvent::Replace { vm: which } => {
-                // The VM's streams get no more callbacks.
+                // The streams of the VM get no more callbacks.
                 let which = usize::from(which);
                 world.streams.retain(|(vm, _)| *vm != which);
                 world.vms[which] = vm(&world.host, &world.config);

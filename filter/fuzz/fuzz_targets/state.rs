@@ -41,7 +41,7 @@ enum StateEvent {
     Closed {
         vm: bool,
     },
-    /// A call is answered, with any bytes or with these messages.
+    /// A call gets an answer with any bytes, or with these messages.
     Answered {
         vm: bool,
         back: u8,

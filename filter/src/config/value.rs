@@ -1,9 +1,9 @@
-//! Reads a configuration into a tree, with the reader of request bodies: `serde_json` would add 10
+//! Reads a configuration into a tree, with the reader of request bodies. `serde_json` would add 10
 //! KB to the module, which has no room for them.
 
 use exchange::json::{JsonError, JsonKind, JsonReader};
 
-/// The most nested containers; the configuration has three.
+/// The maximum number of nested containers. The configuration has three.
 const DEPTH_MAX: u32 = 8;
 
 /// One value.
@@ -20,14 +20,14 @@ pub enum ConfigValue {
     Other,
 }
 
-/// Members of an object, by name. The last of equal names counts.
+/// Members of an object, by name. If names are equal, the last one counts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConfigFields(Vec<(String, ConfigValue)>);
 
 /// Reads all of `json`.
 ///
 /// # Errors
-/// [`JsonError`] when it is not JSON, or something follows it.
+/// Returns [`JsonError`] if the text is not JSON, or if other text follows.
 pub fn parse(json: &[u8]) -> Result<ConfigValue, JsonError> {
     let mut reader = JsonReader::new(json);
     let value = read(&mut reader, json, 0)?;

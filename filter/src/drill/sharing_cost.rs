@@ -13,7 +13,7 @@ use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
 use crate::shared_data::vm_table::VmTable;
 use crate::vm::replica::{PoolReplica, decode};
 
-/// The request header that requests the cost of sharing in place of a normal reply. Its value is
+/// The request header that requests the cost of sharing instead of a normal reply. Its value is
 /// `peers/endpoints`.
 pub const COST: &[u8] = b"x-drill-cost";
 
@@ -41,7 +41,7 @@ pub struct PickTimer<'h, H: Host> {
     host: &'h H,
     began: Timestamp,
     reading_ns: u64,
-    /// Whether the pick was made before.
+    /// Whether the pick was already made.
     is_last: bool,
 }
 

@@ -18,7 +18,7 @@ pub const SPENT: &str = "switchpoint_drill_vm_ns";
 /// Counter: the calls that took at least [`INTERRUPTED_NS`].
 pub const INTERRUPTED: &str = "switchpoint_drill_vm_interrupted";
 
-/// A call that takes so long was interrupted: the kernel gave the core to another thread. No call
+/// A call that takes this long was interrupted: the kernel gave the core to another thread. No call
 /// of the benchmark computes for a tenth of it.
 const INTERRUPTED_NS: u64 = 1_000_000;
 

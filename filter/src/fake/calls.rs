@@ -1,6 +1,6 @@
 //! The calls that a test records, or makes fail.
 
-/// A kind of host call. A test can make each fail, except for the clock.
+/// A kind of host call. A test can make each of them fail, except the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FakeCall {
     Clock,

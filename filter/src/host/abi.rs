@@ -114,7 +114,7 @@ pub fn install_logger() {
     std::panic::set_hook(Box::new(|info| {
         write_log(log::Level::Error, &format!("panic: {info}"));
     }));
-    // A second call in one VM finds the logger in place already.
+    // In a second call in one VM, the logger is already in place.
     let _ = log::set_logger(&Logger);
     // The host's log level cannot be read yet: while a module starts, the host traps all but a
     // few calls.
@@ -122,7 +122,7 @@ pub fn install_logger() {
 }
 
 fn write_log(level: log::Level, text: &str) {
-    // `log` has levels from Error = 1 to Trace = 5, the host has trace = 0 to error = 4.
+    // `log` has levels from Error = 1 to Trace = 5, while the host has trace = 0 to error = 4.
     let level = 5_u32.saturating_sub(level as u32);
     // SAFETY: the pointer and size are those of `text`. A line that the host refuses is lost.
     let _ = unsafe { proxy_log(level, text.as_ptr(), text.len()) };
@@ -217,9 +217,9 @@ impl Host for ProxyWasm {
         }
     }
 
-    // Call the SDK, which registers the stream for its dispatcher. The SDK panics on the status
-    // for a bad argument. The host returns that status only for a `GrpcService` that it cannot
-    // use, and `state_link/connection.rs` builds only usable ones.
+    // Calls the SDK, which registers the stream for its dispatcher. The SDK panics on the status
+    // for a bad argument. The host returns that status only for a `GrpcService` that it cannot use,
+    // and `state_link/connection.rs` builds only usable ones.
     fn stream_open(&self, upstream: &str, service: &str, method: &str) -> Result<u32> {
         proxy_wasm::hostcalls::open_grpc_stream(upstream, service, method, Vec::new())
             .map_err(|status| HostError(status as u32))
@@ -233,7 +233,7 @@ impl Host for ProxyWasm {
         check(unsafe { proxy_grpc_cancel(stream) })
     }
 
-    // Call the SDK, as above. It panics only on statuses that the host never returns for this
+    // Calls the SDK, as above. It panics only on statuses that the host never returns for this
     // call.
     fn call(
         &self,

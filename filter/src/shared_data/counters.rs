@@ -1,7 +1,7 @@
 //! Reports the counters of the VMs to the daemon.
 //!
-//! Each VM writes a cumulative row for each pool into shared data; the leader sends the rows of all
-//! running VMs. Rows are cumulative, so a lost or late report loses nothing.
+//! Each VM writes a cumulative row for each pool into shared data, and the leader sends the rows of
+//! all running VMs. Rows are cumulative, so a lost or late report loses nothing.
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::queues::BandCounters;
@@ -15,8 +15,8 @@ use super::vm_table::VmTable;
 use crate::host::{Host, WriteCondition};
 use crate::vm::replica::PoolReplica;
 
-/// The most bytes of rows in one report: half of the protocol's limit, so that one more row always
-/// fits.
+/// The maximum number of bytes of rows in one report: half of the protocol's limit, so that one
+/// more row always fits.
 const REPORT_BYTES_MAX: usize = proto::PROXY_MESSAGE_BYTES_MAX / 2;
 
 /// Returns the key of a pool's row from the VM in `slot`.
@@ -114,7 +114,7 @@ fn endpoints(pool: &ManagedPool, counters: &PoolCounters) -> Vec<state::Endpoint
             failed: c.failed,
             ..row(c.endpoint, pool.in_flight().own(c.endpoint))
         });
-    // Endpoints that are gone, with the requests that are still in flight there.
+    // Endpoints that have left the pool, with the requests that are still in flight there.
     let is_removed = |at: &EndpointRef| counters.endpoints().iter().all(|c| c.endpoint != *at);
     let removed = pool
         .in_flight()

@@ -1,10 +1,10 @@
 //! Messages that must not be decoded again, because a VM was lost while decoding them.
 //!
 //! The leader decodes each message before the other VMs, under a mark in shared data. A leader that
-//! traps leaves its mark; the next leader finds it, and from then on refuses messages with that
-//! content. Losing a VM fails all streams of a worker. So after each loss the leader also stays
-//! away from the daemon for a while, longer each time. This limits how often changing content can
-//! kill a VM.
+//! traps leaves its mark behind. The next leader finds it, and from then on refuses messages with
+//! that content. The loss of a VM fails all streams of a worker. So after each loss the leader also
+//! stays away from the daemon for a while, longer each time. This limits how often changing content
+//! can kill a VM.
 
 use exchange::Timestamp;
 use proto::shared_data::{CRASH_DIGESTS_MAX, CrashRecord, DecodingMark};
@@ -15,7 +15,7 @@ use crate::host::{Host, WriteCondition};
 const MARK: &str = "switchpoint/1/decoding";
 /// The key of the [`CrashRecord`].
 const KEY: &str = "switchpoint/1/crash_guard";
-/// The pause after the first loss, in ms; it doubles with each further loss.
+/// The pause after the first loss, in ms. It doubles with each further loss.
 const PAUSE_MS: u64 = 10_000;
 
 /// Fields that differ each time the same content is sent, each as the path of field numbers from
@@ -46,7 +46,7 @@ impl CrashGuard {
         (crash_guard, mark.is_some())
     }
 
-    /// The time from which the daemon may be contacted again.
+    /// The time from which the leader may contact the daemon again.
     #[must_use]
     pub fn pause_ends(&self) -> Timestamp {
         match u32::try_from(self.record.digests.len()) {
@@ -97,8 +97,9 @@ fn read<H: Host>(host: &H, key: &str) -> Vec<u8> {
         .unwrap_or_default()
 }
 
-/// Returns a digest of a message without its [`VOLATILE`] fields. If the bytes are no message,
-/// returns a digest of the bytes. The function only skips fields, so it cannot fail like decoding.
+/// Returns a digest of a message without its [`VOLATILE`] fields. If the bytes are not a message,
+/// returns a digest of the bytes. The function only skips fields, so it cannot fail in the same way
+/// as decoding.
 fn content(message: &[u8]) -> u64 {
     let mut lasting = Vec::with_capacity(message.len());
     match collect(message, &mut Vec::new(), &mut lasting) {
@@ -187,7 +188,7 @@ mod tests {
             first.decode_guarded(&host, 1, &pool_update(1, "10.0.0.1:1"), || 1),
             Some(1)
         );
-        // The VM traps while it decodes: its mark at that moment stays.
+        // The VM traps while it decodes, so its mark stays.
         let mut mark = None;
         first.decode_guarded(&host, 1, &pool_update(2, "10.6.6.6:1"), || {
             mark = host.shared(MARK).unwrap();

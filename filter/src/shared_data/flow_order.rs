@@ -31,7 +31,7 @@ impl FlowOrder {
         }
     }
 
-    /// Reads the order. False if the proxy refuses.
+    /// Reads the order. Returns false if the proxy refuses.
     fn read<H: Host>(&mut self, host: &H) -> bool {
         let Ok(shared) = host.shared(&self.key) else {
             return false;
@@ -46,7 +46,7 @@ impl FlowOrder {
         true
     }
 
-    /// Reads what the other VMs hold, before a request that may have to be held.
+    /// Reads the requests that the other VMs hold, before a request that may have to be held.
     pub fn read_into<H: Host>(
         &mut self,
         host: &H,
@@ -59,8 +59,8 @@ impl FlowOrder {
         }
     }
 
-    /// Sums up the requests that all VMs of the process hold, in the bytes that other proxies get.
-    /// Makes no call if none holds any.
+    /// Adds up the requests that all VMs of the process hold, in the bytes that other proxies get.
+    /// Makes no host call if no VM holds any.
     pub fn backlog<H: Host>(
         &mut self,
         host: &H,
@@ -78,8 +78,8 @@ impl FlowOrder {
         backlog::write(&sum)
     }
 
-    /// Reads the order and decides on the next step of this VM, which may resume a request now or
-    /// not.
+    /// Reads the order and decides on the next step of this VM. The VM may or may not resume a
+    /// request now.
     pub fn turn<H: Host>(
         &mut self,
         host: &H,
@@ -96,17 +96,17 @@ impl FlowOrder {
         FlowTurn::Rest
     }
 
-    /// Puts in the requests that this VM holds now, to be written. Returns the VM to wake after
-    /// that.
+    /// Writes the requests that this VM holds now into the order. Returns the VM to wake after the
+    /// order is written.
     pub fn put(&mut self, pool: &mut ManagedPool, vm: u64, now: Timestamp) -> Option<u64> {
         pool.write_order(&mut self.order, vm, now)
     }
 
-    /// Writes what [`Self::turn`] or [`Self::put`] changed. False if another VM wrote since the
-    /// order was read.
+    /// Writes the changes of [`Self::turn`] or [`Self::put`]. Returns false if another VM wrote
+    /// since the order was read.
     pub fn write<H: Host>(&mut self, host: &H, pool: &mut ManagedPool) -> bool {
         let write = |expect| host.share(&self.key, &flow_order::write(&self.order), expect);
-        // If the proxy refuses for another reason, this VM goes on without the others.
+        // If the proxy refuses for another reason, this VM continues without the others.
         let is_first = self
             .read
             .take()

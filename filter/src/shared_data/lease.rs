@@ -1,14 +1,14 @@
-//! Elects the leader of the process: the VM that holds the daemon's stream and writes its messages
-//! into shared data.
+//! Elects the leader of the process. The leader is the VM that holds the daemon's stream and writes
+//! its messages into shared data.
 //!
 //! The lease is one shared value, a [`LeaseValue`], changed only by compare-and-swap on the
-//! process's monotonic clock. Every change of holder raises the epoch, and everything a leader
-//! writes carries its epoch: a leader that was stalled longer than its lease cannot roll anything
-//! back.
+//! process's monotonic clock. Every change of the holder raises the epoch, and everything that a
+//! leader writes has its epoch. So a leader that was stalled for longer than its lease cannot undo
+//! newer writes.
 //!
-//! No host call reports which VM is the main thread's. That VM never gets a request. So a VM that
-//! has served a request leaves the lease to VMs that have not, and a leader that serves requests
-//! hands over to a VM that does not.
+//! No host call reports which VM belongs to the main thread. That VM never gets a request. So a VM
+//! that has served a request leaves the lease to VMs that have not, and a leader that serves
+//! requests hands over to a VM that does not.
 
 use exchange::Timestamp;
 use proto::shared_data::LeaseValue;
@@ -17,13 +17,14 @@ use crate::host::{Host, Result, WriteCondition};
 
 /// The key of the lease.
 const KEY: &str = "switchpoint/1/leader";
-/// How long a VM that serves requests leaves a free lease to the VMs that do not: a few ticks.
+/// How long a VM that serves requests leaves a free lease to the VMs that do not. It is a few
+/// ticks.
 const DEFER_MS: u64 = 500;
-/// How long a leader leads before it hands over, so that the lease does not move often during a
+/// How long a leader leads before it hands over. It prevents the lease from moving often during a
 /// busy start.
 const DWELL_MS: u64 = 10_000;
-/// The most attempts at a compare-and-swap. A failure means that another VM succeeded, and there is
-/// only one lease.
+/// The maximum number of attempts at a compare-and-swap. A failure means that another VM succeeded,
+/// and there is only one lease.
 const TRIES_MAX: usize = 4;
 
 /// A VM's part in the election of the leader.
@@ -45,7 +46,7 @@ struct HeldLease {
 // === impl LeaderElection ===
 
 impl LeaderElection {
-    /// Makes the part of the VM `vm`.
+    /// Creates the part of the VM `vm` in the election.
     #[must_use]
     pub fn new(vm: u64) -> Self {
         Self {
@@ -55,8 +56,8 @@ impl LeaderElection {
         }
     }
 
-    /// Takes, renews or loses the lease, which lasts `term_ms` without renewal; `serves` is whether
-    /// this VM has ever had a request. Returns the epoch while this VM leads.
+    /// Takes, renews or loses the lease, which lasts `term_ms` without renewal. `serves` says
+    /// whether this VM has ever had a request. Returns the epoch while this VM leads.
     pub fn poll<H: Host>(
         &mut self,
         host: &H,
@@ -65,8 +66,8 @@ impl LeaderElection {
         now: Timestamp,
     ) -> Option<u64> {
         match self.held_lease {
-            // More than two thirds of the term are left: nothing to do, and no other VM may take
-            // it.
+            // More than two thirds of the term are left, so there is nothing to do, and no other VM
+            // may take the lease.
             Some(held) if held.until.ms_since(now) > term_ms.saturating_mul(2) / 3 => {
                 Some(held.epoch)
             }
@@ -167,7 +168,7 @@ impl LeaderElection {
                 return Some(epoch);
             }
         }
-        // The host refused the call: a held lease stays valid until it expires.
+        // The host refused the call. A held lease stays valid until it expires.
         self.held_lease
             .filter(|held| held.until > now)
             .map(|held| held.epoch)

@@ -6,13 +6,13 @@
 //!  pick ◄── reports of the others, at most every 2 ms ── rings of the others, at most every 10 ms
 //! ```
 //! A response that changes the load (a first token, an end) also triggers a reading, at shorter
-//! intervals, because no request waits for it. So under traffic a pick mostly finds that both were
-//! read a moment ago.
+//! intervals, because no request waits for it. So under traffic, a pick mostly finds that both were
+//! read just before.
 //!
-//! No VM is woken on the request path: a wake-up costs up to 35 µs for each thread, a reading 0.7
-//! µs for each VM. Reports are better than gauges, which are atomics of the process: reading a
-//! hundred endpoints with two numbers each costs 15 µs as gauges, and a VM that traps would leave
-//! its share in the gauges for ever.
+//! No VM is woken on the request path, because a wake-up costs up to 35 µs for each thread, while a
+//! reading costs 0.7 µs for each VM. Reports are better than gauges, which are atomics of the
+//! process. Reading a hundred endpoints with two numbers each costs 15 µs as gauges, and a VM that
+//! traps would leave its share in the gauges forever.
 
 mod receive;
 
@@ -37,7 +37,7 @@ pub enum SharingOccasion {
     End,
     /// No request waits.
     Tick,
-    /// A held request is tried: the reports of all VMs and proxies are read.
+    /// A held request is tried, so the reports of all VMs and proxies are read.
     Claim,
 }
 
@@ -66,9 +66,9 @@ pub struct LoadSharing {
     /// The number of other VMs that pick.
     picking: u64,
     read: ReadTimes,
-    /// When a loss in a ring was last noticed.
+    /// The time when a loss in a ring was last noticed.
     lost_at: Option<Timestamp>,
-    /// Whether the sum of the reports is current, for the reports last read and the pool update.
+    /// Whether the sum of the reports is current for the reports last read and the pool update.
     summed: bool,
 }
 
@@ -99,8 +99,8 @@ struct ReadTimes {
 // === impl LoadSharing ===
 
 impl LoadSharing {
-    /// Makes the state for `pool`, a name from the filter's configuration, so that keys are a fixed
-    /// set.
+    /// Creates the state for `pool`, a name from the filter's configuration, so that keys are a
+    /// fixed set.
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self {
@@ -129,7 +129,7 @@ impl LoadSharing {
         }
     }
 
-    /// Records that another pool update is in force, so other generations of endpoints count.
+    /// Records that there is another pool update, so other generations of endpoints count.
     pub fn pool_update_changed(&mut self) {
         self.summed = false;
     }
@@ -186,7 +186,7 @@ impl LoadSharing {
         }
     }
 
-    /// Forwards the reports of the other proxies, with their age, to all VMs; [`Self::publish`]
+    /// Forwards the reports of the other proxies, with their age, to all VMs. [`Self::publish`]
     /// must follow. Only the leader calls it.
     pub fn forward_peers<H: Host>(
         &mut self,
@@ -198,7 +198,7 @@ impl LoadSharing {
     ) {
         let in_place_of_ring = RemotePeers::of_message(&peers, delay_us).to_word();
         if !peers.backlog.is_empty() {
-            // The word has a mark that says that this is to be read.
+            // The word has a mark that asks the reader to read this.
             let _ = host.share(&self.outside_held.1, &peers.backlog, WriteCondition::Any);
         }
         if let Some(report) = take_peer_report(&mut peers, in_place_of_ring, now) {
@@ -215,16 +215,16 @@ impl LoadSharing {
         self.own.ring.flush(host);
     }
 
-    /// Whether placements of others do not arrive here: another proxy has reported nothing for long
-    /// and the daemon is silent too (its last metrics were received at `metrics_at`), or segments
-    /// of a VM's ring were lost recently.
+    /// Whether placements of others do not arrive here. This is so if another proxy has reported
+    /// nothing for long and the daemon is silent too (its last metrics were received at
+    /// `metrics_at`), or if segments of a VM's ring were lost recently.
     #[must_use]
     pub fn are_peers_unreachable(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> bool {
         self.alone_of(metrics_at, now) > 0
             || self.lost_at.is_some_and(|at| !is_long_since(Some(at), now))
     }
 
-    /// The number of proxies last known, if nothing is received from the others; otherwise 0.
+    /// The last known number of proxies, if nothing is received from the others; otherwise 0.
     pub fn alone_of(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> u32 {
         let reported_at = self.outside.report().head().written;
         let proxies = self.remote_peers().proxies;
@@ -256,7 +256,7 @@ impl LoadSharing {
             .chain(own)
     }
 
-    /// What is known about the other proxies.
+    /// The state of the other proxies, as far as it is known.
     fn remote_peers(&self) -> RemotePeers {
         RemotePeers::of_word(self.outside.report().head().ring)
     }

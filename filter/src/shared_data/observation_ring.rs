@@ -1,10 +1,10 @@
-//! Observations on their way from each VM to the daemon's learner: a ring of segments in shared
-//! data, of fixed size.
+//! The observations on their way from each VM to the daemon's learner. They are in a ring of
+//! segments in shared data, of fixed size.
 //!
 //! Rows are numbered from 0 for the lifetime of their VM, and a segment has the number of its first
-//! row. So a slow reader, or a new leader, finds the oldest row that exists, and the daemon sees by
-//! the numbers which rows were lost and which it already has. Learning from a sample is as good as
-//! learning from all rows, so no writer waits: the oldest rows are overwritten.
+//! row. So a slow reader, or a new leader, finds the oldest existing row. The daemon sees by the
+//! numbers which rows were lost, and which it already has. Learning from a sample is as good as
+//! learning from all rows. So no writer waits, and the oldest rows are overwritten.
 
 use proto::observation::OBSERVATION_BYTES;
 use proto::shared_data::{OBSERVATION_SEGMENT_ROWS as SEGMENT_ROWS, SegmentHead};
@@ -13,8 +13,8 @@ use proto::state;
 use super::RingOwner;
 use crate::host::{Host, WriteCondition};
 
-/// Segments of a ring. With reads every 100 ms, it has room for 5,000 requests per second in each
-/// VM and pool.
+/// The number of segments of a ring. With reads every 100 ms, it has room for 5,000 requests per
+/// second in each VM and pool.
 const SEGMENTS: u64 = 16;
 /// A VM's own ring.
 #[derive(Debug, Default)]
@@ -91,8 +91,8 @@ impl ObservationRingWriter {
 // === impl ObservationRingReader ===
 
 impl ObservationRingReader {
-    /// Returns the observations that the VM wrote since the last time, at most
-    /// the whole ring; `None` if there are none.
+    /// Returns the observations that the VM wrote since the last call, at most the whole ring;
+    /// `None` if there are none.
     pub fn read<H: Host>(&mut self, host: &H, owner: RingOwner<'_>) -> Option<state::Observations> {
         let RingOwner { pool, vm_slot, vm } = owner;
         if self.vm != vm {
@@ -104,7 +104,7 @@ impl ObservationRingReader {
             first: self.next,
             rows: Vec::new(),
         };
-        // Twice around the ring: once to find the oldest segment, once to read.
+        // The loop goes twice around the ring: once to find the oldest segment, and once to read.
         for _ in 0..SEGMENTS.saturating_mul(2) {
             let Some((first, rows)) = segment(host, &key(pool, vm_slot, self.next), vm) else {
                 break;
@@ -140,8 +140,8 @@ impl ObservationRingReader {
     }
 }
 
-/// Returns the number of a segment's first row, and its rows; `None` if the segment is another VM's
-/// or invalid.
+/// Returns the number of a segment's first row, and its rows. `None` if the segment belongs to
+/// another VM or is invalid.
 fn segment<H: Host>(host: &H, key: &str, vm: u64) -> Option<(u64, Vec<u8>)> {
     let shared = host.shared(key).ok()??;
     let (head, rows) = SegmentHead::split(&shared.bytes)?;

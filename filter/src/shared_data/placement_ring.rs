@@ -1,7 +1,7 @@
 //! The placements that each VM publishes to the other VMs: a ring of segments in shared data, of
 //! fixed size.
 //!
-//! A segment has its VM and a number that grows; its place in the ring is the number modulo
+//! A segment has its VM and a number that grows. Its place in the ring is the number modulo
 //! [`SEGMENTS`]. The VM's load report has the write position of its ring, so a reader never reads
 //! beyond it. A segment with another number than expected was overwritten before it was read. Such
 //! a gap is counted and skipped. Because its placements are missing here, this VM uses rendezvous
@@ -16,14 +16,14 @@ use scheduler::EndpointRef;
 use super::RingOwner;
 use crate::host::{Host, WriteCondition};
 
-/// The most bytes of a segment. Its VM writes the segment again with each placement, which takes
-/// about 0.15 µs; a reader takes 0.8 µs for it.
+/// The maximum number of bytes of a segment. Its VM writes the segment again with each placement,
+/// which takes about 0.15 µs. A reader takes 0.8 µs for it.
 const SEGMENT_BYTES_MAX: usize = 8 << 10;
 /// Segments of a ring: 1 MB for each VM and pool that picks, enough for 300 prompts of 400 blocks.
 /// A worker that does not pick reads every 100 ms, so a worker that picks may place 3,000 such
 /// prompts per second.
 pub const SEGMENTS: u64 = 128;
-/// The cost of reading a segment in a reader's budget, in blocks: the host call takes about as long
+/// The cost of reading a segment in a reader's budget, in blocks. The host call takes about as long
 /// as this many inserts.
 const LOOK_BLOCKS: usize = 32;
 
@@ -63,7 +63,7 @@ pub struct PlacementRecord<'r> {
 /// The budget of a reading, and the gaps that it found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadBudget {
-    /// Blocks that may still be read; the record that exceeds this is the last.
+    /// Blocks that may still be read. The record that exceeds this number is the last one.
     pub blocks: usize,
     /// Segments that were overwritten before they were read.
     pub gaps: u32,
@@ -155,7 +155,7 @@ impl PlacementRingWriter {
     }
 
     /// Writes the current segment, if it has placements that were not written yet. The end of a
-    /// request brings none.
+    /// request adds none.
     pub fn flush<H: Host>(&mut self, host: &H) {
         if std::mem::take(&mut self.is_unwritten) {
             self.position.bytes = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);
@@ -182,9 +182,9 @@ impl PlacementRingWriter {
 // === impl PlacementRingReader ===
 
 impl PlacementRingReader {
-    /// Reads the placements that the VM wrote since the last time, up to `end`
-    /// and within the budget; for a new VM, from its oldest segment on. `take` returns the cost of
-    /// a record in blocks. True if nothing was left.
+    /// Reads the placements that the VM wrote since the last call, up to `end` and within the
+    /// budget. For a new VM, it starts at the VM's oldest segment. `take` returns the cost of a
+    /// record in blocks. Returns true if nothing was left to read.
     pub fn read<H: Host>(
         &mut self,
         host: &H,
@@ -248,8 +248,8 @@ impl PlacementRingReader {
         true
     }
 
-    /// Reads the new records of a segment. False if the budget ended before the segment; `None` if
-    /// the segment is not the expected one.
+    /// Reads the new records of a segment. Returns false if the budget ended before the segment,
+    /// and `None` if the segment is not the expected one.
     fn segment<H: Host>(
         &mut self,
         host: &H,

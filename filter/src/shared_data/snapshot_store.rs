@@ -1,11 +1,11 @@
-//! The snapshot store of one pool: the daemon's messages, as the leader received them, in shared
-//! data for all VMs.
+//! The snapshot store of one pool, in shared data for all VMs. It has the daemon's messages as the
+//! leader received them.
 //!
-//! A small head has the current version, and names one of two sides, which has the message as
+//! A small head has the current version, and names one of two sides. That side has the message as
 //! received. A writer fills the other side and then switches the head. So a reader finds a complete
-//! message or, during a race, a message that the head does not name; then it reads again at the
-//! next wake-up. All writes are compare-and-swap, and fail if a later leader's epoch or a newer
-//! version was written. So a stalled leader can neither roll the store back nor damage the current
+//! message or, during a race, a message that the head does not name. In that case it reads again at
+//! the next wake-up. All writes are compare-and-swap, and fail if a later leader's epoch or a newer
+//! version was written. So a stalled leader can neither undo newer writes nor damage the current
 //! side.
 
 use exchange::Timestamp;
@@ -14,8 +14,8 @@ use scheduler::Version;
 
 use crate::host::{Host, HostError, Result, SharedValue, WriteCondition};
 
-/// The most attempts at a compare-and-swap. Only two leaders at the same time conflict, and one of
-/// them is about to stop.
+/// The maximum number of attempts at a compare-and-swap. Only two leaders at the same time can
+/// conflict, and one of them is about to stop.
 const TRIES_MAX: usize = 4;
 
 /// The keys of one pool.
@@ -36,17 +36,17 @@ pub struct HeadReading {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredMessage {
-    /// When the leader received it.
+    /// The time when the leader received it.
     pub received: Timestamp,
     bytes: Vec<u8>,
 }
 
-/// Why a message was not published.
+/// The reason why a message was not published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PublishError {
-    /// A later leader has written; this VM no longer leads.
+    /// A later leader has written, so this VM no longer leads.
     Superseded,
-    /// The stored message is as new, or newer.
+    /// The stored message is equally new or newer.
     NotNewer,
     /// The metrics belong to another pool update.
     OtherPoolUpdate,
@@ -57,8 +57,8 @@ pub enum PublishError {
 // === impl SharedSnapshotStore ===
 
 impl SharedSnapshotStore {
-    /// Makes the store of `pool`, a name from the filter's configuration, so that keys are a fixed
-    /// set.
+    /// Creates the store of `pool`, a name from the filter's configuration, so that keys are a
+    /// fixed set.
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self::with_prefix(&format!("switchpoint/1/pool/{pool}"))
@@ -73,8 +73,8 @@ impl SharedSnapshotStore {
         }
     }
 
-    /// Makes the store of the learned models of `pool`. They have their own version and are stored
-    /// in the place of pool updates.
+    /// Makes the store of the learned models of `pool`. The models have their own version, and are
+    /// stored in the place of pool updates.
     #[must_use]
     pub fn for_models(pool: &str) -> Self {
         Self::with_prefix(&format!("switchpoint/1/learned/{pool}"))
@@ -83,7 +83,7 @@ impl SharedSnapshotStore {
     /// Returns the current head; `None` if none was ever written.
     ///
     /// # Errors
-    /// The error of the host.
+    /// Returns the error of the host.
     pub fn read_head<H: Host>(&self, host: &H) -> Result<Option<HeadReading>> {
         Ok(host.shared(&self.head)?.and_then(|shared| {
             SnapshotHead::from_bytes(&shared.bytes).map(|head| HeadReading {
@@ -96,7 +96,7 @@ impl SharedSnapshotStore {
     /// Returns the pool update that `head` names; `None` while it is being replaced.
     ///
     /// # Errors
-    /// The error of the host.
+    /// Returns the error of the host.
     pub fn pool_update<H: Host>(
         &self,
         host: &H,
@@ -113,7 +113,7 @@ impl SharedSnapshotStore {
     /// replaced.
     ///
     /// # Errors
-    /// The error of the host.
+    /// Returns the error of the host.
     pub fn metrics<H: Host>(&self, host: &H, head: SnapshotHead) -> Result<Option<StoredMessage>> {
         if head.metrics_sequence == 0 {
             return Ok(None);

@@ -1,34 +1,36 @@
-//! The table of this process's VMs: one shared table with a row for each, kept by heartbeats.
+//! The table of this process's VMs. It is one shared table with a row for each VM, kept up to date
+//! by heartbeats.
 //!
 //! The first [`VM_SLOTS_MAX`] rows are VM slots. The number of the slot is in the names of the data
 //! that a VM shares (queue, counters, load report, ring), so that the names are a fixed set: the
-//! host never frees a key of shared data. Further VMs have rows without a slot: they pick with
-//! their own state, share nothing, are woken by their ticks only, and take the first free slot. A
-//! row without a heartbeat for [`EXPIRY_MS`] is free. A VM that was stalled for that long finds
-//! another VM in its row and enrols again.
+//! host never frees a key of shared data. Further VMs have rows without a slot. They pick with
+//! their own state, share nothing, are woken only by their ticks, and take the first slot that
+//! becomes free. A row without a heartbeat for [`EXPIRY_MS`] is free. A VM that was stalled for
+//! that long finds another VM in its row and enrols again.
 
 use exchange::Timestamp;
 use proto::shared_data::VmEntry;
 
 use crate::host::{Host, Result, WriteCondition};
 
-/// VM slots of a process. Each worker thread and the main thread have a VM. This is more than twice
-/// the number of VMs on 192 cores, because all VMs may be replaced at once, and slots of lost VMs
-/// are free only after [`EXPIRY_MS`]. The table has 32 bytes for each row, and each VM reads it
-/// every 100 ms.
+/// The number of VM slots of a process. Each worker thread and the main thread have a VM. This is
+/// more than twice the number of VMs on 192 cores, because all VMs may be replaced at once, and
+/// slots of lost VMs are free only after [`EXPIRY_MS`]. The table has 32 bytes for each row, and
+/// each VM reads it every 100 ms.
 pub const VM_SLOTS_MAX: usize = 512;
-/// Rows of the table, including those without a slot. Further VMs are not in the table.
+/// The number of rows of the table, including those without a slot. Beyond that number, VMs are not
+/// in the table.
 const ROWS_MAX: usize = 2 * VM_SLOTS_MAX;
-/// How often a VM writes its heartbeat.
+/// The interval at which a VM writes its heartbeat.
 pub const HEARTBEAT_MS: u64 = 1_000;
-/// A VM without a heartbeat for this long counts as gone: five heartbeats, so that a long blocking
-/// call on its thread does not evict it.
+/// A VM without a heartbeat for this long counts as lost. It is five heartbeats, so that a long
+/// blocking call on its thread does not evict it.
 pub const EXPIRY_MS: u64 = 5_000;
 
 /// The key of the table.
 const KEY: &str = "switchpoint/1/vms";
-/// The most attempts at a compare-and-swap. Conflicts come from the heartbeats of other VMs, one
-/// per second each.
+/// The maximum number of attempts at a compare-and-swap. Conflicts come from the heartbeats of
+/// other VMs, one per second from each.
 const TRIES_MAX: usize = 16;
 
 /// A copy of the table, as last read.
@@ -42,7 +44,7 @@ pub struct VmTable {
 impl VmTable {
     /// Writes `row` where its VM is enrolled, or enrols the VM in the first free row. Returns the
     /// slot, if the VM has one, and the new table. `None` if nothing was written, because other VMs
-    /// wrote each time or the proxy refused.
+    /// wrote each time, or because the proxy refused.
     pub fn write_heartbeat<H: Host>(host: &H, row: VmEntry) -> Option<(Option<u16>, Self)> {
         for _ in 0..TRIES_MAX {
             let (mut vm_table, expect) = Self::load(host).ok()?;
@@ -220,7 +222,7 @@ mod tests {
             ),
             (2 * 193, 0)
         );
-        // VMs that are gone lose their slots, and new VMs take these.
+        // VMs that are lost lose their slots too, and new VMs take these.
         assert_eq!(slot(&host, row(1_000, EXPIRY_MS)), Some(0));
     }
 

@@ -1,7 +1,7 @@
-//! The connection to the daemon: a gRPC stream or, if the proxy allows its filters no streams, HTTP
-//! calls.
+//! The connection to the daemon. It is a gRPC stream or, if the proxy does not let its filters use
+//! streams, HTTP calls.
 //!
-//! Both carry the same messages in the same order, and both end as a whole: any failed call ends
+//! Both carry the same messages in the same order, and both end as a whole. Any failed call ends
 //! the connection, and the next connection begins with a Hello. There are two kinds of calls, each
 //! with at most one open call:
 //!
@@ -26,10 +26,10 @@ use crate::pairs::HeaderPairs;
 /// requires of a serialized message.
 const RECEIVE_BYTES_MAX: u32 = 4_194_304 + 97;
 
-/// The most bytes that wait for the daemon: those that it has not taken or, on a stream, those sent
-/// since its last message. A daemon sends a message every second, and 200 VMs send at most about 10
-/// MiB in a second. If the daemon is further behind, the link is closed, because waiting bytes use
-/// the proxy's memory.
+/// The maximum number of bytes that wait for the daemon: those that it has not taken or, on a
+/// stream, those sent since its last message. A daemon sends a message every second, and 200 VMs
+/// send at most about 10 MiB in a second. If the daemon is further behind, the link is closed,
+/// because waiting bytes use the proxy's memory.
 const WAITING_BYTES_MAX: usize = 4 * MESSAGE_BYTES_MAX;
 
 /// The header that names the connection in each of its calls.
@@ -48,11 +48,11 @@ pub enum StateConnection {
 pub struct GrpcStream {
     number: u32,
     /// Bytes sent since the daemon's last message. The proxy buffers the bytes that the daemon does
-    /// not take, and does not report how many.
+    /// not take, and does not report how many there are.
     unacknowledged_bytes: usize,
 }
 
-/// Why a connection can no longer be used.
+/// The reason why a connection can no longer be used.
 #[derive(Debug)]
 pub enum ConnectionFailure {
     /// The proxy refused a call that the connection needs.
@@ -61,11 +61,11 @@ pub enum ConnectionFailure {
     Full,
 }
 
-/// HTTP calls in place of a stream.
+/// HTTP calls instead of a stream.
 #[derive(Debug)]
 pub struct HttpCalls {
     session: String,
-    /// Messages that were not sent yet, framed.
+    /// Messages that were not sent yet, with their frames.
     outbox: Vec<u8>,
     send_call: Option<u32>,
     receive_call: Option<u32>,
@@ -117,7 +117,7 @@ impl StateConnection {
         }
     }
 
-    /// Records that a message of the daemon came.
+    /// Records that a message of the daemon arrived.
     pub fn record_received(&mut self) {
         if let Self::Stream(stream) = self {
             stream.unacknowledged_bytes = 0;
@@ -269,8 +269,8 @@ impl HttpCalls {
         host.call(&config.cluster, &headers, body, config.silence_max_ms)
     }
 
-    /// Takes the answer to `call`. Returns the framed messages in it, and whether the next call may
-    /// be made at once; or the reason why the connection has ended.
+    /// Takes the answer to `call`. Returns the framed messages in it and whether the next call may
+    /// be made at once, or the reason why the connection has ended.
     pub fn take_response(
         &mut self,
         call: u32,

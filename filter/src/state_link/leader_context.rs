@@ -1,4 +1,4 @@
-//! The parts of the VM that a leader uses during one callback, and what it does with updates.
+//! The parts of the VM that a leader uses during one callback, and its handling of updates.
 
 use exchange::Timestamp;
 use pool_state::{Applied, DaemonUpdate, RejectedMessage, wire_version};
@@ -24,9 +24,9 @@ pub struct LeaderContext<'a, H> {
     pub epoch: u64,
     /// The current time.
     pub now: Timestamp,
-    /// The configuration in force.
+    /// The current configuration.
     pub config: &'a FilterConfig,
-    /// The pools, borrowed for this callback. Functions called from here use these references and
+    /// The pools, borrowed for this callback. Functions called from here use these references, and
     /// borrow no cell.
     pub replicas: Vec<&'a mut PoolReplica>,
     /// This VM's identity, if the VMs share.
@@ -102,7 +102,7 @@ impl<'a, H: Host> LeaderContext<'a, H> {
     }
 
     /// Handles an update that could not be published. Returns a refusal if it is a pool update that
-    /// is not in force.
+    /// is not in use.
     fn not_published(&mut self, update: &DaemonUpdate, why: PublishError) -> Option<state::Ack> {
         let replica = self
             .replicas
@@ -110,11 +110,11 @@ impl<'a, H: Host> LeaderContext<'a, H> {
             .find(|replica| update.pool() == Some(&replica.name))?;
         if why == PublishError::NotNewer && !matches!(update, DaemonUpdate::Metrics { .. }) {
             // The update was sent again, or is older than one that a former leader received. The
-            // store is right.
+            // content of the store is right.
             let _ = replica.refresh(self.host);
         }
         let DaemonUpdate::PoolUpdate(pool_update) = update else {
-            // Newer metrics or models come soon.
+            // Newer metrics or models will arrive soon.
             return None;
         };
         let refusal = if let PublishError::Host(error) = why {

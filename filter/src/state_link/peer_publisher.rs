@@ -1,7 +1,7 @@
 //! Publishes the load of all VMs of this process to the other proxies of a pool: the sum of their
 //! load reports, and their placements. The leader does this.
 //!
-//! It publishes only if the daemon has reported other proxies; then every few ms while anything
+//! It publishes only if the daemon has reported other proxies, and then every few ms while anything
 //! changes.
 
 use exchange::{ManagedPool, Timestamp};
@@ -14,8 +14,8 @@ use crate::shared_data::RingOwner;
 use crate::shared_data::load_sharing::LoadSharing;
 use crate::shared_data::placement_ring::{PlacementRingReader, ReadBudget};
 
-/// The most blocks of placements in one message, apart from the last record: 1.6 to 3 MB per second
-/// at most. With more traffic, ring segments are overwritten before they are read, which is
+/// The maximum number of blocks of placements in one message, apart from the last record: 1.6 to 3
+/// MB per second. With more traffic, ring segments are overwritten before they are read, which is
 /// counted.
 const BLOCKS_MAX: usize = 1_024;
 /// After this long without a change, in ms, traffic counts as stopped.
@@ -25,9 +25,10 @@ const QUIET_MS: u64 = 1_000;
 const BUSY_TICK_MS: u32 = 5;
 /// Tick period without traffic, in ms: the delay until the first request of a burst is published.
 const QUIET_TICK_MS: u32 = 10;
-/// A stamp that comes back later than this, in ms, is ignored: the daemon was away meanwhile.
+/// A stamp that comes back later than this, in ms, is ignored, because the daemon was away
+/// meanwhile.
 const DELAY_MAX_MS: u64 = proto::SHARE_EXPIRY_MS;
-/// A new measured delay has the weight of one in this many.
+/// A new measured delay has a weight of one in this many.
 const DELAYS: u32 = 8;
 
 /// The state of publishing for one pool.
@@ -59,9 +60,9 @@ struct ReportDelay {
 // === impl ReportDelay ===
 
 impl ReportDelay {
-    /// Handles a stamp that came back. If it is a new one, a report of this process was forwarded:
-    /// returns the delay of the oldest change in that report, µs. A report takes as long to the
-    /// other proxies as its stamp takes back.
+    /// Handles a stamp that came back. If it is a new one, a report of this process was forwarded.
+    /// Then returns the delay of the oldest change in that report, in µs. The stamp takes as long
+    /// to come back as the report takes to the other proxies.
     fn receive(&mut self, stamp: u64, now: Timestamp) -> Option<u32> {
         let before = std::mem::replace(&mut self.stamp, stamp);
         let delay = now.us_since(Timestamp(stamp));
@@ -85,7 +86,7 @@ impl ReportDelay {
 
 impl PeerPublisher {
     /// Handles a message of the daemon. If the message shows that a report of this process was
-    /// forwarded, returns the delay of the oldest change in that report, µs.
+    /// forwarded, returns the delay of the oldest change in that report, in µs.
     pub fn receive_peers(&mut self, message: &state::PeerLoad, now: Timestamp) -> Option<u32> {
         self.peers.receive(message);
         self.delay.receive(message.stamp, now)
@@ -151,8 +152,8 @@ impl PeerPublisher {
         }
         self.row.clone_from(&row);
         self.held.clone_from(&held);
-        // The oldest change may be from right after the last reading. A repeated report has no
-        // change, so it has no stamp.
+        // The oldest change may have happened directly after the last reading. A repeated report
+        // has no change, so it has no stamp.
         let stamp = if is_changed { read_at.0 } else { 0 };
         let mut report = state::LoadReport {
             pool: name.to_owned(),

@@ -1,11 +1,13 @@
-//! The request bodies of one VM that are not yet whole. Their sum is bounded: a client that sends
-//! slowly, or sends little that a decompressor makes large, takes no room from others.
+//! The request bodies of one VM that are not complete yet. Their total size is bounded. A client
+//! that sends slowly, or sends few bytes that a decompressor makes large, takes no room from
+//! others.
 //!
-//! Each client has an equal share, which binds only against others: one client alone may use the
-//! whole sum. If there is no room, the body goes that has cost most, in bytes times time, of the
-//! clients above their share. A client's next body replaces none of its own that come fast: then
-//! the next one goes. So at any moment the VM holds at most twice the sum, and one piece: a body of
-//! another stream is held until a root context refuses it.
+//! Each client has an equal share, which applies only while other clients need room: one client
+//! alone may use the whole total. If there is no room, a body of a client above its share is
+//! refused: the one that has cost most, in bytes times time. The next body of a client does not
+//! replace its own bodies that arrive fast. In that case the next one is refused. So at any time
+//! the VM holds at most twice the total and one piece, because a body of another stream is held
+//! until a root context refuses it.
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
@@ -14,11 +16,12 @@ use exchange::Timestamp;
 
 use super::parked_request::ParkedRequest;
 
-/// Shorter bodies are not counted: Envoy needs about as much for a stream without a body.
+/// Shorter bodies are not counted, because Envoy needs about as much memory for a stream without a
+/// body.
 pub const COUNTED_BYTES_MIN: usize = 16_384;
 
-/// A body that has come for less long is not slow. In this time a line of 10 Mbit/s delivers a
-/// prompt of 250,000 tokens.
+/// A body that has been arriving for less time is not slow. In this time a line of 10 Mbit/s
+/// delivers a prompt of 250,000 tokens.
 const SLOW_MS: u64 = 1_000;
 
 /// A body in progress, which its stream and the VM both hold.
@@ -52,11 +55,11 @@ pub struct BodiesInProgress {
 /// Whether a body may grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyRoom {
-    /// There is room.
+    /// There is room in the total.
     Free,
-    /// There is, because bodies of other streams are refused.
+    /// There is room, because bodies of other streams are refused.
     AfterRefusals,
-    /// There is none: refuse this body.
+    /// There is no room: refuse this body.
     None,
 }
 
@@ -72,12 +75,12 @@ fn subtract(cell: &Cell<usize>, amount: usize) {
 // === impl BodyInProgress ===
 
 impl BodyInProgress {
-    /// Whether the body has been coming for long.
+    /// Whether the body has been arriving for a long time.
     pub fn is_slow(&self, now: Timestamp) -> bool {
         now.ms_since(self.since) >= SLOW_MS
     }
 
-    /// Bytes times milliseconds so far, and the bytes, which decide between two new bodies.
+    /// Bytes times milliseconds so far. The number of bytes decides between two new bodies.
     fn cost(&self, now: Timestamp) -> (u64, usize) {
         let bytes = self.bytes.get();
         (
@@ -119,7 +122,7 @@ impl BodiesInProgress {
         body
     }
 
-    /// The body has `bytes` bytes now. `bytes_max` is the largest sum.
+    /// Records that the body has `bytes` bytes now. `bytes_max` is the maximum total.
     pub fn grow(
         &mut self,
         body: &Rc<BodyInProgress>,
@@ -149,7 +152,7 @@ impl BodiesInProgress {
         room
     }
 
-    /// The body is whole, or its stream has ended.
+    /// Records that the body is complete, or that its stream has ended.
     pub fn remove(&mut self, body: &Rc<BodyInProgress>) {
         self.bodies.retain(|known| !Rc::ptr_eq(known, body));
         self.refuse(body);
@@ -160,7 +163,7 @@ impl BodiesInProgress {
         std::mem::take(&mut self.refused)
     }
 
-    /// Counts the body no more.
+    /// Stops counting the body.
     fn refuse(&mut self, body: &BodyInProgress) {
         if body.is_refused.replace(true) {
             return;
@@ -175,7 +178,7 @@ impl BodiesInProgress {
         }
     }
 
-    /// The body that has cost most of the clients above their share.
+    /// The body that has cost most, among the clients above their share.
     fn costliest(
         &self,
         newest: &BodyInProgress,
@@ -220,7 +223,7 @@ mod tests {
         Weak::<NoStream>::new()
     }
 
-    /// Begins a body of `mib` MiB. None if there is no room for it.
+    /// Begins a body of `mib` MiB. Returns `None` if there is no room for it.
     fn send(
         all: &mut BodiesInProgress,
         client: u64,

@@ -1,4 +1,4 @@
-//! A request that waits, or that the VM watches, as the VM sees it.
+//! A request that waits, or that the VM watches, in the form that the VM uses.
 
 use exchange::Timestamp;
 
@@ -9,9 +9,9 @@ pub trait ParkedRequest {
     /// Decides again, or releases the held piece, because state arrived, the deadline passed, or
     /// the pool named the request.
     fn retry(&self);
-    /// Looks at a reply that may not go on. False if the stream has ended, or must not be watched
-    /// any more.
+    /// Checks a reply that may make no progress. Returns false if the stream has ended, or must no
+    /// longer be watched.
     fn check_reply(&self, now: Timestamp) -> bool;
-    /// Refuses the request, if its body is not yet whole: there is no room for it.
+    /// Refuses the request if its body is not complete, because there is no room for it.
     fn refuse_body(&self);
 }

@@ -16,14 +16,13 @@ use crate::shared_data::load_sharing::SharingOccasion;
 /// The message that wakes a VM whose held request is next.
 pub(super) const QUEUED_WAKE: &[u8] = b"held";
 
-/// The most checks in a row of the order of held requests that find none to resume.
+/// The maximum number of checks in a row of the order of held requests that find none to resume.
 const TURNS_MAX: usize = 64;
 
 // === impl VmState ===
 
 impl<H: Host> VmState<H> {
-    /// Has a root context resume held requests of the pool, in this VM or in another one that is
-    /// next.
+    /// Makes a root context resume held requests of the pool, in this VM or in the VM that is next.
     pub fn release_soon(&mut self, replica: &mut PoolReplica) {
         if self.releasing == QueueRelease::Idle && !self.pass_turn(replica, self.host.now()) {
             self.wake_self();
@@ -31,7 +30,7 @@ impl<H: Host> VmState<H> {
     }
 
     /// Wakes this VM, so that a root context resumes held requests. Without a VM slot, the next
-    /// tick does.
+    /// tick does this.
     pub(super) fn wake_self(&mut self) {
         if self.releasing == QueueRelease::Idle
             && self.vm_slot.slot.is_some()
@@ -44,7 +43,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// The next one of a pool: while VMs share an order, only if it is this VM's turn.
+    /// The next held request of a pool. While VMs share an order, it is returned only if it is this
+    /// VM's turn.
     pub(super) fn next_queued_of(
         &self,
         replica: &mut PoolReplica,
@@ -71,7 +71,7 @@ impl<H: Host> VmState<H> {
                 FlowTurn::Write(_) => {}
                 FlowTurn::Resume(number) | FlowTurn::Try(number) => {
                     if let Some(stream) = replica.queued_stream(number) {
-                        // The loads are read after the order: see there.
+                        // The loads are read after the order; `SharedOrder` has the reason.
                         self.receive_loads(replica, now, SharingOccasion::Claim);
                         return Some(stream);
                     }
@@ -81,8 +81,8 @@ impl<H: Host> VmState<H> {
         None
     }
 
-    /// Takes the turn of this VM without resuming a request. False if a root context must: one of
-    /// this VM is next.
+    /// Takes the turn of this VM without resuming a request. Returns false if a root context must
+    /// do it, because a request of this VM is next.
     pub(super) fn pass_turn(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
         let Some(me) = self
             .vm_context()
@@ -108,9 +108,9 @@ impl<H: Host> VmState<H> {
         false
     }
 
-    /// Looks at the endpoints where requests made room, after this VM has published its load: see
-    /// [`exchange::ManagedPool::look_at_freed`]. If it knows of no room, it reads the loads of the
-    /// others before.
+    /// Checks the endpoints where requests made room, after this VM has published its load: see
+    /// [`exchange::ManagedPool::look_at_freed`]. If it knows of no room, it first reads the loads
+    /// of the others.
     pub fn look_at_freed(&self, replica: &mut PoolReplica, now: Timestamp) {
         let queues = replica.pool.queues();
         if queues.has_freed() && queues.is_shared() && !replica.pool.has_freed_room(now) {
@@ -119,7 +119,7 @@ impl<H: Host> VmState<H> {
         replica.pool.look_at_freed(now);
     }
 
-    /// Writes the order, then wakes the other VM. False if another VM wrote meanwhile.
+    /// Writes the order, then wakes the other VM. Returns false if another VM wrote meanwhile.
     fn write_order(&self, replica: &mut PoolReplica, wake: Option<u64>, now: Timestamp) -> bool {
         let is_written = replica.flow_order.write(&self.host, &mut replica.pool);
         wake.filter(|_| is_written)
@@ -141,7 +141,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Asks other VMs for the room that requests here lack.
+    /// Asks other VMs for the room that requests in this VM lack.
     fn pass_asks(&self, replica: &mut PoolReplica, now: Timestamp) {
         for ask in replica.pool.queues_mut().take_asks() {
             let others = self
@@ -159,7 +159,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Asks the next VM of the table for room. `left`: how many may still be asked.
+    /// Asks the next VM of the table for room. `left` is the number of VMs that may still be asked.
     fn pass_ask(&self, pool: &str, ask: RoomAsk, left: u32, now: Timestamp) {
         let Some(left) = left.checked_sub(1) else {
             return;
@@ -183,7 +183,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Another VM asks for room: gives a running request up, or asks the next VM.
+    /// Handles the ask of another VM for room: gives up a running request, or asks the next VM.
     pub(super) fn on_ask(
         &self,
         replica: &mut PoolReplica,
@@ -191,14 +191,14 @@ impl<H: Host> VmState<H> {
         left: u32,
         now: Timestamp,
     ) {
-        // So this VM knows that the other one holds requests, and wakes it.
+        // Through this, the VM knows that the other one holds requests, and wakes it.
         self.receive_loads(replica, now, SharingOccasion::Claim);
         if !replica.pool.queues_mut().give_room(ask, now) {
             self.pass_ask(&replica.name, ask, left, now);
         }
     }
 
-    /// Reads what the other VMs hold, if one of them holds any.
+    /// Reads the requests that the other VMs hold, if any VM holds some.
     pub fn read_order(&self, replica: &mut PoolReplica, now: Timestamp) {
         if let Some(me) = self
             .vm_context()
@@ -210,7 +210,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Writes what this VM holds, and the claim of a pick. False if another VM wrote meanwhile.
+    /// Writes the requests that this VM holds, and the claim of a pick. Returns false if another VM
+    /// wrote meanwhile.
     pub fn claim(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
         match self
             .vm_context()

@@ -1,9 +1,9 @@
 //! One pool in one VM: the daemon's state that this VM has applied, and the VM's own state.
 //!
 //! A replica changes only in [`PoolReplica::apply`], as a whole or not at all, and never while a
-//! request is being decided (a VM that replaced a lost one applies the state before its first
-//! request). [`PoolReplica::apply`] takes a result of [`decode`]: the leader decodes messages from
-//! the daemon, every other VM decodes those in the snapshot store.
+//! request is being decided. (A VM that replaced a lost one applies the state before its first
+//! request.) [`PoolReplica::apply`] takes a result of [`decode`]. The leader decodes messages from
+//! the daemon, and every other VM decodes those in the snapshot store.
 
 use std::ops::Deref;
 use std::rc::{Rc, Weak};
@@ -56,9 +56,9 @@ pub struct PoolReplica {
 /// The streams that the pool holds, by number. A stream stays here until it ends.
 #[derive(Debug, Default)]
 struct QueuedStreams {
-    /// In the order of numbers.
+    /// The streams, ordered by number.
     streams: Vec<(u64, Weak<dyn ParkedRequest>)>,
-    /// How many there were after the last time that ended ones were removed.
+    /// The number of streams after ended ones were last removed.
     alive: usize,
 }
 
@@ -189,7 +189,7 @@ impl PoolReplica {
         self.applied.pool_update()
     }
 
-    /// When the metrics in force were received; `None` before any.
+    /// The time when the present metrics were received; `None` before any.
     #[must_use]
     pub fn metrics_at(&self) -> Option<Timestamp> {
         self.applied.metrics_at()
@@ -274,16 +274,18 @@ impl PoolReplica {
     }
 
     /// Applies what is new in the stores, and returns what it was, in order. A message that cannot
-    /// be decoded counts as [`Applied::Nothing`]: it stays there, and the current state in force.
+    /// be decoded counts as [`Applied::Nothing`]. It stays in the store, and the current state
+    /// stays in use.
     ///
     /// # Errors
-    /// The error of the host.
+    /// Returns the error of the host.
     pub fn refresh<H: Host>(&mut self, host: &H) -> Result<Vec<Applied>> {
         let mut applied = Vec::from_iter(self.refresh_models(host)?);
         let Some(seen) = self.snapshots.changed_head(host)? else {
             return Ok(applied);
         };
-        // A side that is being replaced is read again later. A side that cannot be decoded is not.
+        // A side that is being replaced is read again later. A side that cannot be decoded is not
+        // read again.
         let mut settled = true;
         if seen.head.version > self.version() {
             match self.snapshots.store.pool_update(host, seen.head)? {

@@ -1,5 +1,5 @@
-//! The streams that the VM acts on from a root context: replies that may not go on, and bodies
-//! without room.
+//! The streams on which the VM acts from a root context: replies that may make no progress, and
+//! bodies without room.
 
 use std::rc::Weak;
 
@@ -8,13 +8,13 @@ use exchange::Timestamp;
 use super::bodies::BodiesInProgress;
 use super::parked_request::ParkedRequest;
 
-/// How often replies are looked at, in ms: a fifth of the shortest silence that counts.
+/// The interval at which replies are checked, in ms: a fifth of the shortest pause that counts.
 const CHECK_MS: u64 = 1_000;
 
 #[derive(Default)]
 pub struct WatchedStreams {
     pub bodies: BodiesInProgress,
-    /// At most the long replies of this VM that have not ended.
+    /// The long replies of this VM that have not ended, and no others.
     replies: Vec<Weak<dyn ParkedRequest>>,
     checked: Timestamp,
 }
@@ -27,7 +27,7 @@ impl WatchedStreams {
         self.replies.push(stream);
     }
 
-    /// Returns the replies to look at now. The caller gives back those that go on.
+    /// Returns the replies to check now. The caller gives back those that continue.
     pub fn take_replies(&mut self, now: Timestamp) -> Vec<Weak<dyn ParkedRequest>> {
         if now.ms_since(self.checked) < CHECK_MS {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Reads the reports and placements of the other VMs, and of the other proxies.
+//! Reads the reports and placements of the other VMs and of the other proxies.
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::{LoadReportHead, PeerLoadReport, PeerReport};
@@ -10,33 +10,36 @@ use crate::host::Host;
 use crate::shared_data::RingOwner;
 use crate::shared_data::placement_ring::{PlacementRingReader, ReadBudget};
 
-/// A report that was not written for this long (ten ticks), in ms, does not count. A VM with load
+/// A report that was not written for this time (ten ticks), in ms, does not count. A VM with load
 /// writes at each tick. So the load of a VM that trapped with open streams disappears.
 pub const ROW_EXPIRY_MS: u64 = 1_000;
-/// At a pick, reports of other VMs are read again if the last reading is this old, in ms ...
+/// At a pick, reports of other VMs are read again if the last reading is this old, in ms.
 pub(super) const ROWS_MS: u64 = 2;
-/// ... and at the end of a request, when no request waits, if the last reading is this old ...
+/// At the end of a request, when no request waits, they are read again if the last reading is this
+/// old.
 const ROWS_AT_END_MS: u64 = 1;
-/// ... but no more than this many reports per millisecond, which matters with more than 64 workers.
-/// A report costs 1 to 2 µs, so reading takes at most a twentieth of a worker's time. With 192
-/// workers the last reading is up to 6 ms old, with 511 up to 15 ms.
+/// But no more than this many reports are read per millisecond. This matters with more than 64
+/// workers. A report costs 1 to 2 µs, so reading takes at most a twentieth of a worker's time. With
+/// 192 workers the last reading is up to 6 ms old, with 511 up to 15 ms.
 pub(super) const ROWS_A_MS: u64 = 32;
 /// Reports of VMs that do not pick, and of all other proxies together, are read no more often than
 /// the daemon sends them.
 pub(super) const SLOW_ROWS_MS: u64 = 5;
-/// At a pick, rings are read again if the last reading is this old, in ms ...
+/// At a pick, rings are read again if the last reading is this old, in ms.
 pub(super) const RINGS_AT_PICK_MS: u64 = 10;
-/// ... and at the end of a request, when no request waits, if the last reading is this old.
+/// At the end of a request, when no request waits, rings are read again if the last reading is this
+/// old.
 const RINGS_AT_END_MS: u64 = 5;
-/// The most blocks read at a pick, which takes up to 50 µs. The next reading takes the rest.
+/// The maximum number of blocks read at a pick, which takes up to 50 µs. The next reading reads the
+/// rest.
 const BLOCKS_AT_PICK: usize = 2_048;
-/// The most blocks read at the end of a request, which takes up to 0.2 ms.
+/// The maximum number of blocks read at the end of a request, which takes up to 0.2 ms.
 const BLOCKS_AT_END: usize = 8_192;
-/// The most blocks read at a tick. It takes up to 2 ms in a VM that has just started and reads the
-/// rings of all other VMs.
+/// The maximum number of blocks read at a tick. It takes up to 2 ms in a VM that has just started
+/// and reads the rings of all other VMs.
 pub(super) const BLOCKS_AT_TICK: usize = 65_536;
 
-/// Which reports are read beside those of VMs that pick.
+/// Selects the reports that are read in addition to those of VMs that pick.
 #[derive(Clone, Copy, Debug)]
 struct SlowReports {
     /// The reports of VMs that do not pick.

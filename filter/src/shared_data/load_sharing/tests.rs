@@ -239,7 +239,7 @@ fn looks_are_no_closer_than_two_ms() {
     assert_eq!(world.look(1).requests, 1);
 }
 
-/// All 192 workers of the largest hosts share, and the cost of their readings is bounded, not
+/// All 192 workers of the largest hosts share, and the cost of their readings is bounded and not
 /// quadratic.
 #[test]
 fn of_many_workers_all_are_heard_and_none_looks_at_more_than_so_many_rows_a_millisecond() {
@@ -306,7 +306,7 @@ fn a_vm_that_trapped_leaves_no_ghosts_and_its_vm_slot_no_row() {
     let _ghosts: Vec<_> = (0..10).map(|i| world.request(2, &format!("{i}"))).collect();
     world.host.pass_ms(ROWS_MS);
     assert_eq!(world.look(1).requests, 10);
-    // The VM's memory is gone, and its streams get no more callbacks. Another VM replaces it at
+    // The VM's memory is lost, and its streams get no more callbacks. Another VM replaces it at
     // once.
     world.workers[2] = world.worker();
     let _alive = world.request(2, "mine");
