@@ -12,7 +12,8 @@ use serde_json::json;
 use testbed::stack::Stack;
 use testbed::{Result, client, wait_for};
 
-/// Longest time from a changed pool to a picker that knows it; the product promises milliseconds.
+/// The longest time from a changed pool to a picker that knows it; the product promises
+/// milliseconds.
 const POOL_LIMIT: Duration = Duration::from_secs(60);
 
 /// A decision, as the header `x-switchpoint-decision` of the response reports it.
@@ -42,7 +43,7 @@ impl ExplainedDecision {
     /// decision.
     ///
     /// # Errors
-    /// If the request was not served, or not explained.
+    /// Fails if the request was not served, or not explained.
     pub async fn ask(proxy: SocketAddr, prompt: &str) -> Result<Self> {
         let body = json!({"model": "demo", "stream": true, "max_tokens": 1, "messages": [{"role": "user", "content": prompt}]});
         let request = Request::post("/v1/chat/completions")
@@ -86,7 +87,7 @@ impl ExplainedDecision {
 /// explanations.
 ///
 /// # Errors
-/// If the picker does not know exactly these servers in time.
+/// Fails if the picker does not know exactly these servers in time.
 pub async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
     let addresses = indices
         .iter()

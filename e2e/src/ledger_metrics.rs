@@ -12,7 +12,7 @@ use testbed::load::{LoadGenerator, LoadOutcome};
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
-/// Longest wait for the last report of all VMs; the product promises a second or two.
+/// The longest wait for the last report of all VMs; the product promises a second or two.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Reports that each proxy must have sent since the end of the traffic. Two, because a report that
@@ -32,7 +32,7 @@ const ENTRIES: [&str; 6] = [
 /// Ends a drill in which no request may fail.
 ///
 /// # Errors
-/// If a request failed, or a ledger is not empty.
+/// Fails if a request failed, or a ledger is not empty.
 pub async fn close(drill: &str, load: LoadGenerator, stack: &Stack) -> Result<LoadOutcome> {
     close_but(drill, load, stack, |_| false).await
 }
@@ -40,7 +40,7 @@ pub async fn close(drill: &str, load: LoadGenerator, stack: &Stack) -> Result<Lo
 /// Ends a drill in which failures that are `excused` may happen. The outcome lists all failures.
 ///
 /// # Errors
-/// If another failure happened, or a ledger is not empty.
+/// Fails if another failure happened, or a ledger is not empty.
 pub async fn close_but(
     drill: &str,
     load: LoadGenerator,
@@ -78,7 +78,7 @@ pub fn note(drill: &str, seen: &str) {
 /// be `lost` as are expected.
 ///
 /// # Errors
-/// If the log has more or fewer such lines, with their number.
+/// Fails if the log has more or fewer such lines, with their number.
 pub async fn agree(stack: &Stack, expected: usize, lost: impl Fn(&Value) -> bool) -> Result<()> {
     let count = || {
         stack
@@ -102,7 +102,7 @@ pub async fn agree(stack: &Stack, expected: usize, lost: impl Fn(&Value) -> bool
 /// then.
 ///
 /// # Errors
-/// If a ledger does not become empty in time.
+/// Fails if a ledger does not become empty in time.
 pub async fn nothing_left(stack: &Stack) -> Result<()> {
     let idle = || async {
         (stack

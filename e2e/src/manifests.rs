@@ -120,7 +120,7 @@ pub struct AssembledConfig {
 /// Reads all objects of a manifest in `envoy-config/`.
 ///
 /// # Errors
-/// If the file is missing or is not YAML.
+/// Fails if the file is missing or is not YAML.
 pub fn read(file: &str) -> Result<Vec<Value>> {
     let text = std::fs::read_to_string(root().join("envoy-config").join(file))?;
     Ok(serde_saphyr::from_multiple(&text).map_err(|error| format!("{file}: {error}"))?)
@@ -129,7 +129,7 @@ pub fn read(file: &str) -> Result<Vec<Value>> {
 /// The only object of a kind.
 ///
 /// # Errors
-/// If there is none, or more than one.
+/// Fails if there is none, or more than one.
 pub fn only<'o>(objects: &'o [Value], kind: &str) -> Result<&'o Value> {
     let mut found = objects.iter().filter(|object| object["kind"] == kind);
     match (found.next(), found.next()) {
@@ -150,7 +150,7 @@ pub fn only<'o>(objects: &'o [Value], kind: &str) -> Result<&'o Value> {
 /// folder.
 ///
 /// # Errors
-/// If `shipped` is not the shipped file.
+/// Fails if `shipped` is not the shipped file.
 pub fn local(shipped: &Value, folder: &Path) -> Result<LocalPorts> {
     let port = |pointer: &str| -> Result<u16> {
         let port = shipped
@@ -314,7 +314,7 @@ impl PlacedFragment {
     /// Checks that Envoy's configuration has what the manifest says, apart from the substitutions.
     ///
     /// # Errors
-    /// If it has something else; the text shows both.
+    /// Fails if Envoy's configuration has something else. The text shows both.
     pub fn check(&self, config: &Value) -> Result<()> {
         let there = match &self.at {
             FragmentPlace::Named(list, name) => {
@@ -351,7 +351,7 @@ impl AssembledConfig {
     /// placed.
     ///
     /// # Errors
-    /// If a fragment differs from the manifest, or too few were placed.
+    /// Fails if a fragment differs from the manifest, or too few were placed.
     pub fn check(&self, fragments_min: usize) -> Result<()> {
         if self.placed.len() < fragments_min {
             return Err(format!("only {} fragments were placed", self.placed.len()).into());
@@ -364,7 +364,7 @@ impl AssembledConfig {
     /// Writes what Envoy discovers to files in `folder`, and returns the bootstrap.
     ///
     /// # Errors
-    /// If the folder cannot be written.
+    /// Fails if the folder cannot be written.
     pub fn deliver(&self, folder: &Path) -> Result<Value> {
         for (list, kind) in DELIVERED {
             write(

@@ -34,7 +34,7 @@ pub fn picker(seats: Option<u32>) -> String {
 /// Writes the objectives and the configuration into `folder`. Returns the daemon's arguments.
 ///
 /// # Errors
-/// If a file cannot be written.
+/// Fails if a file cannot be written.
 pub fn files(folder: &Path, seats: Option<u32>) -> Result<Vec<String>> {
     let objective = |(name, priority): (&str, i32)| {
         json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": {"name": name},
@@ -56,7 +56,7 @@ pub fn files(folder: &Path, seats: Option<u32>) -> Result<Vec<String>> {
 /// Replaces the configuration in `folder`.
 ///
 /// # Errors
-/// If the file cannot be written.
+/// Fails if the file cannot be written.
 pub fn replace(folder: &Path, seats: Option<u32>) -> Result<()> {
     let draft = folder.join("picker.draft");
     std::fs::write(&draft, picker(seats))?;
@@ -66,7 +66,7 @@ pub fn replace(folder: &Path, seats: Option<u32>) -> Result<()> {
 /// A stack with one engine like `engine`, and one worker.
 ///
 /// # Errors
-/// If a file cannot be written.
+/// Fails if a file cannot be written.
 pub fn builder(
     front: PickerMode,
     folder: &Path,
@@ -85,7 +85,7 @@ pub fn builder(
 /// Adds flow control by tenant to a stack whose filter picks.
 ///
 /// # Errors
-/// If a file cannot be written.
+/// Fails if a file cannot be written.
 pub fn holding_tenants(builder: StackBuilder, folder: &Path, seats: u32) -> Result<StackBuilder> {
     Ok(holding(builder, folder, seats)?.picker(json!({"fairness_header": "trust"})))
 }
@@ -93,7 +93,7 @@ pub fn holding_tenants(builder: StackBuilder, folder: &Path, seats: u32) -> Resu
 /// Adds flow control to a stack: each engine takes `seats` requests.
 ///
 /// # Errors
-/// If a file cannot be written.
+/// Fails if a file cannot be written.
 pub fn holding(builder: StackBuilder, folder: &Path, seats: u32) -> Result<StackBuilder> {
     let arguments = files(folder, Some(seats))?;
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -114,7 +114,7 @@ pub fn slow_engine() -> ModelServerOptions {
 /// A request of `tokens` output tokens.
 ///
 /// # Errors
-/// If the request is invalid.
+/// Fails if the request is invalid.
 pub fn request(objective: &str, tokens: u32) -> Result<Request<Body>> {
     let body = json!({"model": "demo", "max_tokens": tokens, "ignore_eos": true, "messages": [{"role": "user", "content": objective}]});
     let head = Request::post("/v1/chat/completions").header("content-type", "application/json");
@@ -126,7 +126,7 @@ pub fn request(objective: &str, tokens: u32) -> Result<Request<Body>> {
 /// Sends `count` such requests, each on a connection of its own.
 ///
 /// # Errors
-/// If a request is invalid.
+/// Fails if a request is invalid.
 pub fn send(
     stack: &Stack,
     count: usize,

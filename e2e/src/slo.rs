@@ -25,7 +25,7 @@ use testbed::{Result, wait_for};
 /// Tokens of every answer.
 const OUTPUT_TOKENS: u32 = 16;
 
-/// Smallest and largest number of words of a prompt; a word has about four bytes.
+/// The smallest and largest number of words of a prompt; a word has about four bytes.
 const WORDS: [usize; 2] = [100, 500];
 
 /// A class of requests.
@@ -93,7 +93,7 @@ pub fn example() -> PathBuf {
 /// A chat request for a stream of at most `max_tokens` tokens.
 ///
 /// # Errors
-/// If a header is invalid.
+/// Fails if a header is invalid.
 pub fn chat(prompt: &str, max_tokens: u32, headers: &[(&str, &str)]) -> Result<Request<Body>> {
     let body = json!({
         "model": "demo", "max_tokens": max_tokens, "stream": true, "stream_options": {"include_usage": true},
@@ -109,7 +109,7 @@ pub fn chat(prompt: &str, max_tokens: u32, headers: &[(&str, &str)]) -> Result<R
 /// Waits until the daemon has a latency model that predicts.
 ///
 /// # Errors
-/// If that takes longer than `limit`.
+/// Fails if that takes longer than `limit`.
 pub async fn predicts(stack: &Stack, limit: Duration) -> Result<()> {
     let page = || async {
         let page = stack
@@ -146,7 +146,7 @@ impl SloExperiment {
     /// Runs all seeds under one policy and returns the counts of each class.
     ///
     /// # Errors
-    /// If a part does not start, or an answer breaks off.
+    /// Fails if a part does not start, or an answer breaks off.
     pub async fn run(
         &self,
         policy: ExperimentPolicy,
@@ -197,7 +197,7 @@ impl SloExperiment {
     /// as it runs requests at once.
     ///
     /// # Errors
-    /// If a server does not answer.
+    /// Fails if a server does not answer.
     pub async fn capacity(&self) -> Result<f64> {
         let stack = self.pool(Stack::builder()).start().await?;
         let began = Instant::now();

@@ -29,7 +29,7 @@ pub fn translator() -> Option<PathBuf> {
 /// Applies the patches to a bare gateway.
 ///
 /// # Errors
-/// If a patch is of an unknown kind, or finds nothing to patch.
+/// Fails if a patch is of an unknown kind, or finds nothing to patch.
 pub fn patched(local: &LocalPorts) -> Result<AssembledConfig> {
     let mut made = AssembledConfig {
         config: bare(local),
@@ -79,7 +79,7 @@ pub fn patched(local: &LocalPorts) -> Result<AssembledConfig> {
 /// Translates the whole manifest.
 ///
 /// # Errors
-/// If the translator refuses the manifest, or its result is not as expected.
+/// Fails if the translator refuses the manifest, or its result is not as expected.
 pub fn translated(translator: &Path, local: &LocalPorts) -> Result<AssembledConfig> {
     let configs = translate(translator, &local.folder)?;
     let mut listeners = resources(&configs, "dynamicListeners", "listener");

@@ -22,7 +22,7 @@ const WASM: &str = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wa
 /// The configuration of a gateway with the objects of `file`.
 ///
 /// # Errors
-/// If the objects hold something that is not supported.
+/// Fails if the objects hold something that is not supported.
 pub fn gateway(file: &str, local: &LocalPorts) -> Result<AssembledConfig> {
     let objects = read(file)?;
     let (routes, cluster) = routes(&only(&objects, "VirtualService")?["spec"]["http"])?;

@@ -18,7 +18,7 @@ use testbed::{Result, client, wait_for};
 
 use crate::echo;
 
-/// Longest wait for starts, and for changes without a promised time.
+/// The longest wait for starts, and for changes without a promised time.
 const LIMIT: Duration = Duration::from_secs(30);
 
 const CHAT: &str = "/v1/chat/completions";

@@ -18,7 +18,7 @@ const MENDED_LIMIT: Duration = Duration::from_secs(100);
 /// The workers of the Envoy under test.
 const WORKERS: u32 = 4;
 
-/// Largest share of the requests in the measured 6 s that a broken engine may get.
+/// The largest share of the requests in the measured 6 s that a broken engine may get.
 const SHARE_MAX: f64 = 0.02;
 
 /// Requests in those 6 s that count as probes, whatever their share: probes come by time. Each

@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 
 use crate::discovered::asked;
 
-/// Longest wait for some scrapes on a busy machine.
+/// The longest wait for some scrapes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Picks in a row that prove a preference; by chance this happens once in a thousand.

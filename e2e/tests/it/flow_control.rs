@@ -19,7 +19,7 @@ use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, wait_for};
 use tokio::task::JoinHandle;
 
-/// Longest wait for changes without a promised time.
+/// The longest wait for changes without a promised time.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Requests of a batch wave.

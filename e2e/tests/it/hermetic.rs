@@ -53,7 +53,7 @@ struct HermeticCase {
     endpoints: Vec<EndpointLoadRow>,
     request: HermeticRequest,
     expect: HermeticExpectation,
-    /// Why the reference picker answers differently; for readers only.
+    /// The reason why the reference picker answers differently; for readers only.
     #[serde(default, rename = "differs")]
     _differs: Option<String>,
 }

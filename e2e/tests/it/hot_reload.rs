@@ -13,7 +13,7 @@ use testbed::{Result, wait_for};
 
 use crate::echo;
 
-/// Longest wait for starts, and for changes without a promised time.
+/// The longest wait for starts, and for changes without a promised time.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The product promises one second on an idle machine; a test machine may compile at the same time.

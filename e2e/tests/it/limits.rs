@@ -352,7 +352,8 @@ async fn bodies_that_are_not_whole_take_no_room_from_others() -> Result<()> {
     };
     wait_for(LIMIT, "bodies of one client to be refused", refused).await?;
 
-    // Who was there before goes on, and others come, while some hostile bodies are still held.
+    // Clients that were there before continue, and new clients arrive, while some hostile bodies
+    // are still held.
     early.write(rest).await?;
     assert_eq!(early.read_reply().await?.status, 200);
     for _ in 0..4 {
@@ -362,7 +363,7 @@ async fn bodies_that_are_not_whole_take_no_room_from_others() -> Result<()> {
         let reply = raw.read_reply().await?;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
-    // The client alone may use all the room, once it sends what becomes whole.
+    // The client alone may use all the room, once it sends bodies that become complete.
     drop(hostile);
     let mut large = Vec::new();
     let whole = prompt(7 * MIB);

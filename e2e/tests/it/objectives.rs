@@ -16,7 +16,7 @@ use testbed::{Result, wait_for};
 use crate::echo;
 use crate::pools::TwoPools;
 
-/// Longest wait for changes without a promised time.
+/// The longest wait for changes without a promised time.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Names of the objective header, the older one last.

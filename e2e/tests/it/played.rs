@@ -25,7 +25,7 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-/// Longest time from a message to its effect; the product promises milliseconds.
+/// The longest time from a message to its effect; the product promises milliseconds.
 const LIMIT: Duration = Duration::from_secs(30);
 
 type PlayedMessages = mpsc::UnboundedSender<Result<state::DaemonMessage, Status>>;

@@ -1,4 +1,5 @@
-//! Laws of the default policy on a real Envoy: who gets requests, whatever its numbers are.
+//! Laws of the default policy on a real Envoy: which endpoints get requests, for any numbers of the
+//! policy.
 
 use std::collections::BTreeMap;
 

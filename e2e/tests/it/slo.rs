@@ -16,7 +16,7 @@ use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 use tokio::task::JoinHandle;
 
-/// Longest wait for learning from live traffic.
+/// The longest wait for learning from live traffic.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const LOOSE: [(&str, &str); 3] = [

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use testbed::stack::Stack;
 use testbed::{Result, client};
 
-/// Longest time from a change in the endpoints file to its effect on picks; the product promises 50
-/// ms.
+/// The longest time from a change in the endpoints file to its effect on picks; the product
+/// promises 50 ms.
 const EFFECT_LIMIT: Duration = Duration::from_secs(10);
 
 fn chat(prompt: &str) -> Value {

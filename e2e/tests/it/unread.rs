@@ -1,5 +1,6 @@
-//! Clients that do not read their replies. What they leave in Envoy's buffers takes no place of
-//! other clients, and a client that reads slowly, or waits for an engine that thinks, is not cut.
+//! Clients that do not read their replies. The bytes that they leave in Envoy's buffers take no
+//! place of other clients. A client that reads slowly, or waits for an engine that thinks, is not
+//! cut off.
 
 use std::net::SocketAddr;
 use std::time::Duration;

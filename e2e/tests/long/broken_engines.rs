@@ -11,7 +11,7 @@ use testbed::second_envoy::SecondEnvoy;
 /// Ten times what mending should take.
 const MENDED_LIMIT: Duration = Duration::from_secs(100);
 
-/// Largest share of all requests after the first second that a broken engine may get.
+/// The largest share of all requests after the first second that a broken engine may get.
 const SHARE_MAX: f64 = 0.02;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

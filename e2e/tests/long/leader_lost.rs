@@ -166,7 +166,8 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     Ok(())
 }
 
-/// As when a machine sleeps: leases run out and streams time out while no process can notice.
+/// The situation is the same as when a machine sleeps: leases run out and streams time out while no
+/// process can notice.
 #[tokio::test]
 async fn a_proxy_that_was_stopped_for_long_goes_on() -> Result<()> {
     let mut stack = Stack::builder()

@@ -18,8 +18,8 @@ const WRAPPER: &str = "filter/src/drill/vm_time.rs";
 /// Hands out raw memory.
 const ALLOCATOR: &str = "filter/src/allocator.rs";
 
-/// Most lines of the adapter's files together, before tests: the adapter translates and decides
-/// nothing.
+/// The maximum number of lines of the adapter's files together, before tests: the adapter
+/// translates and decides nothing.
 const ADAPTER_LINES_MAX: usize = 900;
 
 const GENERATED: [&str; 2] = ["crates/proto/src/gen/", "crates/discovery/src/etcd/gen/"];
@@ -56,8 +56,8 @@ const HOST_METHODS: &[&str] = &[
     "self.done()",
 ];
 
-/// Most direct dependencies of the crates that are linked into a proxy: each dependency is code on
-/// the request path.
+/// The maximum number of direct dependencies of the crates that are linked into a proxy: each
+/// dependency is code on the request path.
 const DEPENDENCIES_MAX: &[(&str, usize)] = &[
     ("crates/scheduler/Cargo.toml", 3),
     ("crates/pool-state/Cargo.toml", 3),

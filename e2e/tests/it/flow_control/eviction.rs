@@ -1,5 +1,5 @@
 //! Running batch requests are given up for chat that waits (`enableEviction`), by the worker that
-//! has them, and only before their first byte. The gate of the engine says when a batch request
+//! has them, and only before their first byte. The gate of the engine decides when a batch request
 //! ends, not a time.
 
 use std::net::SocketAddr;

@@ -17,7 +17,7 @@ const WORKERS: u32 = 4;
 const SEATS: u32 = 6;
 const DELAY: Duration = Duration::from_millis(150);
 
-/// Of each proxy and sharing delay, one request may go too far.
+/// For each proxy and sharing delay, one request too many may be sent.
 const OVERSHOOT_MAX: usize = 2;
 
 struct TwoProxies {
@@ -143,8 +143,8 @@ async fn chat_of_one_proxy_goes_before_batch_of_the_other() -> Result<()> {
     Ok(())
 }
 
-/// Run by `make e2e-long`. On a busy machine a proxy hears of room later than the other one leaves
-/// it, and its share is smaller.
+/// Run by `make e2e-long`. On a busy machine a proxy learns of room later than the other one leaves
+/// it, so its share is smaller.
 mod slow {
     use super::*;
 

@@ -1,5 +1,5 @@
-//! What waiting cannot change is refused before anything is held: the same request gets the same
-//! answer at once, with and without flow control, on each front.
+//! Requests that waiting cannot help are refused before they are held: the same request gets the
+//! same answer at once, with and without flow control, in each picker mode.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,13 +19,14 @@ use tokio::time::timeout;
 
 use super::{LIMIT, until_queued};
 
-/// Longest time to a refusal. A held request would wait for seconds, until one that runs has ended.
+/// The longest time to a refusal. A held request would wait for seconds, until one that runs has
+/// ended.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// The output tokens of a request that runs until the test ends: for half a minute or more.
 const ENDLESS: u32 = 3_000;
 
-/// Longer than a worker needs to hear what the other one sent.
+/// The time is longer than a worker needs to learn of the requests of the other one.
 const APART: Duration = Duration::from_millis(50);
 
 /// An address that no endpoint has.
@@ -383,7 +384,7 @@ async fn check_slos(front: PickerMode) -> Result<()> {
         e2e::slo::predicts(&stack, LIMIT).await?;
         let mut running = Vec::new();
         for _ in 0..2 {
-            // Every request of such a pool must say an SLO.
+            // Every request of such a pool must have an SLO.
             let mut request = queued_requests::request("critical", ENDLESS)?;
             request
                 .headers_mut()

@@ -98,7 +98,7 @@ impl SeatEngine {
         self.is_open.send_replace(true);
     }
 
-    /// The most requests at once since the last call.
+    /// The maximum number of requests at once since the last call.
     pub fn most(&self) -> usize {
         self.change(|seen| {
             let running = seen.running;

@@ -196,7 +196,7 @@ async fn tenants_of_four_workers_get_equal_shares() -> Result<()> {
     Ok(())
 }
 
-/// A VM that traps takes what it held along; what the others hold goes on.
+/// A VM that traps loses the requests that it held. The requests that the others hold continue.
 #[tokio::test]
 async fn a_trapped_worker_does_not_block_the_others() -> Result<()> {
     let folder = tempfile::tempdir()?;

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Longest time from a message to its effect, far above the promised time.
+/// The longest time from a message to its effect, far above the promised time.
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
 /// The simulated proxy.
