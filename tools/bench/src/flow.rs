@@ -1,6 +1,7 @@
 //! Flow control on a real Envoy: chat beside a wave of batch requests of two tenants, through one
 //! worker, through four, and through two proxies of four workers. Then the same without the daemon,
-//! which is killed in the middle of the wave. [`cost`] measures what flow control costs a request.
+//! which is killed in the middle of the wave. [`cost`] measures the cost of flow control for a
+//! request.
 //!
 //! The engines are simulated, and a fifth as fast as measured ones, so that they are the limit
 //! and not this machine.
@@ -33,10 +34,10 @@ use load::{CLASSES, TrafficClass};
 /// Engines: Llama 3.1 8B on one H100 each.
 const SERVERS: usize = 2;
 
-/// The wave begins after this time, and chat goes on after it.
+/// The wave begins after this time, and chat continues after it.
 const WAVE_BEGINS: Duration = Duration::from_secs(4);
 const CHAT_AFTER: Duration = Duration::from_secs(4);
-/// Shares are those of this part of the wave: both tenants have requests held by then.
+/// Shares are measured over this part of the wave, because both tenants have held requests by then.
 const SHARES_AFTER: Duration = Duration::from_secs(8);
 
 const SHAPES: [FleetShape; 3] = [
@@ -110,7 +111,7 @@ pub(crate) struct FlowRow {
     pub(crate) chat_p99_ms: f64,
     /// Tokens/s of each class while the wave lasts.
     pub(crate) tokens_per_s: Vec<(String, f64)>,
-    /// Share of batch tokens of the tenant that asks for less.
+    /// Share of batch tokens of the tenant that requests less.
     pub(crate) small_share: f64,
 }
 
@@ -209,7 +210,7 @@ impl WaveRun {
             .count()
     }
 
-    /// Times to the first token of the chats that came while the wave lasted.
+    /// Times to the first token of the chats that arrived while the wave lasted.
     fn chat_ms(&self, wave: Duration) -> Vec<f64> {
         let in_wave = |seen: &&ReplayResult| (WAVE_BEGINS..WAVE_BEGINS + wave).contains(&seen.at);
         self.classes[0]
@@ -219,7 +220,8 @@ impl WaveRun {
             .collect()
     }
 
-    /// When the five longest chats came, s, and their times to the first token, ms.
+    /// The times when the five longest chats arrived, in s, and their times to the first token, in
+    /// ms.
     fn longest_chats(&self, wave: Duration) -> Vec<(f64, f64)> {
         let in_wave = |seen: &&ReplayResult| (WAVE_BEGINS..WAVE_BEGINS + wave).contains(&seen.at);
         let time = |seen: &ReplayResult| Some((seen.at.as_secs_f64(), ms(seen.ttft?)));

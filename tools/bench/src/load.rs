@@ -18,8 +18,8 @@ pub(crate) struct LoadRun {
     pub(crate) bodies: PathBuf,
     pub(crate) connections: usize,
     pub(crate) seconds: u32,
-    /// Open loop: requests/s that are sent whether or not earlier ones have been answered. `None`
-    /// is a closed loop: each connection sends its next request when it has its answer.
+    /// Open loop: requests/s that are sent independently of earlier answers. `None` means a closed
+    /// loop: each connection sends its next request when it has its answer.
     pub(crate) rate: Option<u32>,
     /// HTTP/2 without TLS, in place of HTTP/1.1.
     pub(crate) http2: bool,
@@ -68,12 +68,12 @@ impl LoadRun {
         }
     }
 
-    /// Runs `oha`. With one connection, `oha` and the processes are pinned to one core: without
-    /// that, wake-ups across cores move the median by more than the differences the bench looks
-    /// for.
+    /// Runs `oha`. With one connection, `oha` and the processes are pinned to one core. Without
+    /// that, wake-ups across cores move the median by more than the differences that the bench
+    /// measures.
     ///
     /// # Errors
-    /// If `oha` is missing or fails.
+    /// Fails if `oha` is missing or fails.
     pub(crate) async fn run(&self, folder: &Path) -> Result<LoadFigures> {
         let cores = if self.connections == 1 && self.rate.is_none() {
             CORE.to_owned()
@@ -181,7 +181,7 @@ impl LoadFigures {
 /// CPU time of all threads of a process, from the kernel scheduler's clock (`schedstat`), in ns.
 ///
 /// # Errors
-/// If there is no such process.
+/// Fails if there is no such process.
 pub(crate) fn cpu_ns(pid: u32) -> Result<u64> {
     cpu_ns_of(pid, |_| true)
 }
@@ -189,7 +189,7 @@ pub(crate) fn cpu_ns(pid: u32) -> Result<u64> {
 /// CPU time of the threads whose name satisfies `such`, in ns.
 ///
 /// # Errors
-/// If there is no such process.
+/// Fails if there is no such process.
 pub(crate) fn cpu_ns_of(pid: u32, such: impl Fn(&str) -> bool) -> Result<u64> {
     let mut total = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {

@@ -149,8 +149,8 @@ fn write_result(part: &str, rows: &[impl Serialize]) -> Result<()> {
         .output()?;
     let result = json!({
         "date": String::from_utf8_lossy(&date.stdout).trim(), "host": std::env::consts::ARCH, "cores": cores, "envoy": envoy, "rows": rows,
-        // Over the last minute, the bench's own load included. A value far above the number of
-        // cores means that other processes used the machine.
+        // The average is over the last minute, with the bench's own load included. A value far
+        // above the number of cores means that other processes used the machine.
         "load_average": load.split(' ').next().and_then(|load| load.parse::<f64>().ok()),
     });
     std::fs::write(&file, lines(result))?;

@@ -1,5 +1,5 @@
-//! The least that an Envoy needs to pass requests on: one listener, one route, one cluster. It has
-//! no access log, Envoy's default buffers and limits, and no other filter than the router.
+//! The smallest Envoy configuration that passes requests on: one listener, one route, one cluster.
+//! It has no access log, Envoy's default buffers and limits, and no other filter than the router.
 //!
 //! It runs in a process of its own, so that no other part of our configuration affects it.
 
@@ -16,7 +16,7 @@ use testbed::{Result, client, wait_for};
 
 use crate::world::hosts;
 
-/// Longest time to start, and to stop.
+/// The longest time to start, and to stop.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The running process.
@@ -32,7 +32,7 @@ impl MinimalEnvoy {
     /// Starts it with this many workers, in front of `endpoints` by round robin.
     ///
     /// # Errors
-    /// If it does not start.
+    /// Fails if it does not start.
     pub(crate) async fn start(endpoints: &[String], workers: u32, folder: &Path) -> Result<Self> {
         let port = ReservedPort::lease()?;
         let file = folder.join("minimal-envoy.json");
@@ -67,7 +67,7 @@ impl MinimalEnvoy {
     /// Ends it.
     ///
     /// # Errors
-    /// If it does not end when signalled.
+    /// Fails if it does not end when signalled.
     pub(crate) async fn stop(mut self) -> Result<()> {
         self.process.stop(LIMIT).await.map(drop)
     }

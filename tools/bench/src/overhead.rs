@@ -1,12 +1,12 @@
-//! Measures what a picker costs beside two bases: a minimal Envoy, which is what users pay in all,
-//! and the shipped configuration without a picker, which is what the picker itself adds. All run
+//! Measures the cost of a picker against two bases: a minimal Envoy, which shows what users pay in
+//! total, and the shipped configuration without a picker, which shows what the picker adds. All run
 //! one right after the other in every round.
 //!
 //! The cases change one factor at a time around 10 KB and 100 KB: body, connections, HTTP version,
 //! workers, endpoints, pace of the engines. The order of the paths rotates from round to round, so
-//! that none is always first after the pause. The result is the median over the rounds of the
-//! difference to the base in the same round. The machine may be shared and noisy: the spread of the
-//! differences (interquartile range) says how much to trust them.
+//! that no path is always first after the pause. The result is the median over the rounds of the
+//! difference to the base in the same round. The machine may be shared and noisy, so the spread of
+//! the differences (interquartile range) shows how reliable they are.
 
 use std::path::{Path, PathBuf};
 
@@ -56,10 +56,10 @@ pub(crate) struct OverheadRow {
     pub(crate) requests: u64,
     pub(crate) errors: u64,
     pub(crate) p50_us: f64,
-    /// CPU of Envoy; of Envoy and the daemon where the daemon picks (`ext_proc`).
+    /// CPU of Envoy, or of Envoy and the daemon if the daemon picks (`ext_proc`).
     pub(crate) cpu_us: f64,
-    /// CPU of the daemon. It scrapes all endpoints the whole time, so that few requests pay more
-    /// each.
+    /// CPU of the daemon. It scrapes all endpoints the whole time, so with few requests each one
+    /// pays more.
     pub(crate) daemon_us: f64,
     pub(crate) rps: f64,
     pub(crate) added_p50_us: f64,
@@ -92,7 +92,7 @@ pub(crate) struct OverheadCase {
     pub(crate) http2: bool,
     /// The engines answer at the pace of a real one, otherwise at once.
     pub(crate) paced: bool,
-    /// Requests/s that are sent independently of earlier answers (open loop), else null.
+    /// Requests/s that are sent independently of earlier answers (open loop), otherwise null.
     pub(crate) rate_rps: Option<u32>,
 }
 
@@ -384,7 +384,8 @@ impl OverheadCase {
         }
     }
 
-    /// How the case differs from the centre of its body size, in words; its connections always.
+    /// Describes how the case differs from the centre of its body size, always with its
+    /// connections.
     pub(crate) fn said(&self) -> String {
         let load = self.rate_rps.map_or_else(
             || format!("{} connections", self.connections),

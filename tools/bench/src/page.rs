@@ -20,7 +20,7 @@ const TEMPLATE: &str = include_str!("performance.md.in");
 /// The results that the page shows.
 const PARTS: [&str; 5] = ["overhead", "streams", "standing", "flow", "flow-cost"];
 
-/// A load above this number of processes per core means that other programs used the machine: the
+/// A load above this number of processes per core means that other programs used the machine. The
 /// bench itself runs Envoy, a client, the servers and a daemon on all cores.
 const BUSY_PER_CORE: f64 = 2.0;
 

@@ -49,7 +49,7 @@ const LIMIT: Duration = Duration::from_secs(90);
 /// Starts the stack and trains both daemons; returns when their latency models predict.
 ///
 /// # Errors
-/// If a part does not start, or a model does not predict in time.
+/// Fails if a part does not start, or a model does not predict in time.
 pub(crate) async fn world(
     endpoints: usize,
     daemon: &[String],

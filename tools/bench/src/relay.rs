@@ -1,7 +1,7 @@
 //! Measures the cost of many proxies for one daemon. The bench simulates the proxies at the
-//! protocol level: each sends a load report of all endpoints every few milliseconds, in which much
-//! changes, and placements, as a proxy with that many picks per second does. It measures the
-//! daemon's CPU, and how old load reports and placements are on arrival.
+//! protocol level. Like a proxy with that many picks per second, each sends placements, and every
+//! few milliseconds a load report of all endpoints in which much changes. It measures the daemon's
+//! CPU, and how old load reports and placements are on arrival.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,9 +26,9 @@ use tonic::Streaming;
 
 use crate::load::cpu_ns;
 
-/// Longest time from the first proxy to the last pool update.
+/// The longest time from the first proxy to the last pool update.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Longest age recorded, in tenths of a ms; older ones count as this age.
+/// The longest age recorded, in tenths of a ms; older ones count as this age.
 const AGE_TENTHS_MAX: usize = 100_000;
 /// Pause before measuring, so that the start of the daemon and of the streams is not counted.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     seconds: u64,
 }
 
-/// The counts of what all proxies together sent and received, with the ages on arrival.
+/// Counts of the messages that all proxies together sent and received, with the ages on arrival.
 #[derive(Debug, Default)]
 struct RelayCounts {
     reports_sent: u64,
@@ -333,7 +333,7 @@ impl RelayProxy {
     }
 
     /// Builds a load report. At the endpoint with this proxy's number, the prefill tokens are the
-    /// sending time; at the other endpoints the values change all the time.
+    /// sending time. At the other endpoints the values change all the time.
     fn report(&self, round: u64, picks: usize, now_us: u64) -> state::LoadReport {
         let mut sum = LoadReportSum::default();
         let proxies = usize::from(self.stage.args.proxies);

@@ -25,14 +25,14 @@ use crate::{overhead, sink, world};
 
 /// Model servers for conversations.
 const SERVERS: usize = 8;
-/// Speed of the simulated servers relative to measured engines: so slow that each has about six
-/// requests running. With one or two running, the spread is mostly chance.
+/// Speed of the simulated servers relative to measured engines. They are so slow that each has
+/// about six requests running. With one or two running, the spread is mostly chance.
 const SPEED: f64 = 0.25;
 /// Target: the cache hits are at most this share below those of one worker.
 const HITS_WITHIN: f64 = 0.02;
 /// Target: the spread of running requests is at most this share wider than with one worker.
 const SPREAD_WITHIN: f64 = 0.1;
-/// The cost of a pick is measured in a pool of this many endpoints, all with requests outstanding.
+/// The cost of a pick is measured in a pool of this many endpoints, all with requests in flight.
 const ENDPOINTS: u32 = 100;
 /// Also measured: 15 peers (a proxy of sixteen workers) and 500 endpoints.
 const LARGE: [u32; 2] = [15, 500];
@@ -249,7 +249,7 @@ async fn cost(peers: u32, endpoints: u32) -> Result<SharingCost> {
 }
 
 /// Measures the cost of the last picks of each worker's VM under load. Most of these picks find
-/// that the other workers' load reports were read a moment ago.
+/// that the other workers' load reports were read just before.
 async fn live() -> Result<String> {
     let servers = ReservedPort::lease()?;
     let folder = tempfile::tempdir()?;

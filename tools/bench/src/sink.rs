@@ -34,8 +34,8 @@ const METRICS_BYTES: usize = 38_000;
 /// The metrics page of an idle engine and of a busy one.
 static METRICS: LazyLock<[String; 2]> = LazyLock::new(|| [page(0), page(1)]);
 
-/// An engine reports that it is busy for this long after a request, whichever way the request came:
-/// real engines take longer to answer, and the daemon scrapes busy ones more often.
+/// How long an engine reports that it is busy after a request on any path. Real engines take longer
+/// to answer, and the daemon scrapes busy ones more often.
 const BUSY: Duration = Duration::from_secs(1);
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 /// When any of the servers last worked, in ms; 0 before that.
@@ -71,7 +71,7 @@ fn metrics() -> &'static str {
 /// Starts the servers at `addresses` in a separate process of this program.
 ///
 /// # Errors
-/// If the process cannot be started.
+/// Fails if the process cannot be started.
 pub(crate) fn start(addresses: &[String], folder: &Path) -> Result<ChildProcess> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["sink", "--listen", &addresses.join(",")]);
@@ -81,7 +81,7 @@ pub(crate) fn start(addresses: &[String], folder: &Path) -> Result<ChildProcess>
 /// Serves on every address until killed.
 ///
 /// # Errors
-/// If an address cannot be bound.
+/// Fails if an address cannot be bound.
 pub(crate) async fn serve(addresses: &[SocketAddr]) -> Result<()> {
     let mut listeners = JoinSet::new();
     for address in addresses {

@@ -1,5 +1,5 @@
 //! Costs that do not depend on traffic: scraping an idle pool, memory, the time from start to the
-//! first pick and from a change of the endpoints to its effect.
+//! first pick, and the time from a change of the endpoints to its effect.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,8 +19,8 @@ use crate::{Args, sink, write_result};
 
 /// Time for scraping to settle before it is measured.
 const SETTLE: Duration = Duration::from_secs(3);
-/// With a tenth of jitter either way and the time to fetch a page, no metric is older than a
-/// second.
+/// With a tenth of jitter in both directions and the time to fetch a page, no metric is older than
+/// a second.
 const SCRAPE_INTERVAL: &str = "900ms";
 const SCRAPE_WINDOWS: usize = 3;
 /// Starts with each number of workers.

@@ -1,4 +1,4 @@
-//! Medians, and how far to trust them.
+//! Medians, and their reliability.
 
 use serde::Serialize;
 
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn a_difference_is_taken_round_by_round() {
-        // A machine that slows down over the rounds slows both variants; the difference stays.
+        // A machine that slows down over the rounds slows both variants, so the difference stays.
         let paired = PairedDifference::between(
             &[11.0, 22.0, 33.0, 44.0, 55.0],
             &[10.0, 20.0, 30.0, 40.0, 50.0],

@@ -3,8 +3,8 @@
 //!
 //! The last three are in one Envoy process, so that only the path differs. The listeners are the
 //! shipped ones, except that the one without a picker balances by round robin, and Envoy's own
-//! `buffer` filter holds the body, as a picker does. The ext_proc listener uses a daemon of its
-//! own: a proxy has the filter or ext_proc, not both, and the proxies of one daemon share state.
+//! `buffer` filter holds the body, as a picker does. The ext_proc listener uses its own daemon,
+//! because a proxy has the filter or ext_proc, not both, and the proxies of one daemon share state.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -22,10 +22,10 @@ use testbed::{Result, client, root, wait_for};
 use crate::minimal::MinimalEnvoy;
 use crate::sink;
 
-/// Longest time for a daemon to have state, and to end.
+/// The longest time for a daemon to have state, and to end.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Largest body that the listener without a picker holds: the body limit of the shipped file.
+/// The largest body that the listener without a picker holds: the body limit of the shipped file.
 const HELD_BYTES_MAX: u32 = 32 << 20;
 
 /// The path of a request to the servers.
@@ -95,7 +95,7 @@ impl BenchStack {
     /// of the daemon.
     ///
     /// # Errors
-    /// If a part does not start.
+    /// Fails if a part does not start.
     pub(crate) async fn start(endpoints: usize, workers: u32, daemon: &[String]) -> Result<Self> {
         let servers = ReservedPort::lease()?;
         let listed = addresses(endpoints, servers.number());
@@ -106,7 +106,7 @@ impl BenchStack {
     /// `told`.
     ///
     /// # Errors
-    /// If a part does not start.
+    /// Fails if a part does not start.
     pub(crate) async fn start_at(
         servers: ReservedPort,
         listed: &[String],
@@ -188,7 +188,7 @@ impl BenchStack {
     /// Ends both Envoys and both daemons.
     ///
     /// # Errors
-    /// If a process does not end when signalled.
+    /// Fails if a process does not end when signalled.
     pub(crate) async fn stop(self) -> Result<()> {
         self.minimal.stop().await?;
         self.front.stop().await?;
@@ -202,7 +202,7 @@ impl ExtProcDaemon {
     /// Starts the daemon with these endpoints and additional arguments.
     ///
     /// # Errors
-    /// If there is no release build.
+    /// Fails if there is no release build.
     pub(crate) fn start(endpoints: &[String], arguments: &[String], folder: &Path) -> Result<Self> {
         let ports = [
             ReservedPort::lease()?,
@@ -244,7 +244,7 @@ impl ExtProcDaemon {
     /// Ends the daemon.
     ///
     /// # Errors
-    /// If it does not end when signalled.
+    /// Fails if it does not end when signalled.
     pub(crate) async fn stop(mut self) -> Result<()> {
         self.daemon.stop(LIMIT).await.map(drop)
     }
@@ -253,7 +253,7 @@ impl ExtProcDaemon {
 /// Waits until a listener's picker, or the ext_proc server that it calls, has state.
 ///
 /// # Errors
-/// If that takes too long.
+/// Fails if that takes too long.
 pub(crate) async fn wait_until_asked(listener: SocketAddr) -> Result<()> {
     let ready = || async {
         (client::get(listener, "/switchpoint/ready")

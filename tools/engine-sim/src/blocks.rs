@@ -1,12 +1,13 @@
 //! Paged KV memory with a prefix cache, as vLLM keeps it.
 //!
 //! A block is used by one or more sequences, or free. A free block keeps its content until it is
-//! handed out again, so the free list is also the cache: the block freed longest ago goes first. A
-//! sequence frees its last block first, so the end of a prompt is evicted before its beginning.
+//! used again, so the free list is also the cache. The block that was freed longest ago is used
+//! first. A sequence frees its last block first, so the end of a prompt is evicted before its
+//! beginning.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// The KV blocks of one engine. A block is created when it is first used: an engine with little to
+/// The KV blocks of one engine. A block is created when it is first used. An engine with little to
 /// do takes little memory, and blocks that were never used come first in the free list anyway.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockCache {
@@ -19,7 +20,7 @@ pub(crate) struct BlockCache {
     after: Vec<u32>,
     oldest: u32,
     newest: u32,
-    /// Length of the free list, which does not have the blocks that were never used.
+    /// Length of the free list, which does not contain the blocks that were never used.
     listed: usize,
     found: BlocksByHash,
 }
@@ -30,7 +31,7 @@ pub(crate) struct BlockCache {
 )]
 type BlocksByHash = std::collections::HashMap<u64, u32, BuildHasherDefault<IdentityHasher>>;
 
-/// Hashes nothing: the keys are hashes already.
+/// A hasher that does nothing, because the keys are hashes already.
 #[derive(Debug, Default)]
 pub(crate) struct IdentityHasher(u64);
 
@@ -121,8 +122,8 @@ impl BlockCache {
         }
     }
 
-    /// Takes `count` free blocks and appends them to `into`; what they cached is lost. The caller
-    /// checks that there are enough.
+    /// Takes `count` free blocks and appends them to `into`. Their cached content is lost. The
+    /// caller checks that there are enough.
     pub(crate) fn take_free(&mut self, count: usize, into: &mut Vec<u32>) {
         for _ in 0..count {
             if self.users.len() < self.total {
@@ -147,8 +148,8 @@ impl BlockCache {
         }
     }
 
-    /// Lets later sequences find the block by this hash. The first block with a hash wins; a second
-    /// one with the same content stays private.
+    /// Lets later sequences find the block by this hash. The first block with a hash wins. A second
+    /// block with the same content stays private.
     pub(crate) fn publish(&mut self, block: u32, hash: u64) {
         if self.hashes[block as usize] == 0 && hash != 0 && !self.found.contains_key(&hash) {
             self.hashes[block as usize] = hash;

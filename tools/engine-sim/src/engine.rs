@@ -67,7 +67,7 @@ pub struct BatchingEngine<R> {
     blocks: BlockCache,
     adapters: LoadedAdapters,
     waiting: VecDeque<EngineSequence<R>>,
-    /// In order of admission.
+    /// The running sequences, in order of admission.
     running: Vec<EngineSequence<R>>,
     step: Option<EngineStep>,
     preemptions: u64,
@@ -76,7 +76,7 @@ pub struct BatchingEngine<R> {
 
 /// The step that is being planned.
 struct StepPlan {
-    /// Tokens left.
+    /// The number of tokens left.
     budget: usize,
     batch: StepBatch,
 }
@@ -283,7 +283,7 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.waiting.push_front(sequence);
     }
 
-    /// Admits from the queue, in order. A sequence whose adapter has no place is passed over; one
+    /// Admits from the queue, in order. A sequence whose adapter has no place is skipped. One
     /// without enough free blocks ends the admission.
     fn admit(&mut self, plan: &mut StepPlan, admitted: &mut impl FnMut(&mut R, u32)) {
         let mut passed_over = Vec::new();
@@ -325,7 +325,7 @@ impl<R: EngineRequest> BatchingEngine<R> {
             .blocks
             .look_up(hashes.get(..cachable).unwrap_or(&[]), &mut sequence.blocks);
         let cached = sequence.blocks.len() * block_tokens;
-        // A preemption loses what another engine computed.
+        // A preemption loses the part that another engine computed.
         let done = if sequence.request.is_prefilled() && !sequence.admitted {
             sequence.target - 1
         } else {

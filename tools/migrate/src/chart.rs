@@ -17,7 +17,8 @@ use control_plane::config::{LatencyOptions, STRATEGY_VARIABLE};
 /// The argument of the daemon that turns on latency prediction.
 const LATENCY_PREDICTION: &str = "--latency-prediction";
 
-/// What turns latency prediction on in llm-d: a value of its charts, or a flag of older pickers.
+/// The settings that turn on latency prediction in llm-d: a value of its charts, or a flag of older
+/// pickers.
 const PREDICTION_SWITCHES: [&str; 2] = [
     "router.latencyPredictor.enabled",
     "--enable-latency-predictor",
@@ -34,7 +35,7 @@ const ANNOTATIONS_LEFT: [&str; 2] = ["prometheus.io/", "kubectl.kubernetes.io/"]
 pub struct ChartValues {
     /// The values.
     pub values: YamlValue,
-    /// Answers for what the chart cannot take as it is.
+    /// Answers for settings that the chart cannot take unchanged.
     pub notes: Vec<ReportEntry>,
     /// Paths of items that the notes are about.
     pub unusable: Vec<String>,
@@ -43,13 +44,13 @@ pub struct ChartValues {
 /// Collects values of our chart from items of llm-d's.
 struct ValuesWriter<'p> {
     pickers: &'p [LlmdPicker],
-    /// Answers for what the chart cannot take as it is.
+    /// Answers for settings that the chart cannot take unchanged.
     notes: Vec<ReportEntry>,
     /// Paths of items that cannot be used.
     unusable: Vec<String>,
 }
 
-/// The values for these pickers, and answers for what the chart cannot take as it is.
+/// The values for these pickers, and answers for settings that the chart cannot take unchanged.
 #[must_use]
 pub fn values(pickers: &[LlmdPicker], configs: &[MigratedConfig]) -> ChartValues {
     let mut writer = ValuesWriter {
@@ -244,7 +245,7 @@ impl ValuesWriter<'_> {
             .filter(|items| makes_pool(items))
             .collect();
         if let Some(items) = made.first() {
-            // The default of llm-d's charts is FailOpen, that of ours FailClose.
+            // The default of llm-d's charts is FailOpen, and that of our chart is FailClose.
             let closed =
                 items.text("router.inferencePool.failureMode").as_deref() == Some("FailClose");
             ext_proc.push((

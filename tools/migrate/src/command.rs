@@ -20,7 +20,7 @@ use discovery::kubernetes;
 /// The largest input, in bytes. The objects of a namespace with a thousand pods are smaller.
 pub const INPUT_BYTES_MAX: u64 = 4 << 20;
 
-/// The most files, so that one mistaken pattern of a shell does not read a whole disk.
+/// The maximum number of files. It prevents a mistaken shell pattern from reading a whole disk.
 const FILES_MAX: usize = 64;
 
 /// Exit code if the input cannot be read.
@@ -262,7 +262,7 @@ async fn from_cluster(namespace: &str) -> Result<Vec<(String, String)>, String> 
                 ));
             }
             Ok(text) => lists.push((path, text)),
-            // A cluster need not have the kinds of llm-d.
+            // A cluster may lack the kinds of llm-d.
             Err(_) if i >= RESOURCES.len() / 2 => {}
             Err(error) => return Err(format!("{path}: {error}")),
         }
@@ -381,7 +381,7 @@ fn mode(picker: &LlmdPicker) -> ReportEntry {
     }
 }
 
-/// Chooses the configuration where the input has values instead of a file.
+/// Chooses the configuration if the input has values instead of a file.
 fn choose(picker: &mut LlmdPicker) -> Option<ReportEntry> {
     let running = picker
         .items

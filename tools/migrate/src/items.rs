@@ -28,7 +28,7 @@ pub struct GivenItems {
 // === impl GivenItems ===
 
 impl GivenItems {
-    /// Adds an item. Of two with one path both are reported, and the later one counts.
+    /// Adds an item. If two items have the same path, both are reported and the later one counts.
     pub fn push(&mut self, item: GivenItem) {
         self.items.push(item);
     }
@@ -113,7 +113,7 @@ impl GivenItems {
     }
 
     fn entry(&self, item: &GivenItem) -> ReportEntry {
-        // The items of a configuration are reported one by one; of an object only the presence
+        // The items of a configuration are reported one by one. For an object, only its presence
         // counts.
         let config = matches!(
             item.path.as_str(),

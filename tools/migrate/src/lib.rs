@@ -34,9 +34,9 @@ pub struct LlmdPicker {
     name: String,
     /// The namespace of its pool, if known.
     namespace: Option<String>,
-    /// Where its configuration is, and the text.
+    /// The place of its configuration, and the text.
     config: Option<(String, String)>,
-    /// Everything that is set.
+    /// All items that are set.
     items: GivenItems,
     /// Whether it has a proxy of its own, instead of a gateway that reads InferencePools.
     standalone: bool,

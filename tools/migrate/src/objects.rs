@@ -8,12 +8,13 @@ use super::items::GivenItems;
 use crate::LlmdPicker;
 use control_plane::config::yaml::{self, YamlNode, YamlValue};
 
-/// The most objects read, so that the search among them stays short.
+/// The maximum number of objects read, so that the search among them stays short.
 const OBJECTS_MAX: usize = 10_000;
-/// The most endpoint pickers of one run: as many as our chart, and a daemon, may have pools.
+/// The maximum number of endpoint pickers of one run. It is the maximum number of pools of our
+/// chart, and of a daemon.
 const PICKERS_MAX: usize = 64;
 
-/// An object with what is needed to find it.
+/// An object with the data that is needed to find it.
 #[derive(Debug)]
 struct FoundObject<'n> {
     kind: &'n str,
@@ -34,7 +35,7 @@ pub struct FoundPickers {
 /// Finds the endpoint pickers in YAML documents. `pool` and `namespace` restrict the search.
 ///
 /// # Errors
-/// The line that cannot be read, or the reason why there is no picker.
+/// Returns the line that cannot be read, or the reason why there is no picker.
 pub fn read(
     files: &[(String, String)],
     pool: Option<&str>,
@@ -177,7 +178,7 @@ fn pickers(objects: &[FoundObject<'_>], wanted: &dyn Fn(&str, &str) -> bool) -> 
             &name, &namespace, items, config, objects, &mut used,
         ));
     }
-    // Pools without a Deployment: the ConfigMap with a configuration in their namespace is theirs.
+    // For a pool without a Deployment, the ConfigMap with a configuration in its namespace is used.
     for object in objects
         .iter()
         .filter(|object| object.kind == "InferencePool")

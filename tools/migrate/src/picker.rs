@@ -1,8 +1,8 @@
-//! The EndpointPickerConfig: kept where it means the same here, and otherwise changed until
-//! `switchpointd check` accepts it.
+//! Migrates an EndpointPickerConfig. It is kept if it has the same meaning here, and otherwise
+//! changed until `switchpointd check` accepts it.
 //!
-//! The answers come from the table of the configuration reader. This module adds the replacement
-//! that can be made without a decision.
+//! The answers come from the table of the configuration reader. This module adds replacements that
+//! need no decision by the operator.
 
 mod editor;
 
@@ -13,8 +13,8 @@ use super::table::MigrationVerdict;
 use control_plane::config::yaml::{self, YamlNode, YamlValue};
 use control_plane::config::{self, older};
 
-/// The most rounds of changes. Each round takes out what the reader names; a change may make
-/// another item wrong, such as a reference to a plugin that is gone.
+/// The maximum number of rounds of changes. Each round removes the items that the reader names. A
+/// change may make another item wrong, such as a reference to a removed plugin.
 const ROUNDS_MAX: usize = 8;
 
 /// The fields without which a file cannot be repaired.

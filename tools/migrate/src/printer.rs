@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use control_plane::config::yaml::{YamlKey, YamlNode, YamlValue};
 
-/// Words that some version of YAML reads as something else than text.
+/// Words that some version of YAML does not read as text.
 const WORDS: [&str; 16] = [
     "null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf", "infinity", "~",
     "t", "f", "none",
@@ -57,7 +57,7 @@ fn map(out: &mut String, entries: &[(YamlKey, YamlNode)], indent: usize) {
     }
 }
 
-/// What follows `key:` or `-`.
+/// Prints the part after `key:` or `-`.
 fn after_key(out: &mut String, value: &YamlValue, indent: usize) {
     match value {
         YamlValue::Map(entries) if !entries.is_empty() => {

@@ -1,4 +1,4 @@
-//! The report: each item with what becomes of it and why, as Markdown that reads well as text.
+//! The report: each item with its result and the reason, as Markdown that is also readable as text.
 
 use std::fmt::Write;
 
@@ -6,13 +6,13 @@ use super::table::MigrationVerdict;
 
 /// The longest value printed in a report; longer ones are cut.
 const GIVEN_CHARACTERS_MAX: usize = 60;
-/// The most objects listed that belong to no picker.
+/// The maximum number of listed objects that belong to no picker.
 const OTHERS_MAX: usize = 20;
 
 /// The answer for one item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportEntry {
-    /// What becomes of the item.
+    /// The result for the item.
     pub verdict: MigrationVerdict,
     pub item: String,
     /// The value of the item; empty if it adds nothing.

@@ -9,10 +9,10 @@ pub(super) mod values;
 use self::flags::{ENVIRONMENT, FLAGS};
 use self::values::VALUES;
 
-/// What becomes of an item.
+/// The result for an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MigrationVerdict {
-    /// The item has no counterpart, and something that it did is lost.
+    /// The item has no counterpart, and a function of it is lost.
     NoEquivalent,
     /// The item is not in the table.
     Unknown,
@@ -34,7 +34,7 @@ pub struct MigrationRow {
     /// The name here; empty if there is none.
     pub ours: &'static str,
     pub reason: &'static str,
-    /// Values with which nothing is lost, of a row without an equivalent.
+    /// Values of a row without an equivalent that lose nothing.
     pub harmless: &'static [&'static str],
     /// The value that must be true for the item to count; empty if it always counts.
     pub switch: &'static str,

@@ -13,7 +13,7 @@ const ENVIRONMENT: [&str; 2] = ["router.epp.env", "inferenceExtension.env"];
 /// Reads files of values; a later one overrides an earlier one.
 ///
 /// # Errors
-/// The file and the line that cannot be read, or the reason why a file has no values.
+/// Returns the file and the line that cannot be read, or the reason why a file has no values.
 pub fn read<'t>(files: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<GivenItems, String> {
     let mut all = YamlNode {
         line: 0,

@@ -1,8 +1,8 @@
 //! Runs the cells, some at the same time, and the routers of a cell side by side.
 //!
-//! Each stack runs in namespaces of processes and of the network of its own, so it has all ports
-//! for itself and shares only the cores. A run that is on disk is not repeated, so a campaign that
-//! was stopped goes on where it was.
+//! Each stack runs in its own namespaces of processes and of the network, so it has all ports for
+//! itself and shares only the cores. A run that is on disk is not repeated, so a campaign that was
+//! stopped continues where it was.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -17,7 +17,7 @@ use crate::mocker::MockerEngines;
 use crate::record::RunRecord;
 use crate::router::RouterKind;
 
-/// Longest time after the last arrival: no session takes so long unless the router hangs.
+/// The longest time after the last arrival. No session takes this long unless the router hangs.
 const ENDING: Duration = Duration::from_secs(900);
 
 /// How often a router that runs alone is tried.
@@ -34,7 +34,7 @@ const IN_DYNAMO_NAMESPACE: &str = concat!(
     "exec \"$0\" \"$@\""
 );
 
-/// Routers that run at the same time, so that they share the machine's moods.
+/// Routers that run at the same time, so that changes of the machine affect all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouterGroup {
     /// The name of the group's folder.
@@ -131,7 +131,7 @@ impl RouterGroup {
 
 impl RacePart {
     /// Whether its routers run one after the other, and no other part beside them. Dynamo's engines
-    /// do not say how late they are, so nothing would show that the machine was too busy.
+    /// do not report how late they are, so nothing would show that the machine was too busy.
     fn is_alone(&self) -> bool {
         self.cell.is_dynamo()
     }
@@ -143,7 +143,7 @@ impl Campaign {
     /// Runs what is not on disk yet. `say` gets a line for each run.
     ///
     /// # Errors
-    /// If a run fails: a part did not start, or ended.
+    /// Fails if a run fails: a part did not start, or ended.
     pub async fn run(&self, say: impl Fn(String)) -> Result<CampaignOutcome> {
         let (alone, beside): (Vec<_>, Vec<_>) = self.parts.iter().partition(|part| part.is_alone());
         let mut outcome = CampaignOutcome::default();

@@ -1,8 +1,8 @@
 //! Compares two routers by the requests that both served: means, percentiles and their ratio with
 //! an interval of 95 %.
 //!
-//! The interval is a bootstrap over sessions, with all seeds pooled: sessions are drawn with
-//! replacement, and a session brings the requests of both routers. So the differences between
+//! The interval is a bootstrap over sessions, with all seeds pooled. Sessions are drawn with
+//! replacement, and each session brings the requests of both routers. So the differences between
 //! sessions, which are larger than those between routers, cancel out. (Efron and Tibshirani, An
 //! Introduction to the Bootstrap, 1993, chapters 8 and 13.)
 
@@ -13,9 +13,10 @@ use rand::{Rng, SeedableRng};
 
 use crate::record::{RequestRecord, RunRecord};
 
-/// Draws of the bootstrap: the ends of an interval of 95 % then vary by a tenth of its width.
+/// The number of draws of the bootstrap. With it, the ends of an interval of 95 % vary by a tenth
+/// of its width.
 const DRAWS: usize = 1_000;
-/// The seed of the draws, so that a page is printed twice the same.
+/// The seed of the draws, so that printing a page twice gives the same result.
 const SEED: u64 = 1;
 
 /// A figure of a set of requests.
@@ -201,9 +202,9 @@ fn pairs<'a>(
 // === impl RouterRatio ===
 
 impl RouterRatio {
-    /// The meaning of the ratio, beside that of a router against itself (A against A), if that was
-    /// measured. A difference counts if the interval excludes 1 and the ratio is further from 1
-    /// than the farther end of the interval of A against A.
+    /// The meaning of the ratio, compared with that of a router against itself (A against A), if
+    /// this was measured. A difference counts if the interval excludes 1 and the ratio is further
+    /// from 1 than the farther end of the interval of A against A.
     #[must_use]
     pub fn verdict(self, same: Option<Self>) -> RaceVerdict {
         let noise = same.map_or(0.0, |same| same.low.ln().abs().max(same.high.ln().abs()));

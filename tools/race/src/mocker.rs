@@ -70,7 +70,7 @@ impl MockerEngines {
     /// Starts `count` mockers.
     ///
     /// # Errors
-    /// If one does not start, or does not answer.
+    /// Fails if a mocker does not start, or does not answer.
     pub async fn start(count: usize, front: MockerFront) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("switchpoint-dynamo-")
@@ -116,7 +116,7 @@ impl MockerEngines {
     /// Starts the frontend that routes to all mockers. It answers once it knows all of them.
     ///
     /// # Errors
-    /// If its program cannot be run.
+    /// Fails if the program cannot be run.
     pub fn start_router(
         &self,
         mode: &str,
@@ -145,7 +145,7 @@ impl MockerEngines {
     /// pages.
     ///
     /// # Errors
-    /// If a page cannot be read.
+    /// Fails if a page cannot be read.
     pub async fn count(&self) -> Result<Vec<EngineRecord>> {
         tokio::time::sleep(SETTLE).await;
         let mut counts = Vec::new();
@@ -164,7 +164,7 @@ impl MockerEngines {
     /// Checks that all processes run.
     ///
     /// # Errors
-    /// If one has ended.
+    /// Fails if a process has ended.
     pub fn check_running(&mut self) -> Result<()> {
         self.processes
             .iter_mut()

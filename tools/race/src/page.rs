@@ -43,7 +43,7 @@ like Llama 3 8B on an A10), `mooncake` a piece of a public trace. The pictures e
 /// Judges the runs of `folder` and writes the page, the pictures and the data below `docs`.
 ///
 /// # Errors
-/// If a run cannot be read, or a file cannot be written.
+/// Fails if a run cannot be read, or a file cannot be written.
 pub fn write(folder: &Path, docs: &Path) -> Result<()> {
     let data = docs.join("data/race.json");
     let mut results = RaceResults::read(&data)?;

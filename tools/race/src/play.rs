@@ -37,7 +37,7 @@ enum RaceEngines {
 /// Plays the cell once with this router.
 ///
 /// # Errors
-/// If a part does not start, or ends during the run.
+/// Fails if a part does not start, or ends during the run.
 pub async fn play(
     cell: &Cell,
     seed: u64,
@@ -255,7 +255,7 @@ impl EngineRecord {
 
 #[cfg(test)]
 mod tests {
-    /// `make e2e-long` runs it: it takes a minute.
+    /// `make e2e-long` runs it, because it takes a minute.
     mod slow {
         use std::collections::BTreeMap;
 

@@ -1,7 +1,9 @@
-//! The load generator: plays sessions at one or two addresses and notes what their clients see.
+//! The load generator. It plays sessions at one or two addresses, and records what their clients
+//! see.
 //!
-//! A session is sent from its first turn to its last, whatever the time: a faster router gets the
-//! same requests as a slower one. A turn is sent a recorded pause after the reply before it ended.
+//! A session is sent from its first turn to its last, without a time limit, so a faster router gets
+//! the same requests as a slower one. A turn is sent a recorded pause after the reply before it
+//! ended.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,11 +24,11 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::record::{RequestRecord, RequestTokens};
 
-/// A request that has not ended by then has failed; its times count as this.
+/// A request that has not ended by then has failed, and its times count as this time.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The start of a token's text in an event of a chat stream. An empty text, as in the event with
-/// the role, is no token.
+/// the role, is not a token.
 const TOKEN: &[u8] = b"\"content\":\"";
 
 type HttpClient = Client<HttpConnector, Full<Bytes>>;
@@ -91,7 +93,7 @@ impl SessionPlayer {
         }
     }
 
-    /// When the player was made: the start of the run.
+    /// The time when the player was made: the start of the run.
     #[must_use]
     pub fn start(&self) -> Instant {
         self.start
@@ -272,7 +274,7 @@ fn has_token(data: &[u8]) -> bool {
 /// The text and the usage of a chat stream.
 ///
 /// # Errors
-/// If the stream does not end with `[DONE]`, or an event is not JSON.
+/// Fails if the stream does not end with `[DONE]`, or an event is not JSON.
 fn read_events(bytes: &[u8]) -> Result<(String, Value)> {
     let mut text = String::new();
     let mut usage = Value::Null;

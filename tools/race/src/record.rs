@@ -28,7 +28,7 @@ pub struct RequestRecord {
     pub tpot_ms: Option<f64>,
     /// Tokens, as the engine counts them.
     pub tokens: RequestTokens,
-    /// Why it failed. Its times are then the timeout.
+    /// The reason why it failed. In this case its times are the timeout.
     pub failure: Option<String>,
 }
 
@@ -72,8 +72,8 @@ pub struct RunRecord {
     pub engines: Vec<EngineRecord>,
 }
 
-/// A run whose engines or whose load generator were later than this (99th percentile) measured the
-/// machine and not the router: a fifth of a decode step.
+/// The limit for how late engines or the load generator may be (99th percentile), which is a fifth
+/// of a decode step. A run beyond it measured the machine and not the router.
 pub const LATE_MS_MAX: f64 = 5.0;
 
 // === impl RunRecord ===
@@ -91,7 +91,7 @@ impl RunRecord {
     /// Reads a run; `None` if there is none.
     ///
     /// # Errors
-    /// If the file cannot be read as a run.
+    /// Fails if the file cannot be read as a run.
     pub fn read(path: &Path) -> Result<Option<Self>> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -106,7 +106,7 @@ impl RunRecord {
     /// Writes the run. Another run of the same cell, seed and router is replaced.
     ///
     /// # Errors
-    /// If the folder cannot be written.
+    /// Fails if the folder cannot be written.
     pub fn write(&self, path: &Path) -> Result<()> {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;

@@ -11,7 +11,7 @@ const PROMPT_TOKENS_MAX: usize = 32_000;
 /// spreads them.
 ///
 /// # Errors
-/// If the file cannot be read.
+/// Fails if the file cannot be read.
 pub fn sessions(seed: u64, arrivals_s: f64) -> Result<Vec<RaceSession>> {
     let arrivals = trace::read(
         &root().join("tools/testbed/data/mooncake_conversation_10min.jsonl.gz"),

@@ -58,7 +58,8 @@ pub struct RouterResult {
 pub struct FigureResult {
     /// The figure, ms.
     pub ms: f64,
-    /// Ours over this router's with the ends of its interval: ratio, low, high. `None` for ours.
+    /// The ratio of ours to this router's figure, with the ends of its interval: ratio, low, high.
+    /// `None` for ours.
     pub ours_over: Option<[f64; 3]>,
     /// Whether ours is faster, equal or slower.
     pub verdict: Option<String>,
@@ -77,7 +78,7 @@ impl RaceResults {
     /// Reads the results; empty if there are none.
     ///
     /// # Errors
-    /// If the file has another form.
+    /// Fails if the file has another form.
     pub fn read(path: &Path) -> Result<Self> {
         match std::fs::read_to_string(path) {
             Ok(text) => Ok(serde_json::from_str(&text)
@@ -90,7 +91,7 @@ impl RaceResults {
     /// The results as JSON with a line for each cell.
     ///
     /// # Errors
-    /// If a result cannot be written as JSON.
+    /// Fails if a result cannot be written as JSON.
     pub fn to_lines(&self) -> Result<String> {
         let cells: Vec<String> = self
             .cells
@@ -129,7 +130,7 @@ impl CellResult {
     /// router.
     ///
     /// # Errors
-    /// If a run cannot be read.
+    /// Fails if a run cannot be read.
     pub fn of_runs(folder: &Path, cell: &Cell, group: &RouterGroup) -> Result<Option<Self>> {
         let mut by_router: BTreeMap<&str, Vec<RunRecord>> = BTreeMap::new();
         let in_cell = folder.join(group.name).join(cell.name);

@@ -49,7 +49,7 @@ pub enum RouterKind {
 pub enum DynamoMode {
     /// By the KV events of the engines and their load.
     Kv,
-    /// One engine after the other: its capacity is what loads are shares of.
+    /// Uses one engine after another. Loads are shares of its capacity.
     RoundRobin,
 }
 
@@ -80,7 +80,7 @@ pub enum VllmRouterPolicy {
     RoundRobin,
 }
 
-/// What Envoy's own fault filter does: the race must see it.
+/// The fault that Envoy's own fault filter causes. The race must detect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvoyFault {
     /// Nothing.
@@ -128,7 +128,7 @@ impl RouterKind {
     /// The router of this name.
     ///
     /// # Errors
-    /// If there is none.
+    /// Fails if there is none.
     pub fn named(name: &str) -> Result<Self> {
         Ok(match name {
             "ours" => Self::Ours,
@@ -203,7 +203,7 @@ impl RouterKind {
     /// Starts `gateways` processes in front of the engines.
     ///
     /// # Errors
-    /// If the router does not start.
+    /// Fails if the router does not start.
     pub async fn start(
         &self,
         RouterEngines {
@@ -286,7 +286,7 @@ impl RunningRouter {
     /// Makes `engines` the engines of the pool; `added` is the one that is new.
     ///
     /// # Errors
-    /// If the router refuses the engine, or cannot learn of engines while it runs.
+    /// Fails if the router refuses the engine, or cannot learn of engines while it runs.
     pub async fn add(&self, engines: &[SocketAddr], added: SocketAddr) -> Result<()> {
         match &self.parts {
             RouterParts::Ours { stack, .. } => {
@@ -335,7 +335,7 @@ impl RunningRouter {
     /// Checks that all its processes run.
     ///
     /// # Errors
-    /// If one has ended.
+    /// Fails if a process has ended.
     pub fn check_running(&mut self) -> Result<()> {
         match &mut self.parts {
             RouterParts::Ours { stack, .. } => {

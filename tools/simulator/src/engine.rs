@@ -88,7 +88,7 @@ impl<'w> SimulatedEngine<'w> {
         self.engine.submit(job);
     }
 
-    /// When the step in flight ends.
+    /// The time when the step in flight ends.
     pub(crate) fn busy_until(&self) -> Option<f64> {
         self.engine.step().map(|step| step.ends_ms)
     }

@@ -69,7 +69,7 @@ impl<T> EventQueue<T> {
     /// Removes the next event; returns its time, ms, and the event.
     ///
     /// # Errors
-    /// When nothing is planned, though a run still waits for something.
+    /// Fails when nothing is planned, though a run still waits for something.
     pub(crate) fn next(&mut self) -> Result<(f64, T), String> {
         self.items
             .pop()

@@ -29,7 +29,8 @@ use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
 /// Without flow control.
 const NONE: &str = "none";
 
-/// The first seconds, which do not count: the step model learns, and no queue has built up.
+/// The time at the start that does not count, because the step model learns and no queue has built
+/// up.
 const WARM_UP_S: f64 = 20.0;
 
 /// The name of the figures of all classes together.

@@ -15,7 +15,7 @@ use crate::engine::EngineJob;
 use crate::hardware::LLAMA_8B_H100;
 use crate::workload::RequestClass;
 
-/// How a proxy picks an endpoint.
+/// Defines how a proxy picks an endpoint.
 #[derive(Clone, Debug)]
 pub(crate) enum RoutingPolicy {
     /// The scheduler with these plugins.
@@ -23,7 +23,7 @@ pub(crate) enum RoutingPolicy {
     /// The scheduler with these plugins, and the exact step times of each engine instead of learned
     /// ones.
     Exact(PipelineSpec),
-    /// A policy that is no plugin.
+    /// A policy that is not a plugin.
     Rival(BaselinePolicy),
     /// A policy behind the queue of another router.
     Gated(Box<RoutingPolicy>, GateRule),
@@ -41,7 +41,7 @@ impl RoutingPolicy {
     /// The policy of this name, and its parameters: `ours:ttftWeight=3,failureMs=0`.
     ///
     /// # Errors
-    /// When there is no such policy.
+    /// Fails when there is no such policy.
     pub(crate) fn named(name: &str) -> Result<Self, String> {
         let (name, parameters) = name.split_once(':').unwrap_or((name, ""));
         let parameters = numbers(parameters)?;
@@ -150,7 +150,7 @@ impl RoutingPolicy {
     /// The pipeline of the pool's snapshots. A `split` pool has prefill and decode engines.
     ///
     /// # Errors
-    /// When the policy cannot pick two engines for a request.
+    /// Fails when the policy cannot pick two engines for a request.
     pub(crate) fn pipeline(&self, split: bool) -> Result<PipelineSpec, String> {
         match self {
             Self::Config(spec) | Self::Exact(spec) if split => Ok(disaggregated(spec)),

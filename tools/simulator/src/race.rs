@@ -112,7 +112,7 @@ const PLAYED: &str = "target/bench/race-sim.json";
 const BUSY_SCRAPE_MS: f64 = 100.0;
 const IDLE_SCRAPE_MS: f64 = 1_000.0;
 
-/// Most sequences that an engine runs at a time.
+/// The maximum number of sequences that an engine runs at a time.
 const SEQUENCES_MAX: usize = 24;
 
 // === impl RaceTask ===

@@ -69,7 +69,7 @@ pub(crate) struct ProxyUpdate {
     report: Vec<u8>,
     placements: VecDeque<Placement>,
     held: Vec<QueuedInBand>,
-    /// When it was published.
+    /// The time when it was published.
     at: f64,
 }
 
@@ -192,7 +192,7 @@ impl PolicyRouter {
     pub(crate) fn install(&mut self, snapshot: &Snapshot) {
         /// The hashes of a workload's prompts have no key.
         const HASH_SECRET: u128 = 0;
-        // Metrics never count as stale: their age is part of what is compared.
+        // Metrics never count as stale, because their age is part of the comparison.
         if let Some(snapshot) = copy(snapshot) {
             self.pool.install(snapshot, HASH_SECRET, u32::MAX);
             self.pool.recount_load_reports(&self.peers);
@@ -218,7 +218,7 @@ impl PolicyRouter {
     /// Picks by the policy and records the pick; `None` if the request is held.
     ///
     /// # Errors
-    /// When the policy picks no endpoint.
+    /// Fails when the policy picks no endpoint.
     pub(crate) fn pick<'w>(
         &mut self,
         policy: &RoutingPolicy,
@@ -326,7 +326,7 @@ impl PolicyRouter {
     /// Picks for a held request; `None` if it stays held.
     ///
     /// # Errors
-    /// When the pool gives it up.
+    /// Fails when the pool gives it up.
     pub(crate) fn pick_queued<'w>(
         &mut self,
         policy: &RoutingPolicy,

@@ -52,7 +52,7 @@ impl ScalingCampaign {
     /// Runs every combination, and prints a line for each.
     ///
     /// # Errors
-    /// When a run fails.
+    /// Fails when a run fails.
     pub(crate) fn run(&self, threads: usize) -> Result<(), String> {
         parallel(threads, &self.runs(), |run| {
             let outcome = run.play()?;

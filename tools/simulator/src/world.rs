@@ -37,7 +37,7 @@ use crate::workload::{Sampler, Workload};
 /// The outcome of a request. Times in ms, counts in tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestOutcome {
-    /// When the request arrived.
+    /// The time when the request arrived.
     pub(crate) at: f64,
     pub(crate) ttft: f64,
     /// The time from its arrival to its last token.
@@ -137,8 +137,8 @@ pub(crate) const FAILED_MS: f64 = 60_000.0;
 /// the order of the workload.
 ///
 /// # Errors
-/// When the pipeline is invalid, the policy picks no endpoint, or an engine cannot do what the
-/// setting requires.
+/// Fails when the pipeline is invalid, the policy picks no endpoint, or an engine cannot do what
+/// the setting requires.
 pub(crate) fn run(
     workload: &Workload,
     policy: &RoutingPolicy,

@@ -34,7 +34,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// five seconds.
 const SERVED: u64 = 10;
 
-/// Most requests of one client, for a caller that forgets to stop.
+/// Maximum number of requests of one client, for a caller that forgets to stop.
 const REQUESTS_MAX: u64 = 20_000;
 
 /// The pool whose clients use SGLang's `/generate`; those of the others use chats.
@@ -101,7 +101,7 @@ impl BrokenPools {
     /// Starts the pools behind one proxy with `workers` worker threads.
     ///
     /// # Errors
-    /// If any part does not start.
+    /// Fails if any part does not start.
     pub async fn start(workers: u32) -> Result<Self> {
         Self::start_with(|builder| builder.concurrency(workers)).await
     }
@@ -109,7 +109,7 @@ impl BrokenPools {
     /// Like [`Self::start`], with further changes to the stack.
     ///
     /// # Errors
-    /// If any part does not start.
+    /// Fails if any part does not start.
     pub async fn start_with(change: impl FnOnce(StackBuilder) -> StackBuilder) -> Result<Self> {
         let mut pools = Vec::new();
         for (name, fault) in faults() {
@@ -176,7 +176,7 @@ impl BrokenPools {
     /// Repairs every broken engine. Returns the time until each of them served requests again.
     ///
     /// # Errors
-    /// If an engine does not within `limit`.
+    /// Fails if an engine does not within `limit`.
     pub async fn mend(&self, limit: Duration) -> Result<Vec<Duration>> {
         let mended = Instant::now();
         let serve = self.world.pools.iter().map(|pool| async move {

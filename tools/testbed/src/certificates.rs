@@ -20,7 +20,7 @@ impl Authority {
     /// A new authority.
     ///
     /// # Errors
-    /// If a key or certificate cannot be generated.
+    /// Fails if a key or certificate cannot be generated.
     pub fn new() -> Result<Self> {
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -38,7 +38,7 @@ impl Authority {
     /// Writes `<who>.pem` and `<who>.key`: a certificate for the DNS name `name`.
     ///
     /// # Errors
-    /// If the folder cannot be written.
+    /// Fails if the folder cannot be written.
     pub fn certify(&self, name: &str, who: &str, folder: &Path) -> Result<()> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(vec![name.to_owned()])?;
@@ -58,7 +58,7 @@ impl Authority {
     /// proxy.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// Fails if a file cannot be written.
     pub fn folder(&self, daemon: &str) -> Result<TempDir> {
         let folder = TempDir::new()?;
         std::fs::write(folder.path().join("ca.pem"), &self.pem)?;

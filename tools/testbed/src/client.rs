@@ -1,7 +1,7 @@
 //! HTTP clients: a regular one for HTTP/1 and HTTP/2, and a raw one that writes any bytes.
 //!
 //! Each call of [`send`] opens its own connection, so that requests do not affect each other. Every
-//! call has a deadline: a test that fails shows more than one that hangs.
+//! call has a deadline, because a test that fails shows more than one that hangs.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -62,7 +62,7 @@ pub struct EventStream {
 /// One server-sent event.
 #[derive(Clone, Debug)]
 pub struct ServerEvent {
-    /// When its last byte arrived.
+    /// The time when its last byte arrived.
     pub at: Instant,
     /// The `event:` field; empty if the event has none.
     pub name: String,
@@ -92,7 +92,7 @@ pub fn frames(frames: Vec<Frame<Bytes>>) -> Body {
 /// Sends `GET path`.
 ///
 /// # Errors
-/// If there is no complete reply within [`REPLY_LIMIT`].
+/// Fails if there is no complete reply within [`REPLY_LIMIT`].
 pub async fn get(address: SocketAddr, path: &str) -> Result<ClientReply> {
     send(address, Request::get(path).body(empty())?).await
 }
@@ -100,7 +100,7 @@ pub async fn get(address: SocketAddr, path: &str) -> Result<ClientReply> {
 /// Sends `POST path` with a JSON content type.
 ///
 /// # Errors
-/// If there is no complete reply within [`REPLY_LIMIT`].
+/// Fails if there is no complete reply within [`REPLY_LIMIT`].
 pub async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> Result<ClientReply> {
     send(
         address,
@@ -114,7 +114,7 @@ pub async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> Re
 /// Sends a request over its own HTTP/1.1 connection and reads the complete reply.
 ///
 /// # Errors
-/// If there is no complete reply within [`REPLY_LIMIT`].
+/// Fails if there is no complete reply within [`REPLY_LIMIT`].
 pub async fn send(address: SocketAddr, request: Request<Body>) -> Result<ClientReply> {
     timeout(REPLY_LIMIT, async {
         ClientReply::read(start(address, request).await?).await
@@ -125,7 +125,7 @@ pub async fn send(address: SocketAddr, request: Request<Body>) -> Result<ClientR
 /// Sends a request over its own HTTP/1.1 connection. Returns when the headers of the reply arrive.
 ///
 /// # Errors
-/// If the connection fails first, or after [`REPLY_LIMIT`].
+/// Fails if the connection fails first, or after [`REPLY_LIMIT`].
 pub async fn start(address: SocketAddr, request: Request<Body>) -> Result<Response<Incoming>> {
     start_within(address, request, REPLY_LIMIT).await
 }
@@ -133,7 +133,7 @@ pub async fn start(address: SocketAddr, request: Request<Body>) -> Result<Respon
 /// As [`start`], with another limit: for requests that may be held for long.
 ///
 /// # Errors
-/// If the connection fails first, or after `limit`.
+/// Fails if the connection fails first, or after `limit`.
 pub async fn start_within(
     address: SocketAddr,
     mut request: Request<Body>,
@@ -166,7 +166,7 @@ impl Http2Client {
     /// Opens a connection.
     ///
     /// # Errors
-    /// If no server speaks HTTP/2 there.
+    /// Fails if no server speaks HTTP/2 there.
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -179,7 +179,7 @@ impl Http2Client {
     /// Sends a request and reads the complete reply.
     ///
     /// # Errors
-    /// If there is no complete reply within [`REPLY_LIMIT`].
+    /// Fails if there is no complete reply within [`REPLY_LIMIT`].
     pub async fn send(&self, request: Request<Body>) -> Result<ClientReply> {
         timeout(REPLY_LIMIT, async {
             ClientReply::read(self.start(request).await?).await
@@ -191,7 +191,7 @@ impl Http2Client {
     /// arrive.
     ///
     /// # Errors
-    /// If the connection fails first, or after [`REPLY_LIMIT`].
+    /// Fails if the connection fails first, or after [`REPLY_LIMIT`].
     pub async fn start(&self, request: Request<Body>) -> Result<Response<Incoming>> {
         self.start_within(request, REPLY_LIMIT).await
     }
@@ -199,7 +199,7 @@ impl Http2Client {
     /// Like [`Self::start`], with another limit.
     ///
     /// # Errors
-    /// If the connection fails first, or after `limit`.
+    /// Fails if the connection fails first, or after `limit`.
     pub async fn start_within(
         &self,
         mut request: Request<Body>,
@@ -221,7 +221,7 @@ impl ClientReply {
     /// Reads the complete reply.
     ///
     /// # Errors
-    /// If the body breaks off.
+    /// Fails if the body breaks off.
     pub async fn read(response: Response<Incoming>) -> Result<Self> {
         let (parts, body) = response.into_parts();
         let body = body.collect().await?;
@@ -250,7 +250,7 @@ impl ClientReply {
     /// The body as JSON.
     ///
     /// # Errors
-    /// If it is not JSON; the error quotes it.
+    /// Fails if the body is not JSON. The error quotes it.
     pub fn json(&self) -> Result<Value> {
         serde_json::from_slice(&self.body)
             .map_err(|error| format!("{error} in {} {:?}", self.status, self.text()).into())
@@ -263,7 +263,7 @@ impl RawConnection {
     /// Opens a connection.
     ///
     /// # Errors
-    /// If no socket listens there.
+    /// Fails if no socket listens there.
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -276,7 +276,7 @@ impl RawConnection {
     /// Opens a connection from another address of the loopback, as another client.
     ///
     /// # Errors
-    /// If no socket listens there.
+    /// Fails if no socket listens there.
     pub async fn connect_from(client: Ipv4Addr, address: SocketAddr) -> Result<Self> {
         let socket = TcpSocket::new_v4()?;
         socket.bind((client, 0).into())?;
@@ -291,7 +291,7 @@ impl RawConnection {
     /// Writes exactly these bytes.
     ///
     /// # Errors
-    /// If the peer closed the connection.
+    /// Fails if the peer closed the connection.
     pub async fn write(&mut self, bytes: impl AsRef<[u8]>) -> Result<()> {
         Ok(self.stream.write_all(bytes.as_ref()).await?)
     }
@@ -299,7 +299,7 @@ impl RawConnection {
     /// Closes the writing side of the connection.
     ///
     /// # Errors
-    /// If the peer closed the connection.
+    /// Fails if the peer closed the connection.
     pub async fn half_close(&mut self) -> Result<()> {
         Ok(self.stream.shutdown().await?)
     }
@@ -307,7 +307,7 @@ impl RawConnection {
     /// Closes the connection with a reset, like a client that crashes.
     ///
     /// # Errors
-    /// If the socket option cannot be set.
+    /// Fails if the socket option cannot be set.
     pub fn reset(self) -> Result<()> {
         Ok(self.stream.set_zero_linger()?)
     }
@@ -315,7 +315,7 @@ impl RawConnection {
     /// Reads until the peer closes the connection.
     ///
     /// # Errors
-    /// If the connection breaks, or after [`REPLY_LIMIT`].
+    /// Fails if the connection breaks, or after [`REPLY_LIMIT`].
     pub async fn read_to_end(&mut self) -> Result<Vec<u8>> {
         while self.fill().await? > 0 {}
         Ok(std::mem::take(&mut self.buffer))
@@ -324,7 +324,7 @@ impl RawConnection {
     /// Reads up to and including `mark`.
     ///
     /// # Errors
-    /// If the connection ends before, or after [`REPLY_LIMIT`].
+    /// Fails if the connection ends before, or after [`REPLY_LIMIT`].
     pub async fn read_until(&mut self, mark: &[u8]) -> Result<Vec<u8>> {
         loop {
             if let Some(at) = find(&self.buffer, mark) {
@@ -337,7 +337,7 @@ impl RawConnection {
     /// Reads exactly this many bytes.
     ///
     /// # Errors
-    /// If the connection ends before, or after [`REPLY_LIMIT`].
+    /// Fails if the connection ends before, or after [`REPLY_LIMIT`].
     pub async fn read_exactly(&mut self, bytes: usize) -> Result<Vec<u8>> {
         while self.buffer.len() < bytes {
             self.fill_some().await?;
@@ -348,7 +348,7 @@ impl RawConnection {
     /// Reads one HTTP/1 reply. `100 Continue` counts as one, without a body.
     ///
     /// # Errors
-    /// If it is malformed or breaks off, or after [`REPLY_LIMIT`].
+    /// Fails if the reply is malformed or breaks off, or after [`REPLY_LIMIT`].
     pub async fn read_reply(&mut self) -> Result<ClientReply> {
         let head = String::from_utf8(self.read_until(b"\r\n\r\n").await?)?;
         let mut lines = head.split("\r\n");
@@ -431,7 +431,7 @@ impl EventStream {
     /// The next event, or `None` at the end of the reply.
     ///
     /// # Errors
-    /// If the reply breaks off, or after [`REPLY_LIMIT`].
+    /// Fails if the reply breaks off, or after [`REPLY_LIMIT`].
     pub async fn next(&mut self) -> Result<Option<ServerEvent>> {
         loop {
             if let Some(at) = find(&self.buffer, b"\n\n") {
@@ -448,7 +448,7 @@ impl EventStream {
     /// All remaining events.
     ///
     /// # Errors
-    /// If the reply breaks off, or after [`REPLY_LIMIT`].
+    /// Fails if the reply breaks off, or after [`REPLY_LIMIT`].
     pub async fn rest(mut self) -> Result<Vec<ServerEvent>> {
         let mut events = Vec::new();
         while let Some(event) = self.next().await? {

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use crate::Result;
 use crate::ports::ReservedPort;
 
-/// Most bytes of one read.
+/// The maximum number of bytes of one read.
 const PIECE_BYTES: usize = 16 * 1024;
 
 /// A link with two ends. A client that connects to this end reaches the server at the other end,
@@ -37,7 +37,7 @@ impl CuttableLink {
     /// in a tokio runtime.
     ///
     /// # Errors
-    /// If no port is free.
+    /// Fails if no port is free.
     pub async fn lay() -> Result<Self> {
         let end = ReservedPort::lease()?;
         let listener = TcpListener::bind(end.address()).await?;

@@ -47,7 +47,7 @@ impl DaemonSettings {
     /// Settings with leased ports, and files in `folder`.
     ///
     /// # Errors
-    /// If no port is free.
+    /// Fails if no port is free.
     pub fn new(folder: &Path) -> Result<Self> {
         let [state, admin, ext_proc, health] = [
             ReservedPort::lease()?,
@@ -71,7 +71,7 @@ impl DaemonSettings {
     /// that no reader sees half of it.
     ///
     /// # Errors
-    /// If the folder cannot be written.
+    /// Fails if the folder cannot be written.
     pub fn write_endpoints(&self, endpoints: &[(String, SocketAddr)]) -> Result<()> {
         let entry = |(name, address): &(String, SocketAddr)| json!({"name": name, "address": address.ip().to_string(), "port": address.port().to_string()});
         let file = json!({"endpoints": endpoints.iter().map(entry).collect::<Vec<_>>()}); // JSON is YAML
@@ -81,7 +81,7 @@ impl DaemonSettings {
     /// Like [`Self::write_endpoints`] with any text, which may be invalid.
     ///
     /// # Errors
-    /// If the folder cannot be written.
+    /// Fails if the folder cannot be written.
     pub fn write_endpoints_file(&self, text: &str) -> Result<()> {
         let draft = self.folder.join("endpoints.draft");
         std::fs::write(&draft, text)?;
@@ -127,7 +127,7 @@ impl DaemonProcess {
     /// Starts the daemon. The endpoints file must exist.
     ///
     /// # Errors
-    /// If the binary cannot be run.
+    /// Fails if the binary cannot be run.
     pub fn start(settings: DaemonSettings) -> Result<Self> {
         let process =
             ChildProcess::spawn("switchpointd", &mut settings.command()?, &settings.folder)?;
@@ -137,7 +137,7 @@ impl DaemonProcess {
     /// Starts the daemon again with the same ports and files, after it was stopped or killed.
     ///
     /// # Errors
-    /// If the binary cannot be run.
+    /// Fails if the binary cannot be run.
     pub fn start_again(&mut self) -> Result<()> {
         self.process = ChildProcess::spawn(
             "switchpointd",
@@ -158,7 +158,7 @@ impl DaemonProcess {
     /// Requests a page of the admin listener.
     ///
     /// # Errors
-    /// If there is no reply.
+    /// Fails if there is no reply.
     pub async fn admin(&self, path: &str) -> Result<client::ClientReply> {
         client::get(self.settings.admin.address(), path).await
     }
@@ -166,7 +166,7 @@ impl DaemonProcess {
     /// The endpoints of `/debug/endpoints`.
     ///
     /// # Errors
-    /// If the reply is not JSON.
+    /// Fails if the reply is not JSON.
     pub async fn endpoints(&self) -> Result<Vec<Value>> {
         let page = self.admin("/debug/endpoints").await?.json()?;
         Ok(page["endpoints"].as_array().cloned().unwrap_or_default())
@@ -177,7 +177,7 @@ impl DaemonProcess {
 /// `target/demo/switchpointd` for `target/demo/run`.
 ///
 /// # Errors
-/// If it was not built.
+/// Fails if the binary was not built.
 pub fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os(BINARY) {
         return Ok(root().join(path));

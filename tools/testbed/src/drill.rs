@@ -43,7 +43,7 @@ pub fn is_lost_to_a_trap(line: &Value) -> bool {
 /// made from it. Quick if it was built before.
 ///
 /// # Errors
-/// If it does not compile.
+/// Fails if the module does not compile.
 pub fn module() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     BUILT
@@ -55,7 +55,7 @@ pub fn module() -> Result<PathBuf> {
 /// An edit of the shipped config that loads this module in place of the shipped one.
 ///
 /// # Errors
-/// If it does not compile.
+/// Fails if the module does not compile.
 pub fn envoy_config() -> Result<impl Fn(&mut Value) + Send + 'static> {
     let module = module()?;
     Ok(move |config: &mut Value| {

@@ -41,8 +41,8 @@ const SERVERS: usize = 8;
 /// Conversations, one after another.
 const PREFIXES: u64 = 16;
 const TURNS: u64 = 6;
-/// From the end of a turn to the next. No real client is faster, and other workers know of a turn
-/// within milliseconds.
+/// The time from the end of a turn to the next turn. No real client is faster, and other workers
+/// know of a turn within milliseconds.
 const TURN_PAUSE: Duration = Duration::from_millis(20);
 
 /// A steady load of distinct prompts.
@@ -87,7 +87,7 @@ impl EngineMatrix {
     /// Starts all pools behind one proxy with `workers` worker threads.
     ///
     /// # Errors
-    /// If any part does not start.
+    /// Fails if any part does not start.
     pub async fn start(workers: u32, seed: u64) -> Result<Self> {
         let engines = engines();
         let mut pools = Vec::new();
@@ -120,7 +120,7 @@ impl EngineMatrix {
     /// Runs every workload on every engine, through these proxies in turn.
     ///
     /// # Errors
-    /// If a reply is not 200, or a file cannot be written.
+    /// Fails if a reply is not 200, or a file cannot be written.
     pub async fn measure(&self, proxies: &[SocketAddr]) -> Result<Vec<MatrixResult>> {
         let measure = self
             .engines
@@ -224,7 +224,7 @@ impl MatrixBench<'_> {
         ) + &"It goes on. ".repeat(tokens / 3)
     }
 
-    /// The most requests of a burst at one server.
+    /// The maximum number of requests of a burst at one server.
     async fn worst_burst(&self) -> Result<u64> {
         let mut worst = 0;
         for round in 0..BURSTS {

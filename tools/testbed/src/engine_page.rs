@@ -123,7 +123,7 @@ impl MatrixRow {
 /// The page for this data.
 ///
 /// # Errors
-/// If the data is not a list of [`MatrixRow`]s.
+/// Fails if the data is not a list of [`MatrixRow`]s.
 pub fn page(data: &str) -> Result<String, serde_json::Error> {
     let data: MatrixData = serde_json::from_str(data)?;
     let mut page = HEAD.to_owned();

@@ -58,7 +58,7 @@ impl EnvoyConfig {
     /// Reads a file of `envoy-config/`.
     ///
     /// # Errors
-    /// If it does not exist or is not YAML.
+    /// Fails if the file does not exist or is not YAML.
     pub fn shipped(file: &str) -> Result<Self> {
         Self::read(&root().join("envoy-config").join(file))
     }
@@ -66,7 +66,7 @@ impl EnvoyConfig {
     /// Reads any config file, for example that of a running Envoy, to start another one like it.
     ///
     /// # Errors
-    /// If it does not exist or is not YAML.
+    /// Fails if the file does not exist or is not YAML.
     pub fn read(file: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(file)?;
         Ok(Self(
@@ -82,7 +82,7 @@ impl EnvoyConfig {
     /// Replaces every occurrence of a port number.
     ///
     /// # Errors
-    /// If the port does not occur: then the file and the tests disagree about ports.
+    /// Fails if the port does not occur: then the file and the tests disagree about ports.
     pub fn replace_port(&mut self, from: u16, to: u16) -> Result<()> {
         let replaced = replace_port(&mut self.0, from, to);
         if replaced == 0 {
@@ -95,7 +95,7 @@ impl EnvoyConfig {
     /// Sets keys of the picker's configuration.
     ///
     /// # Errors
-    /// If the picker is not at its usual place.
+    /// Fails if the picker is not at its usual place.
     pub fn set_picker(&mut self, keys: &Map<String, Value>) -> Result<()> {
         let picker = self.picker()?;
         let text = picker
@@ -112,7 +112,7 @@ impl EnvoyConfig {
     /// each request. Keys that are arguments of the daemon are ignored.
     ///
     /// # Errors
-    /// If the daemon has no such setting, or the picker is not at its usual place.
+    /// Fails if the daemon has no such setting, or the picker is not at its usual place.
     pub fn set_daemon(&mut self, key: &str, value: &Value) -> Result<()> {
         match key {
             "explain" | "objective_header" | "slo_headers" => Ok(()),
@@ -136,7 +136,7 @@ impl EnvoyConfig {
     /// The filter that picks, or that calls the daemon.
     ///
     /// # Errors
-    /// If it is not at its usual place.
+    /// Fails if the filter is not at its usual place.
     pub fn picker(&mut self) -> Result<&mut Value> {
         let mut filters = self.filters()?.iter_mut();
         Ok(filters
@@ -147,7 +147,7 @@ impl EnvoyConfig {
     /// Sets the file of the picker's module.
     ///
     /// # Errors
-    /// If the picker is not at its usual place.
+    /// Fails if the picker is not at its usual place.
     pub fn set_module(&mut self, file: &Path) -> Result<()> {
         let code = self
             .picker()?
@@ -161,7 +161,7 @@ impl EnvoyConfig {
     /// `servers` (`ADDRESS:PORT` each) by round robin.
     ///
     /// # Errors
-    /// If the config does not have the structure of the shipped ones.
+    /// Fails if the config does not have the structure of the shipped ones.
     pub fn make_round_robin(&mut self, servers: &[String]) -> Result<()> {
         let hosts = servers
             .iter()
@@ -207,7 +207,7 @@ impl EnvoyConfig {
     /// Inserts a filter right before the picker, where a gateway would write the subset hint.
     ///
     /// # Errors
-    /// If the picker is not at its usual place.
+    /// Fails if the picker is not at its usual place.
     pub fn insert_before_picker(&mut self, filter: Value) -> Result<()> {
         let filters = self.filters()?;
         let at = filters
@@ -233,7 +233,7 @@ impl EnvoyConfig {
 /// An endpoint of a static cluster, from `ADDRESS:PORT`.
 ///
 /// # Errors
-/// If `server` has another form.
+/// Fails if `server` has another form.
 pub(crate) fn host(server: &str) -> Result<Value> {
     let (address, port) = server.rsplit_once(':').ok_or("a server is ADDRESS:PORT")?;
     Ok(
@@ -316,7 +316,7 @@ impl EnvoyProcess {
     /// `folder`.
     ///
     /// # Errors
-    /// If the binary cannot be run.
+    /// Fails if the binary cannot be run.
     pub fn start(
         config: &EnvoyConfig,
         listener: SocketAddr,
@@ -377,7 +377,7 @@ impl EnvoyProcess {
     /// The body of a page of the admin port.
     ///
     /// # Errors
-    /// If the status is not 200.
+    /// Fails if the status is not 200.
     pub async fn admin_page(&self, path: &str) -> Result<String> {
         let reply = client::get(self.admin, path).await?;
         if reply.status == 200 {
@@ -390,7 +390,7 @@ impl EnvoyProcess {
     /// Posts to the admin port.
     ///
     /// # Errors
-    /// If the status is not 200.
+    /// Fails if the status is not 200.
     pub async fn admin_order(&self, path: &str) -> Result<()> {
         let reply = client::post(self.admin, path, Vec::new()).await?;
         if reply.status == 200 {
@@ -404,7 +404,7 @@ impl EnvoyProcess {
     /// all.
     ///
     /// # Errors
-    /// If the admin port does not answer.
+    /// Fails if the admin port does not answer.
     pub async fn stats(&self, pattern: &str) -> Result<BTreeMap<String, i64>> {
         let page = self
             .admin_page(&format!(
@@ -423,7 +423,7 @@ impl EnvoyProcess {
     /// use.
     ///
     /// # Errors
-    /// If the admin port does not answer.
+    /// Fails if the admin port does not answer.
     pub async fn stat(&self, name: &str) -> Result<i64> {
         let pattern = format!("^{}$", name.replace('.', "\\."));
         Ok(self.stats(&pattern).await?.get(name).copied().unwrap_or(0))
@@ -432,7 +432,7 @@ impl EnvoyProcess {
     /// A statistic of the picker, by its name in `/stats/prometheus`.
     ///
     /// # Errors
-    /// If the admin port does not answer.
+    /// Fails if the admin port does not answer.
     pub async fn picker_stat(&self, name: &str) -> Result<i64> {
         self.stat(&format!("wasmcustom.{name}")).await
     }
@@ -440,7 +440,7 @@ impl EnvoyProcess {
     /// Waits until a statistic of the picker satisfies `wanted`.
     ///
     /// # Errors
-    /// If it does not within `limit`; the error has the last value.
+    /// Fails if the statistic does not within `limit`. The error has the last value.
     pub async fn picker_stat_until(
         &self,
         name: &str,
@@ -463,7 +463,7 @@ impl EnvoyProcess {
     /// The page of `/stats/prometheus`.
     ///
     /// # Errors
-    /// If the admin port does not answer.
+    /// Fails if the admin port does not answer.
     pub async fn prometheus(&self) -> Result<String> {
         self.admin_page("/stats/prometheus").await
     }
@@ -480,7 +480,7 @@ impl EnvoyProcess {
     /// The access log line of the request with this `x-request-id`, once it is written.
     ///
     /// # Errors
-    /// If it is not written within `limit`.
+    /// Fails if the line is not written within `limit`.
     pub async fn access_log_of(&self, request_id: &str, limit: Duration) -> Result<Value> {
         let line = || async {
             self.access_log()

@@ -28,7 +28,7 @@ pub const BURST: usize = 64;
 /// The time within which a burst arrives.
 pub const BURST_TIME: Duration = Duration::from_millis(200);
 pub const BURST_SERVERS: usize = 16;
-/// The most requests of a burst that one server may get; an even spread is 4.
+/// The maximum number of requests of a burst that one server may get; an even spread is 4.
 pub const BURST_MAX: usize = 5;
 
 /// Tokens of each reply of a burst, enough that none ends before the last request of the burst
@@ -112,7 +112,7 @@ impl Fleet {
     /// Starts a fleet with `servers` servers like `server`.
     ///
     /// # Errors
-    /// If a part does not start.
+    /// Fails if a part does not start.
     pub async fn start(
         shape: FleetShape,
         sharing: bool,
@@ -154,7 +154,7 @@ impl Fleet {
     /// Starts a fleet for bursts: no server ends a request of a burst before all of it has arrived.
     ///
     /// # Errors
-    /// If a part does not start.
+    /// Fails if a part does not start.
     pub async fn for_bursts(shape: FleetShape, sharing: bool) -> Result<Self> {
         Self::start(
             shape,
@@ -179,7 +179,7 @@ impl Fleet {
     /// once the servers are idle again.
     ///
     /// # Errors
-    /// If a request fails.
+    /// Fails if a request fails.
     pub async fn burst(&self, seed: usize) -> Result<usize> {
         let proxies = self.addresses();
         let began = Instant::now();
@@ -212,7 +212,7 @@ impl Fleet {
     /// Plays conversations through all proxies in turn.
     ///
     /// # Errors
-    /// If a request fails.
+    /// Fails if a request fails.
     pub async fn converse(&self, conversations: ConversationPlan) -> Result<FleetOutcome> {
         let proxies = self.addresses();
         let arrivals = conversations.arrivals();

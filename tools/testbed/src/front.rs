@@ -58,8 +58,8 @@ impl DaemonAndEnvoy {
     /// changed by `edit`.
     ///
     /// # Errors
-    /// If a port is taken, a binary is missing, or the picker gets no state in time. The error has
-    /// the last lines of the logs.
+    /// Fails if a port is taken, a binary is missing, or the picker gets no state in time. The
+    /// error has the last lines of the logs.
     pub async fn start(
         endpoints: &[String],
         more: ExtraArgs<'_>,
@@ -119,7 +119,7 @@ impl DaemonAndEnvoy {
     /// Checks that both processes run.
     ///
     /// # Errors
-    /// If one has ended; the error has its status and the end of its log.
+    /// Fails if a process has ended. The error has its status and the end of its log.
     pub fn check_running(&mut self) -> Result<()> {
         self.daemon.check_running()?;
         self.envoy.check_running()
@@ -137,7 +137,7 @@ impl DaemonAndEnvoy {
     /// Stops both, Envoy first, so that it never calls a daemon that has stopped.
     ///
     /// # Errors
-    /// If one does not stop in time; it is then killed.
+    /// Fails if a process does not stop in time. It is then killed.
     pub async fn stop(mut self) -> Result<()> {
         self.envoy.stop(STOP_LIMIT).await?;
         self.daemon.stop(STOP_LIMIT).await?;
@@ -176,7 +176,7 @@ impl RoundRobinEnvoy {
     /// Starts it on `port`, in front of `servers` (`ADDRESS:PORT` each).
     ///
     /// # Errors
-    /// If the port is taken, Envoy is missing, or it does not serve in time.
+    /// Fails if the port is taken, Envoy is missing, or it does not serve in time.
     pub async fn start(port: u16, servers: &[String]) -> Result<Self> {
         check_free(port)?;
         let folder = tempfile::Builder::new().prefix("switchpoint-").tempdir()?;
@@ -225,7 +225,7 @@ impl RoundRobinEnvoy {
     /// Stops it.
     ///
     /// # Errors
-    /// If it does not stop in time; it is then killed.
+    /// Fails if Envoy does not stop in time. It is then killed.
     pub async fn stop(mut self) -> Result<()> {
         self.envoy.stop(STOP_LIMIT).await.map(drop)
     }
@@ -250,7 +250,7 @@ fn envoy_command() -> Command {
 /// `target/wasm32-wasip1/demo/switchpoint.wasm`.
 ///
 /// # Errors
-/// If it was not built.
+/// Fails if the module was not built.
 fn module() -> Result<PathBuf> {
     let us = std::env::current_exe()?;
     let (profile, target) = us
@@ -276,7 +276,7 @@ fn module() -> Result<PathBuf> {
 /// these servers. The picker leaves their cluster as it is.
 ///
 /// # Errors
-/// If the config does not have the structure of the shipped ones.
+/// Fails if the config does not have the structure of the shipped ones.
 pub fn add_round_robin(config: &mut EnvoyConfig, servers: &[String], header: &str) -> Result<()> {
     let hosts = servers
         .iter()

@@ -54,7 +54,7 @@ pub fn root() -> PathBuf {
 /// Evaluates a condition until it gives a value.
 ///
 /// # Errors
-/// If it gives none within `limit`; the error names `what`.
+/// Fails if the condition gives no value within `limit`. The error names `what`.
 pub async fn wait_for<T, F: Future<Output = Option<T>>>(
     limit: Duration,
     what: &str,

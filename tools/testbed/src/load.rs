@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// outage fails a client at most once.
 const REST: Duration = Duration::from_secs(2);
 
-/// Most requests of one client, for a test that forgets to stop its load.
+/// The maximum number of requests of one client, for a test that forgets to stop its load.
 const REQUESTS_MAX: usize = 20_000;
 
 /// Running clients.
@@ -74,7 +74,7 @@ impl LoadGenerator {
     /// Waits until `count` more requests are served.
     ///
     /// # Errors
-    /// If they are not within `limit`; the error has the failures since then.
+    /// Fails if fewer are served within `limit`. The error has the failures since then.
     pub async fn wait_for_more(&self, count: usize, limit: Duration) -> Result<()> {
         let before = self.shared.snapshot().total();
         let served = || async { (self.shared.snapshot().total() >= before + count).then_some(()) };
@@ -91,7 +91,7 @@ impl LoadGenerator {
     /// Stops the clients, after their requests in flight end.
     ///
     /// # Errors
-    /// If a client panicked.
+    /// Fails if a client panicked.
     pub async fn stop(mut self) -> Result<LoadOutcome> {
         self.shared.over.store(true, Ordering::Relaxed);
         for client in std::mem::take(&mut self.clients) {
@@ -148,7 +148,7 @@ impl LoadOutcome {
     /// Checks that requests were sent and all of them served.
     ///
     /// # Errors
-    /// If not; the error has the first failures.
+    /// Fails if a request failed, or none was sent. The error has the first failures.
     pub fn check_all_served(&self) -> Result<()> {
         match (self.total(), self.failures.len()) {
             (0, 0) => Err("no request was sent".into()),

@@ -311,7 +311,7 @@ impl ModelServer {
     /// Starts a server. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// If `options.listen` cannot be bound.
+    /// Fails if `options.listen` cannot be bound.
     pub fn start(options: ModelServerOptions) -> io::Result<Self> {
         let listener = socket::listen(options.listen)?;
         let address = listener.local_addr()?;
@@ -368,7 +368,7 @@ impl ModelServer {
     /// The report of `GET /admin/state`.
     ///
     /// # Errors
-    /// If the engine has stopped.
+    /// Fails if the engine has stopped.
     pub async fn state(&self) -> io::Result<Value> {
         self.server.state().await.map_err(io::Error::other)
     }
@@ -396,7 +396,7 @@ impl Drop for ModelServer {
 /// Serves admin orders for `servers` on `listen` until dropped. Returns the address.
 ///
 /// # Errors
-/// If `listen` cannot be bound.
+/// Fails if `listen` cannot be bound.
 pub fn serve_admin(
     listen: SocketAddr,
     servers: &[ModelServer],

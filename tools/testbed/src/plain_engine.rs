@@ -173,7 +173,7 @@ impl PlainEngine {
     /// Starts an engine; port 0 takes a free port. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// If the address cannot be bound.
+    /// Fails if the address cannot be bound.
     pub async fn start(listen: SocketAddr, behaviour: PlainBehaviour) -> io::Result<Self> {
         let listener = TcpListener::bind(listen).await?;
         let address = listener.local_addr()?;

@@ -43,7 +43,7 @@ impl PlainPool {
     /// Starts one engine per behaviour.
     ///
     /// # Errors
-    /// If no port is free.
+    /// Fails if no port is free.
     pub async fn start(
         name: &str,
         behaviours: impl IntoIterator<Item = PlainBehaviour>,
@@ -80,7 +80,7 @@ impl PlainPool {
     /// Sends a body to this pool through the proxy at `proxy`.
     ///
     /// # Errors
-    /// If the proxy cannot be reached or its reply breaks off.
+    /// Fails if the proxy cannot be reached or its reply breaks off.
     pub async fn post(&self, proxy: SocketAddr, path: &str, body: &Value) -> Result<ClientReply> {
         let request = Request::post(path)
             .header(POOL_HEADER, &self.name)
@@ -96,7 +96,7 @@ impl PlainPools {
     /// further changes to the stack.
     ///
     /// # Errors
-    /// If any part does not start.
+    /// Fails if any part does not start.
     pub async fn start(
         pools: Vec<PlainPool>,
         change: impl FnOnce(StackBuilder) -> StackBuilder,
@@ -135,7 +135,7 @@ impl PlainPools {
     /// rename, so that no reader sees half of it.
     ///
     /// # Errors
-    /// If the folder cannot be written.
+    /// Fails if the folder cannot be written.
     pub fn list(&self, pool: &PlainPool, listed: usize) -> Result<()> {
         let draft = self.folder.path().join(format!("{}.draft", pool.name));
         let file = endpoints_file(self.folder.path(), pool);

@@ -29,7 +29,7 @@ impl ReservedPort {
     /// Leases a port that no socket listens on.
     ///
     /// # Errors
-    /// If the lock files cannot be written, or all ports are taken.
+    /// Fails if the lock files cannot be written, or all ports are taken.
     pub fn lease() -> Result<Self> {
         // Processes start at different ports and continue upwards, so two seldom try the same one.
         static NEXT: AtomicU16 = AtomicU16::new(0);

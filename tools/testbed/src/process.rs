@@ -27,7 +27,7 @@ impl ChildProcess {
     /// Starts `command`. Its output goes to `<name>.out` and `<name>.err` in `folder`.
     ///
     /// # Errors
-    /// If the program cannot be run; the error names it.
+    /// Fails if the program cannot be run. The error names it.
     pub fn spawn(name: &'static str, command: &mut Command, folder: &Path) -> Result<Self> {
         let stdout = folder.join(format!("{name}.out"));
         let stderr = folder.join(format!("{name}.err"));
@@ -62,7 +62,7 @@ impl ChildProcess {
     /// The resident memory of the process, in bytes.
     ///
     /// # Errors
-    /// If the process has ended.
+    /// Fails if the process has ended.
     pub fn memory_bytes(&self) -> Result<u64> {
         memory_bytes(self.id())
     }
@@ -70,7 +70,7 @@ impl ChildProcess {
     /// Checks that the process runs.
     ///
     /// # Errors
-    /// If the process has ended; the error has its status and the end of its log.
+    /// Fails if the process has ended. The error has its status and the end of its log.
     pub fn check_running(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
@@ -83,7 +83,7 @@ impl ChildProcess {
     /// Sends a signal.
     ///
     /// # Errors
-    /// If the process has ended.
+    /// Fails if the process has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         self.check_running()?; // the id of a process that was waited for may belong to another by now
         let id = Pid::from_raw(i32::try_from(self.child.id())?).ok_or("a process id is not 0")?;
@@ -93,7 +93,7 @@ impl ChildProcess {
     /// Sends SIGTERM and waits for the end. Kills the process after `limit`.
     ///
     /// # Errors
-    /// If it had to be killed, or waiting for it fails.
+    /// Fails if the process had to be killed, or waiting for it fails.
     pub async fn stop(&mut self, limit: Duration) -> Result<ExitStatus> {
         let _ = self.signal(Signal::TERM); // it may have ended already
         self.wait(limit).await
@@ -102,7 +102,7 @@ impl ChildProcess {
     /// Waits until the process ends by itself. Kills it after `limit`.
     ///
     /// # Errors
-    /// If it had to be killed, or waiting for it fails.
+    /// Fails if the process had to be killed, or waiting for it fails.
     pub async fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let end = Instant::now() + limit;
         while Instant::now() < end {
@@ -118,7 +118,7 @@ impl ChildProcess {
     /// Kills the process at once, like a crash.
     ///
     /// # Errors
-    /// If waiting for it fails.
+    /// Fails if waiting for it fails.
     pub fn kill(&mut self) -> Result<ExitStatus> {
         self.child.kill()?;
         Ok(self.child.wait()?)
@@ -156,7 +156,7 @@ impl Drop for ChildProcess {
 /// The resident memory of a process, in bytes.
 ///
 /// # Errors
-/// If there is no such process.
+/// Fails if there is no such process.
 pub fn memory_bytes(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status

@@ -15,8 +15,8 @@ use crate::Result;
 use crate::client::{self, Body, EventStream};
 use crate::trace::Arrival;
 
-/// Most requests in flight. The trace reaches this number only if the servers fall far behind; more
-/// would exhaust sockets.
+/// The maximum number of requests in flight. The trace reaches this number only if the servers fall
+/// far behind; more would exhaust sockets.
 const CONCURRENCY_MAX: usize = 2_000;
 
 /// Time limit of one request. A run with slower requests is useless.
@@ -69,7 +69,7 @@ struct ProgressState {
 /// order.
 ///
 /// # Errors
-/// If a header of the plan is invalid.
+/// Fails if a header of the plan is invalid.
 pub async fn run(plan: &ReplayPlan, arrivals: &[Arrival]) -> Result<Vec<ReplayResult>> {
     let progress = ReplayProgress::default();
     run_observed(plan, arrivals, Instant::now(), &progress).await?;
@@ -80,7 +80,7 @@ pub async fn run(plan: &ReplayPlan, arrivals: &[Arrival]) -> Result<Vec<ReplayRe
 /// request ends.
 ///
 /// # Errors
-/// If a header of the plan is invalid.
+/// Fails if a header of the plan is invalid.
 pub async fn run_observed(
     plan: &ReplayPlan,
     arrivals: &[Arrival],

@@ -18,7 +18,7 @@ pub const WEIGHED: [(&str, u32); 4] = [
 /// Writes a configuration with these scorers and weights into `folder`. Returns its path.
 ///
 /// # Errors
-/// If the folder cannot be written.
+/// Fails if the folder cannot be written.
 pub fn write(scorers: &[(String, u32)], folder: &Path) -> Result<String> {
     let path = folder.join("scorers.yaml");
     let declared: Vec<Value> = scorers

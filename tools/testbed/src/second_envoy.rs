@@ -28,7 +28,7 @@ impl SecondEnvoy {
     /// Starts a proxy with this node id and number of workers. Returns when its picker has state.
     ///
     /// # Errors
-    /// If it does not start.
+    /// Fails if the proxy does not start.
     pub async fn start(first: &Stack, node: &str, workers: u32) -> Result<Self> {
         let ports = [first.envoy.listener().port(), first.envoy.admin().port()];
         Self::run(
@@ -43,7 +43,7 @@ impl SecondEnvoy {
     /// Starts a proxy with the config of another picker mode and the daemon of the first.
     ///
     /// # Errors
-    /// If it does not start.
+    /// Fails if the proxy does not start.
     pub async fn start_as(front: PickerMode, first: &Stack, node: &str) -> Result<Self> {
         let daemon = first.daemon.as_ref().ok_or("no daemon")?.settings();
         let mut config = EnvoyConfig::shipped(front.file())?;

@@ -14,7 +14,7 @@ use crate::trace::{Arrival, BLOCK_TOKENS};
 
 /// Fewest turns of a session.
 const TURNS_MIN: u32 = 3;
-/// Most turns of a session.
+/// The maximum number of turns of a session.
 const TURNS_MAX: u32 = 30;
 
 /// The longest prompt, in tokens.

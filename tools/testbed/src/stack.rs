@@ -68,7 +68,7 @@ impl Stack {
     /// Starts a stack with `servers` model servers and the shipped config.
     ///
     /// # Errors
-    /// If a part does not start.
+    /// Fails if a part does not start.
     pub async fn start(servers: usize) -> Result<Self> {
         Self::builder().servers(servers).start().await
     }
@@ -81,7 +81,7 @@ impl Stack {
     /// Sends `GET path` through Envoy.
     ///
     /// # Errors
-    /// If there is no complete reply.
+    /// Fails if there is no complete reply.
     pub async fn get(&self, path: &str) -> Result<ClientReply> {
         client::get(self.address(), path).await
     }
@@ -89,7 +89,7 @@ impl Stack {
     /// Sends `POST path` with JSON through Envoy.
     ///
     /// # Errors
-    /// If there is no complete reply.
+    /// Fails if there is no complete reply.
     pub async fn post(&self, path: &str, body: &Value) -> Result<ClientReply> {
         client::post(self.address(), path, body.to_string()).await
     }
@@ -97,7 +97,7 @@ impl Stack {
     /// Sends any request through Envoy, by HTTP/1.1.
     ///
     /// # Errors
-    /// If there is no complete reply.
+    /// Fails if there is no complete reply.
     pub async fn send(&self, request: Request<Body>) -> Result<ClientReply> {
         client::send(self.address(), request).await
     }
@@ -105,7 +105,7 @@ impl Stack {
     /// The index of the server that answered.
     ///
     /// # Errors
-    /// If none of the stack's servers answered.
+    /// Fails if none of the stack's servers answered.
     pub fn server_of(&self, reply: &ClientReply) -> Result<usize> {
         let by = reply.header("x-served-by");
         let index = self
@@ -126,7 +126,7 @@ impl Stack {
     /// The daemon.
     ///
     /// # Errors
-    /// If the stack was built without one.
+    /// Fails if the stack was built without one.
     pub fn daemon(&mut self) -> Result<&mut DaemonProcess> {
         Ok(self.daemon.as_mut().ok_or("this stack has no daemon")?)
     }
@@ -134,7 +134,7 @@ impl Stack {
     /// Starts the daemon of a stack that was built without one.
     ///
     /// # Errors
-    /// If it cannot be run, or runs already.
+    /// Fails if the daemon cannot be run, or runs already.
     pub fn start_daemon(&mut self) -> Result<()> {
         let settings = self
             .absent
@@ -147,7 +147,7 @@ impl Stack {
     /// Makes these servers, by index, the endpoints of the pool.
     ///
     /// # Errors
-    /// If there is no daemon, or no such server.
+    /// Fails if there is no daemon, or no such server.
     pub fn set_pool(&mut self, indices: &[usize]) -> Result<()> {
         let all = endpoints(&self.servers);
         let chosen = indices
@@ -175,7 +175,7 @@ impl Stack {
     /// Waits until the picker has state.
     ///
     /// # Errors
-    /// If that takes too long, or a process ended.
+    /// Fails if that takes too long, or a process ended.
     pub async fn wait_until_ready(&mut self) -> Result<()> {
         self.wait_until_up(true).await
     }

@@ -50,7 +50,7 @@ struct TraceLine {
 /// arrivals within each step of the clock.
 ///
 /// # Errors
-/// If the file cannot be read, or a line does not have the format of the trace.
+/// Fails if the file cannot be read, or a line does not have the format of the trace.
 pub fn read(path: &Path, seed: u64) -> io::Result<Vec<Arrival>> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut reader = BufReader::new(GzDecoder::new(std::fs::File::open(path)?));

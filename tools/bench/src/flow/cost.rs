@@ -1,8 +1,8 @@
-//! What flow control costs a request: CPU of Envoy, all threads, and the time in the VMs.
+//! The cost of flow control for a request: CPU of Envoy over all threads, and the time in the VMs.
 //!
 //! One engine answers each request after 4 ms, and flow control lets it have [`SEATS`] requests.
-//! With as many connections nothing is held; with [`CONNECTIONS`], each request waits for the end
-//! of an earlier one. In both cases as many requests run and as many are answered per second, so
+//! With this many connections nothing is held. With [`CONNECTIONS`], each request waits for the end
+//! of an earlier one. In both cases the same number of requests run and are answered per second, so
 //! the difference is the cost of holding and releasing one. Cases take turns in each round.
 //!
 //! The time in the VMs is measured by a test build of the module, which reads the clock around each
@@ -43,12 +43,13 @@ pub(crate) struct FlowCostRow {
     pub(crate) cpu: AddedCost,
     /// The time in the VMs for each request, in the same way.
     pub(crate) vm: AddedCost,
-    /// Share of the calls of the VMs, per request, that the kernel interrupted: not in `vm`.
+    /// Share of the calls of the VMs, per request, that the kernel interrupted. They are not part
+    /// of `vm`.
     pub(crate) interrupted: f64,
     pub(crate) errors: u64,
 }
 
-/// What something costs, in µs.
+/// A cost, in µs.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct AddedCost {
     pub(crate) us: f64,

@@ -19,8 +19,8 @@ pub(super) struct TrafficClass {
     output_tokens: usize,
 }
 
-/// Chat takes somewhat less than half of the engines; the tenants of batch ask for about 0.5 and
-/// 0.35. The small one asks for a bit more than the half of what chat leaves.
+/// Chat takes somewhat less than half of the engines. The tenants of batch request about 0.5 and
+/// 0.35. The small tenant requests a bit more than half of what chat leaves.
 pub(super) const CLASSES: [TrafficClass; 3] = [
     TrafficClass {
         name: "chat",
@@ -54,7 +54,7 @@ impl TrafficClass {
         (self.prompt_tokens + self.output_tokens) as f64
     }
 
-    /// Tokens/s that it asks for.
+    /// The tokens/s that the class requests.
     pub(super) fn offered(&self) -> f64 {
         self.rate * self.tokens()
     }
@@ -67,8 +67,8 @@ impl TrafficClass {
         ]
     }
 
-    /// The arrivals at random times, with distinct prompts. Batch comes in a wave, chat all the
-    /// time.
+    /// The arrivals at random times, with distinct prompts. Batch requests arrive in a wave, and
+    /// chats all the time.
     pub(super) fn arrivals(&self, wave: Duration, seed: u64) -> Vec<Arrival> {
         let (begin, end) = if self.objective == "chat" {
             (Duration::ZERO, WAVE_BEGINS + wave + CHAT_AFTER)

@@ -10,7 +10,7 @@ const COLOURS: [RGBColor; 2] = [RGBColor(0, 170, 102), RGBColor(204, 68, 0)];
 /// Draws lines by name; all their points are above 0.
 ///
 /// # Errors
-/// If the picture cannot be written.
+/// Fails if the picture cannot be written.
 pub(super) fn draw(path: &Path, title: &str, lines: &[(&str, Vec<(f64, f64)>); 2]) -> Result<()> {
     try_draw(path, title, lines).map_err(|error| format!("{}: {error}", path.display()).into())
 }

@@ -58,7 +58,7 @@ pub(super) fn bases(measured: &BenchResults) -> Result<String> {
     Ok(text)
 }
 
-/// What both pickers add to the shipped configuration, a row for each case.
+/// The costs that both pickers add to the shipped configuration, a row for each case.
 pub(super) fn requests(measured: &BenchResults) -> Result<String> {
     let base = RequestPath::Shipped;
     let mut text = String::from(

@@ -13,7 +13,7 @@ use testbed::Result;
 use testbed::front::{self, DaemonAndEnvoy, ExtraArgs};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How often to check that both processes still run.
+/// The interval at which to check that both processes still run.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Run switchpointd and Envoy with the picker in front of model servers. Ctrl-C stops both.

@@ -14,7 +14,7 @@ use crate::tree::{list, map};
 const POOL_CHARACTERS_MAX: usize = 63;
 /// The longest name of a namespace.
 const NAMESPACE_CHARACTERS_MAX: usize = 63;
-/// The most target ports of an InferencePool.
+/// The maximum number of target ports of an InferencePool.
 const TARGET_PORTS_MAX: usize = 8;
 /// The port of model servers whose ports are not given.
 const PORT_DEFAULT: f64 = 8000.0;

@@ -11,8 +11,8 @@ use crate::report::ReportEntry;
 use crate::table::MigrationVerdict;
 use crate::tree::{self, PathStep};
 
-/// What replaces a plugin type that is refused, with the parameters that both have. Others are left
-/// out.
+/// The replacements of refused plugin types, with the parameters that both types have. Other
+/// parameters are left out.
 pub(super) const REPLACEMENTS: &[(&str, &str)] = &[
     ("tokenizer", "token-producer"),
     ("pd-profile-handler", "disagg-profile-handler"),
@@ -105,7 +105,7 @@ impl ConfigEditor {
             }
             out.insert(steps);
         }
-        // What is refused goes first: an error may be about a reference to it.
+        // Refused items are removed first, because an error may be about a reference to them.
         for error in errors.iter().filter(|_| refused.is_empty()) {
             let steps = Self::removable(tree::steps(&error.path));
             if !tree::exists(&self.tree, &steps)
@@ -140,7 +140,7 @@ impl ConfigEditor {
             _ => None,
         };
         let removed: Vec<String> = out.iter().filter_map(plugin).collect();
-        // From the end, so that the places of items before an item stay.
+        // Removes from the end, so that the positions of earlier items stay.
         out.iter()
             .rev()
             .for_each(|steps| tree::remove(&mut self.tree, steps));
@@ -151,7 +151,7 @@ impl ConfigEditor {
         Ok(())
     }
 
-    /// Removes what is empty now.
+    /// Removes parts that are empty now.
     fn tidy(&mut self) {
         let empty = |node: &YamlNode| {
             matches!(&node.value, YamlValue::Map(entries) if entries.is_empty())
@@ -172,8 +172,8 @@ impl ConfigEditor {
         }
     }
 
-    /// The item to take out for an error at this path: without its type or reference an item means
-    /// nothing.
+    /// The item to remove for an error at this path. Without its type or reference, an item has no
+    /// meaning.
     fn removable(mut steps: Vec<PathStep>) -> Vec<PathStep> {
         if steps.len() > 1
             && matches!(steps.last(), Some(PathStep::Key(key)) if ["type", "name", "pluginRef"].contains(&key.as_str()))
@@ -218,7 +218,7 @@ impl ConfigEditor {
             return false;
         };
         let parameters = self.parameters(at, new);
-        // Renamed only if the name was the type's: then other items mean the type.
+        // Renamed only if the name was that of the type, because other items then mean the type.
         let taken = self.names().iter().any(|other| other == new);
         let new_name = if name == plugin_type && !taken {
             new.to_owned()
@@ -246,7 +246,7 @@ impl ConfigEditor {
         if new_name != name {
             tree::rename_references(&mut self.tree, &name, &new_name);
         }
-        // What it read from the data layer, the new type does not read.
+        // The new type does not read the values that the old one read from the data layer.
         if let Some(data_layer) =
             tree::at_mut(&mut self.tree, &[PathStep::Key("dataLayer".to_owned())])
         {
@@ -295,7 +295,7 @@ impl ConfigEditor {
         given.filter(|(key, _)| stays(&key.name)).cloned().collect()
     }
 
-    /// Adds parameters that llm-d takes from flags; what the file says counts more.
+    /// Adds parameters that llm-d takes from flags. A value in the file has precedence.
     pub(super) fn add_parameters(&mut self, extra: &PluginParameters) {
         for (plugin_type, parameters) in [
             ("metrics-data-source", &extra.data_source),

@@ -49,8 +49,9 @@ pub struct CellEngines {
 pub enum CellEngine {
     /// Our model server, as Qwen3 32B on an H200.
     Qwen32bH200,
-    /// Our model server, as Llama 3 8B on an A10: an A100 that takes three times as long, since an
-    /// A10 reads its memory at 600 GB/s instead of 2,039 and has 125 Tflop/s instead of 312.
+    /// Our model server, as Llama 3 8B on an A10. It is an A100 that takes three times as long,
+    /// because an A10 reads its memory at 600 GB/s instead of 2,039 and has 125 Tflop/s instead of
+    /// 312.
     Llama8bA10,
     /// Dynamo's mocker, an engine that we did not write. It has a speed of its own.
     DynamoMocker {
@@ -79,8 +80,8 @@ pub enum CellChange {
 }
 
 impl CellEngines {
-    /// The engines of the cells that judge. Few sequences, so that a pool near its limits sends few
-    /// enough events for two cores.
+    /// The engines of the cells that judge. There are few sequences, so that a pool near its limits
+    /// sends few enough events for two cores.
     pub const EIGHT: Self = Self {
         count: 8,
         kind: CellEngine::Qwen32bH200,
@@ -93,7 +94,7 @@ impl CellEngines {
         sequences_max: 256,
         ..Self::EIGHT
     };
-    /// 24 GiB less the weights are some 2,400 blocks at 128 KiB a token.
+    /// 24 GiB minus the weights are some 2,400 blocks at 128 KiB per token.
     const THREE_A10: Self = Self {
         count: 3,
         kind: CellEngine::Llama8bA10,
@@ -187,10 +188,10 @@ impl Cell {
         }
     }
 
-    /// Cells with three of Dynamo's engines. What round robin serves was found with Dynamo's own
-    /// frontend in real time, seed 1, 60 to 90 s of arrivals. Tenants: no request waits at three
-    /// sessions a second; at four they wait for 1.3 s, and five are more than all engines serve.
-    /// Agents: at 0.4 no request waits and 82 % of the prompts are hits; at 0.55 it is 77 %,
+    /// Cells with three of Dynamo's engines. The capacity of round robin was measured with Dynamo's
+    /// own frontend in real time, with seed 1 and 60 to 90 s of arrivals. Tenants: no request waits
+    /// at three sessions a second; at four they wait for 1.3 s, and five are more than all engines
+    /// serve. Agents: at 0.4 no request waits and 82 % of the prompts are hits; at 0.55 it is 77 %,
     /// because engines evict, and a request takes a third longer.
     pub const DYNAMO: [Self; 2] = [
         Self::dynamo("dynamo-agents", RaceWorkload::Agents, 0.4),
@@ -268,7 +269,7 @@ impl Cell {
         matches!(self.engines.kind, CellEngine::DynamoMocker { .. })
     }
 
-    /// Sessions that arrive each second; `None` if that depends on the router or a recording.
+    /// Sessions that arrive each second; `None` if the number depends on the router or a recording.
     #[must_use]
     pub fn sessions_per_s(&self) -> Option<f64> {
         match self.source {
@@ -295,7 +296,7 @@ impl Cell {
     }
 
     /// The sessions of a run, in order of arrival; at random, those that arrive within `arrivals_s`
-    /// seconds. None of a recording, which is a file.
+    /// seconds. There are none for a recording, which is a file.
     #[must_use]
     pub fn sessions(&self, seed: u64, arrivals_s: f64) -> Vec<RaceSession> {
         match self.source {
@@ -311,8 +312,8 @@ impl RaceWorkload {
     /// Sessions a second that round robin can serve with eight engines `qwen3-32b-h200` of at most
     /// 24 sequences: the highest rate of ten minutes of arrivals at which the number of live
     /// sessions stops growing, in virtual time, over five seeds. `simulator race capacity` finds
-    /// it. Agents fill the caches before they fill the engines: their capacity is where round robin
-    /// begins to evict the contexts of live sessions.
+    /// it. Agents fill the caches before they fill the engines, so their capacity is where round
+    /// robin begins to evict the contexts of live sessions.
     #[must_use]
     pub const fn capacity_per_s(self) -> f64 {
         match self {

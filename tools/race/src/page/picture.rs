@@ -23,7 +23,7 @@ const FIGURES: [(usize, &str); 3] = [(0, "end to end"), (1, "TTFT mean"), (2, "T
 /// Draws the warm rows of these cells.
 ///
 /// # Errors
-/// If the picture cannot be written.
+/// Fails if the picture cannot be written.
 pub(super) fn draw(cells: &[&CellResult], title: &str, path: &Path) -> Result<()> {
     draw_rows(&rows(cells), title, path)
         .map_err(|error| format!("{}: {error}", path.display()).into())

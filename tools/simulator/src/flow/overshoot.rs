@@ -1,13 +1,14 @@
-//! Requests that an engine had too many, because proxies find the same room before they hear of
-//! each other.
+//! Counts the requests that an engine had too many, because proxies find the same room before they
+//! receive each other's reports.
 //!
 //! A request is *beyond* the room if its engine had none for it when it was sent there, by all that
-//! the proxies had sent there until then. A proxy that knew all that would have held it. It is one
-//! too many at its engine until its first token: by then it has the place that it did not find.
+//! the proxies had sent there until then. A proxy that knew all that would have held it. The
+//! request counts as one too many at its engine until its first token, because by then it has the
+//! place that it did not find.
 
 use crate::world::RequestOutcome;
 
-/// The most requests that one engine had too many at once.
+/// The maximum number of requests that one engine had too many at once.
 pub(super) fn most_at_once(sent: &[&RequestOutcome]) -> usize {
     most_open(
         sent,
@@ -16,7 +17,8 @@ pub(super) fn most_at_once(sent: &[&RequestOutcome]) -> usize {
     )
 }
 
-/// The most requests beyond the room that one engine got of one proxy within so many ms.
+/// The maximum number of requests beyond the room that one engine got from one proxy within this
+/// many ms.
 pub(super) fn most_of_one_proxy(ms: f64, sent: &[&RequestOutcome]) -> usize {
     most_open(
         sent,
@@ -30,8 +32,8 @@ pub(super) fn share_beyond(sent: &[&RequestOutcome]) -> f64 {
     sent.iter().filter(|outcome| outcome.is_beyond).count() as f64 / sent.len().max(1) as f64
 }
 
-/// The most requests beyond the room that are at one engine at once, each from when it was sent
-/// until `ends`.
+/// The maximum number of requests beyond the room that are at one engine at once, each from when it
+/// was sent until `ends`.
 fn most_open(
     sent: &[&RequestOutcome],
     place: impl Fn(&RequestOutcome) -> (usize, usize),

@@ -1,5 +1,5 @@
-//! Policies for which no plugin exists. Each reads what ours reads: the same ledger and the same
-//! prefix index, of the same age.
+//! Policies for which no plugin exists. Each policy reads the same data as ours: the same ledger
+//! and the same prefix index, of the same age.
 
 use scheduler::in_flight::EndpointLoad;
 use scheduler::{Endpoint, EndpointMetrics, LocalState, Readiness, Rng, Snapshot};

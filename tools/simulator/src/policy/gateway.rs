@@ -87,7 +87,7 @@ const OVERLOAD_WAITING: f64 = 8.0;
 const OVERLOAD_KV_USE: f64 = 0.8;
 
 const EVICTION_MS: f64 = 60_000.0;
-/// The most characters of text, and how many a token has.
+/// The maximum number of characters of text, and how many a token has.
 const CHARACTERS_MAX: usize = 1 << 26;
 const TOKEN_CHARACTERS: usize = 4;
 

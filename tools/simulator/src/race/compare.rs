@@ -242,7 +242,7 @@ fn seeds(results: &Value) -> BTreeSet<u64> {
 /// A line for each cell and router that both have.
 ///
 /// # Errors
-/// When a file has another form.
+/// Fails when a file has another form.
 pub(super) fn text(race: &Value, played: &Value) -> Result<String, String> {
     rows(played)?;
     let mut out = String::from(

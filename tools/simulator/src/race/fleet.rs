@@ -179,7 +179,7 @@ pub(super) fn print_head() {
 /// Prints the lines of a fleet.
 ///
 /// # Errors
-/// When a run fails.
+/// Fails when a run fails.
 pub(super) fn print(fleet: &RaceFleet, seeds: &[u64], threads: usize) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
     for kind in WORKLOADS {

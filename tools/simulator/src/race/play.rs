@@ -45,7 +45,7 @@ type SplitOutcomes = [Vec<RequestOutcome>; 2];
 /// Plays the plan, prints its figures and writes them to the file.
 ///
 /// # Errors
-/// When there is no such cell or router, a run fails, or the file cannot be written.
+/// Fails when there is no such cell or router, a run fails, or the file cannot be written.
 pub(super) fn run(plan: &RacePlan<'_>, threads: usize, file: &Path) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(

@@ -9,7 +9,7 @@ use super::compare::{PlayedFigures, rows};
 /// The table.
 ///
 /// # Errors
-/// When the file has another form.
+/// Fails when the file has another form.
 pub(super) fn text(results: &Value) -> Result<String, String> {
     let head = "| cell | router | E2E | TTFT | TPOT | hits % | busiest | failed | cold E2E | cold TTFT | cold hits % |";
     let mut out = format!(

@@ -288,8 +288,8 @@ impl Autoscaler {
         highest.unwrap_or(wanted).min(ordered)
     }
 
-    /// The most replicas that arriving requests keep busy until a replica that is ordered at the
-    /// next tick serves.
+    /// The maximum number of replicas that arriving requests keep busy until a replica that is
+    /// ordered at the next tick serves.
     fn foreseen(&self, now_s: f64) -> usize {
         let from = (now_s / Self::TICK_S) as usize;
         let ahead = (self.startup_s / Self::TICK_S) as usize + 2;

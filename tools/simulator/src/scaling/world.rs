@@ -70,7 +70,7 @@ struct ScalingWorld<'w> {
 
 impl ScalingRun {
     /// # Errors
-    /// When an engine or the pool refuses a request.
+    /// Fails when an engine or the pool refuses a request.
     pub(super) fn play(&self) -> Result<ScalingOutcome, String> {
         let requests = self.shape.requests(self.seed);
         let mut world = ScalingWorld::new(self, &requests)?;

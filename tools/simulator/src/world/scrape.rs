@@ -16,7 +16,7 @@ pub(super) struct EngineState {
     pub(super) left_waiting: usize,
     /// Whether it was picked after the last report of the proxies.
     is_picked: bool,
-    /// When the proxies next report where they have requests.
+    /// The time when the proxies next report where they have requests.
     report_due: f64,
     /// Until then it counts as busy.
     busy_until: f64,

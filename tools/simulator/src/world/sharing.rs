@@ -1,4 +1,4 @@
-//! What proxies publish to each other.
+//! The data that proxies publish to each other.
 
 use super::{SharingMode, Simulation, WorldEvent};
 
@@ -12,7 +12,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Publishes what waits for the end of this moment.
+    /// Publishes the changes that wait for the end of this time step.
     pub(super) fn publish_all(&mut self, now: f64) {
         for proxy in 0..self.routers.len() {
             if self

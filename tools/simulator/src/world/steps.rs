@@ -186,7 +186,7 @@ impl Simulation<'_> {
     }
 
     /// Learns from the next gap between tokens of an engine's streams, with the engine's load as
-    /// the proxy that has most requests there knows it.
+    /// known to the proxy that has most requests there.
     fn gap(&mut self, at: usize, now: f64) {
         let (Some(engine), Some(endpoint)) = (self.engines.get(at), self.endpoint(at)) else {
             return;

@@ -1,4 +1,4 @@
-//! What is measured of an engine, and its bounds.
+//! The measurements of an engine, and their bounds.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct MatrixResult {
     pub engine: &'static str,
-    /// The most requests of one burst at one server.
+    /// The maximum number of requests of one burst at one server.
     pub worst_burst: u64,
     /// Servers that got the first turn of a conversation. `None` if prompts are not read.
     pub servers_used: Option<usize>,
@@ -23,9 +23,9 @@ pub struct MatrixResult {
 /// The bounds of an engine. The steady load has one bound for all engines, [`BUSIEST_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MatrixBounds {
-    /// The most requests of a burst at one server.
+    /// The maximum number of requests of a burst at one server.
     pub burst_max: u64,
-    /// The fewest servers that conversations use.
+    /// The minimum number of servers that conversations use.
     pub servers_used_min: usize,
     /// The smallest share of later turns that go to the server of the first turn.
     pub returned_min: f64,
@@ -48,7 +48,7 @@ const BUSY_BOUNDS: MatrixBounds = MatrixBounds {
     returned_min: 0.9,
 };
 
-/// The most requests of the steady load at the busiest server, divided by the mean.
+/// The maximum number of requests of the steady load at the busiest server, divided by the mean.
 pub const BUSIEST_MAX: f64 = 1.3;
 
 /// Engines with wider bounds in tests. On a quiet machine (docs/reference/engines.md) all

@@ -19,8 +19,8 @@ use super::engine::{
 };
 use super::stats::{EngineStats, RequestParameters};
 
-/// Most series of `lora_requests_info` kept. Real pages keep one per combination ever seen, and
-/// readers take the newest.
+/// The maximum number of series of `lora_requests_info` kept. Real pages keep one per combination
+/// ever seen, and readers take the newest.
 const LORA_SERIES_MAX: usize = 8;
 
 /// Bounds of the speed. Slower, engine time would not fit a `Duration`; faster, there is no

@@ -20,7 +20,7 @@ pub(super) type AdapterIndex = usize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct SequenceId(pub u64);
 
-/// Why a sequence ended.
+/// The reason why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FinishReason {
     Stop,

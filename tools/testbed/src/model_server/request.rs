@@ -12,7 +12,8 @@ use super::text::{self, TOKEN_BYTES, TextRng};
 /// vLLM's default for `/v1/completions`. The default of the other families is the rest of the
 /// context.
 const COMPLETION_TOKENS_DEFAULT: u64 = 16;
-/// Most prompts times `n` of one request. More is a mistake in a test, not a load.
+/// The maximum number of prompts of one request, multiplied by `n`. More is a mistake in a test,
+/// not a load.
 const SEQUENCES_MAX: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +93,7 @@ impl ApiError {
 pub(super) struct ServedModels {
     pub models: Vec<String>,
     pub adapters: Vec<String>,
-    /// Longest prompt and output together, in tokens.
+    /// The longest prompt and output together, in tokens.
     pub model_len: u32,
 }
 

@@ -13,7 +13,7 @@ use super::{MODEL, PlainAnswer, PlainBehaviour, RunningGuard, UsageReporting};
 /// Tokens of a reply if the request sets no limit.
 const TOKENS_DEFAULT: u32 = 16;
 
-/// Most tokens of a reply, whatever limit the request sets.
+/// The maximum number of tokens of a reply, whatever limit the request sets.
 const TOKENS_MAX: u32 = 4096;
 
 /// Bytes that count as one token.

@@ -288,7 +288,7 @@ impl StackBuilder {
     /// Starts the stack. Must be called in a tokio runtime, which then also runs the model servers.
     ///
     /// # Errors
-    /// If a part does not start; the error has the last lines of the logs.
+    /// Fails if a part does not start. The error has the last lines of the logs.
     pub async fn start(self) -> Result<Stack> {
         let folder = tempfile::Builder::new()
             .prefix("switchpoint-e2e-")

@@ -41,7 +41,7 @@ const SERVER_PORTS: (u16, u16) = (8001, 8101);
 /// Port of the Envoy without the picker.
 const ROUND_ROBIN_PORT: u16 = 8081;
 
-/// How often the figures are shown: on a terminal, and elsewhere.
+/// The interval at which the figures are shown: on a terminal, and elsewhere.
 const SHOW_EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// Compare Envoy's round robin with the picker on simulated GPUs: the same requests, at the same

@@ -1,4 +1,4 @@
-//! One policy of the comparison: its Envoy, its model servers, and what its clients saw.
+//! One policy of the comparison: its Envoy, its model servers, and the results of its clients.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ pub(crate) struct PolicyFigures {
     pub(crate) ttft_mean: Duration,
     /// Median time to the end of the reply.
     pub(crate) reply_p50: Duration,
-    /// Longest delay of a request behind its arrival time.
+    /// The longest delay of a request behind its arrival time.
     pub(crate) late_max: Duration,
 }
 
