@@ -74,6 +74,8 @@ pub struct ScrapedMetrics {
     pub metrics: EndpointMetrics,
     /// Start of the process in Unix seconds, if the engine reports it.
     pub process_start: Option<f64>,
+    /// The prompt tokens that the engine has computed since it started, if it reports them.
+    pub computed_tokens: Option<u64>,
     /// The adapters that the engine is known to have, sorted, loaded or not.
     pub adapters: Arc<[Box<str>]>,
     /// The time when the answer began to arrive. The page was written just before, so it does not
@@ -328,6 +330,7 @@ impl ScrapeEntry {
             ScrapedMetrics {
                 metrics,
                 process_start: page.reading.process_start,
+                computed_tokens: page.reading.computed_tokens,
                 adapters,
                 observed_at: page.observed_at,
             },

@@ -346,7 +346,10 @@ fn value(reading: &PageReading, meaning: MetricMeaning) -> Option<String> {
             .as_ref()
             .map(|l| format!("{} running, at most {}", l.running.len(), l.max)),
         MetricMeaning::ProcessStart => reading.process_start.map(|v| v.to_string()),
-        MetricMeaning::Counter | MetricMeaning::Custom(_) => None,
+        MetricMeaning::Counter
+        | MetricMeaning::PromptTokens
+        | MetricMeaning::CachedTokens
+        | MetricMeaning::Custom(_) => None,
     }
 }
 

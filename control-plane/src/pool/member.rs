@@ -32,6 +32,8 @@ pub struct PoolMember {
     /// The time when the variant of [`Self::metrics`] last changed.
     pub since: SystemTime,
     pub(super) observed_at: Option<Instant>,
+    /// The prompt tokens that its engine has computed, as last scraped.
+    pub computed_tokens: Option<u64>,
 }
 
 /// Whether an endpoint's metrics are known.
@@ -140,5 +142,6 @@ pub(super) fn member(
         metrics: MetricsStatus::Awaited,
         since: now.wall,
         observed_at: None,
+        computed_tokens: None,
     }
 }

@@ -229,6 +229,7 @@ impl Pool {
         match event {
             ScrapeEvent::Metrics(_, observed) => {
                 member.observed_at = Some(observed.observed_at);
+                member.computed_tokens = observed.computed_tokens;
                 self.touched |= member.set_status(MetricsStatus::Fresh, now.wall);
                 if *metrics != observed.metrics {
                     *metrics = observed.metrics;
@@ -410,6 +411,7 @@ mod tests {
         ScrapedMetrics {
             metrics,
             process_start: None,
+            computed_tokens: None,
             adapters: Arc::default(),
             observed_at,
         }

@@ -44,6 +44,10 @@ pub enum MetricMeaning {
     ProcessStart,
     /// A counter, which only grows while the engine runs. Several series are added.
     Counter,
+    /// The prompt tokens of all requests, a counter. Several series are added.
+    PromptTokens,
+    /// The prompt tokens that the engine had in its prefix cache, a counter like the last.
+    CachedTokens,
     /// A configured metric, by its position. If there are several series, the last one counts.
     Custom(usize),
 }

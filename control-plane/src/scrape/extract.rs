@@ -42,6 +42,9 @@ pub struct PageReading {
     pub metrics: EndpointMetrics,
     /// Start of the process in Unix seconds.
     pub process_start: Option<f64>,
+    /// The prompt tokens that the engine has computed since it started: those that its prefix cache
+    /// did not have.
+    pub computed_tokens: Option<u64>,
     /// The counters, in the order of the engine's table.
     pub(super) counters: Vec<Option<CounterSum>>,
     /// The metrics of the table whose names are on the page.
@@ -214,6 +217,10 @@ impl<'e> Extraction<'e> {
         PageReading {
             metrics,
             process_start: first(MetricMeaning::ProcessStart).and_then(SeriesValues::max),
+            computed_tokens: first(MetricMeaning::PromptTokens)
+                .and_then(SeriesValues::sum)
+                .zip(first(MetricMeaning::CachedTokens).and_then(SeriesValues::sum))
+                .map(|(all, cached)| (all - cached).max(0.0) as u64),
             counters: rows()
                 .filter(|(metric, _)| metric.meaning == MetricMeaning::Counter)
                 .map(|(_, cell)| cell.counter())

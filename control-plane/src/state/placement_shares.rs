@@ -4,7 +4,8 @@
 //! A peer can report placements that no engine ever had. Other proxies cannot recognise this. So
 //! placements of an origin beyond its share of the endpoint's capacity are sent to them as claims
 //! ([`PlacementKind::OverShare`]). A claim counts as cached there, but displaces no placement of
-//! others.
+//! others. A share binds only while more is placed at the endpoint than its engine computed. So
+//! proxies that place only what they send keep all of it, however their traffic is divided.
 //!
 //! The placements that count are the last ones at the endpoint. They cover between half of its
 //! capacity and all of it. If an origin is over its share, its processes that place little stay
@@ -34,6 +35,14 @@ const CAPACITY_DEFAULT: u32 = 31_250;
 /// sizes the shares are larger or smaller than a quarter by that factor.
 const BLOCK_TOKENS: u64 = BLOCK_BYTES_DEFAULT as u64 / 4;
 
+/// How many blocks may be placed for each that the engine computed, in halves. Bytes for each token
+/// differ between texts by less than half, and a prompt is computed that was believed to be cached.
+const PLACED_HALVES: u64 = 3;
+
+/// The part of the capacity that may be placed before the engine has shown it: one in this many. A
+/// scrape is a second old, and an engine takes many seconds to compute as much as its cache holds.
+const UNSHOWN: u32 = 16;
+
 /// The shares at the endpoints of one pool.
 #[derive(Debug, Default)]
 pub(super) struct PlacementShares {
@@ -57,6 +66,9 @@ pub(super) struct PlacingPeer<'a> {
 struct EndpointShares {
     capacity: u32,
     blocks: u32,
+    /// How many of them the engine has computed, and its counter as last scraped.
+    computed: u64,
+    computed_tokens: Option<u64>,
     by_origin: BTreeMap<Origin, u32>,
     by_process: BTreeMap<u64, u32>,
 }
@@ -75,6 +87,7 @@ impl PlacementShares {
         for (member, metrics) in view.members.iter().zip(view.metrics.iter()) {
             let mut shares = before.remove(&member.id).unwrap_or_default();
             shares.capacity = capacity(metrics);
+            shares.observe(member.computed_tokens);
             self.endpoints.insert(member.id, shares);
         }
     }
@@ -105,6 +118,8 @@ impl Default for EndpointShares {
         Self {
             capacity: CAPACITY_DEFAULT,
             blocks: 0,
+            computed: 0,
+            computed_tokens: None,
             by_origin: BTreeMap::new(),
             by_process: BTreeMap::new(),
         }
@@ -127,15 +142,31 @@ impl EndpointShares {
         let of_origin = add(self.by_origin.get_mut(peer.origin));
         let of_process = add(Some(self.by_process.entry(peer.process_id).or_default()));
         let share = self.capacity / SHARES;
-        let is_within = of_origin <= share || of_process <= share / peer.processes.max(1);
+        let is_within =
+            of_origin <= share || of_process <= share / peer.processes.max(1) || self.are_shown();
         while self.blocks >= self.capacity.max(1) {
             self.halve();
         }
         is_within
     }
 
+    /// Takes the engine's counter of a scrape.
+    fn observe(&mut self, tokens: Option<u64>) {
+        if let Some((before, now)) = self.computed_tokens.zip(tokens) {
+            self.computed += now.saturating_sub(before) / BLOCK_TOKENS;
+        }
+        self.computed_tokens = tokens;
+    }
+
+    /// Whether the engine has computed as much as was placed.
+    fn are_shown(&self) -> bool {
+        let shown = self.computed * PLACED_HALVES / 2 + u64::from(self.capacity / UNSHOWN);
+        self.computed_tokens.is_some() && u64::from(self.blocks) <= shown
+    }
+
     fn halve(&mut self) {
         self.blocks /= 2;
+        self.computed /= 2;
         self.by_origin.retain(|_, blocks| {
             *blocks /= 2;
             *blocks > 0
@@ -170,8 +201,13 @@ fn blocks(placement: &EncodedPlacement<'_>) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::VecDeque;
+
+    use rand::{Rng as _, SeedableRng as _};
+    use scheduler::prefix::{BlockClaim, PrefixIndex};
     use scheduler::{Generation, Slot};
+
+    use super::*;
 
     const CAPACITY: u32 = 8_000;
 
@@ -291,5 +327,182 @@ mod tests {
         let counted = &shares.endpoints[&AT];
         assert!(counted.by_origin.len() == 8 && counted.by_process.len() == 8);
         assert!(counted.blocks < CAPACITY);
+    }
+
+    #[test]
+    fn a_share_binds_only_beyond_what_the_engine_computed() {
+        let place = |computed_blocks: u64| {
+            let mut shares = shares();
+            let at = |blocks: u64| Some(blocks * BLOCK_TOKENS);
+            shares.endpoints.get_mut(&AT).unwrap().observe(at(1_000));
+            shares
+                .endpoints
+                .get_mut(&AT)
+                .unwrap()
+                .observe(at(1_000 + computed_blocks));
+            confirmed(&mut shares, 1, &origin(1), 1)
+        };
+        assert_eq!(place(0), 40, "2,000 of 5,000 blocks: a quarter of 8,000");
+        assert_eq!(place(5_000), 100, "the engine computed all of them");
+        assert_eq!(place(3_000), 100, "as 4,500, and 500 not yet scraped");
+        assert_eq!(place(2_000), 70, "as 3,000, and 500 not yet scraped");
+    }
+
+    // === Hits of two proxies ===
+
+    const ENDPOINTS: u16 = 4;
+
+    const PROMPT_BLOCKS: u32 = 40;
+
+    /// Prompts that one engine's cache holds.
+    const CACHED_PROMPTS: usize = (CAPACITY / PROMPT_BLOCKS) as usize;
+
+    /// Requests between two scrapes: an engine computes a part of 1 in 32 of its cache.
+    const SENT_PER_SCRAPE: u64 = 25;
+
+    /// Prompts that clients send, half again as many as all engines hold; few are most frequent.
+    const PROMPTS: f64 = 1_200.0;
+
+    /// Two proxies with a prefix index each, whose placements the daemon relays at once, and
+    /// engines that evict the prompt used longest ago.
+    struct UnevenProxies {
+        indexes: [PrefixIndex; 2],
+        shares: Option<PlacementShares>,
+        engines: Vec<VecDeque<u64>>,
+        /// The prompt tokens that each engine has computed.
+        computed: Vec<u64>,
+        sent: u64,
+        picks: Vec<f64>,
+    }
+
+    fn endpoint(slot: u16) -> EndpointRef {
+        EndpointRef {
+            slot: Slot(slot),
+            ..AT
+        }
+    }
+
+    impl UnevenProxies {
+        fn new(has_shares: bool) -> Self {
+            let index = || {
+                let mut index = PrefixIndex::with_capacity(1 << 17);
+                (0..ENDPOINTS).for_each(|slot| index.set_capacity(endpoint(slot), CAPACITY));
+                index
+            };
+            let shares = || {
+                let of_endpoint = || EndpointShares {
+                    capacity: CAPACITY,
+                    ..EndpointShares::default()
+                };
+                PlacementShares {
+                    endpoints: (0..ENDPOINTS)
+                        .map(|slot| (endpoint(slot), of_endpoint()))
+                        .collect(),
+                    ..PlacementShares::default()
+                }
+            };
+            Self {
+                indexes: [index(), index()],
+                shares: has_shares.then(shares),
+                engines: vec![VecDeque::new(); usize::from(ENDPOINTS)],
+                computed: vec![0; usize::from(ENDPOINTS)],
+                sent: 0,
+                picks: vec![0.0; usize::from(ENDPOINTS)],
+            }
+        }
+
+        /// The daemon scrapes the engines.
+        fn scrape(&mut self) {
+            let endpoints = self
+                .shares
+                .iter_mut()
+                .flat_map(|all| all.endpoints.values_mut());
+            for (shares, computed) in endpoints.zip(&self.computed) {
+                shares.observe(Some(*computed));
+            }
+        }
+
+        /// Sends a prompt through a proxy. Returns whether its engine had it cached.
+        fn send(&mut self, proxy: usize, prompt: u64) -> bool {
+            self.sent += 1;
+            if self.sent.is_multiple_of(SENT_PER_SCRAPE) {
+                self.scrape();
+            }
+            let hashes: Vec<u64> = (0..u64::from(PROMPT_BLOCKS))
+                .map(|block| (prompt << 16 | block) << 1)
+                .collect();
+            let endpoints: Vec<EndpointRef> = (0..ENDPOINTS).map(endpoint).collect();
+            let mut known = Vec::new();
+            self.indexes[proxy].matched(&hashes, &endpoints, &mut known);
+            // A cached prompt is worth four requests more than another engine has.
+            let worth = |at: usize| f64::from(known[at].cached) / 10.0 - self.picks[at];
+            let best = (0..endpoints.len())
+                .max_by(|a, b| worth(*a).total_cmp(&worth(*b)))
+                .unwrap();
+            self.picks[best] += 1.0;
+            let cached = known[best].cached as usize;
+            self.indexes[proxy].record(endpoints[best], &hashes);
+            self.relay(proxy, endpoints[best], &hashes[cached..]);
+            let engine = &mut self.engines[best];
+            let at = engine.iter().position(|held| *held == prompt);
+            match at {
+                Some(at) => _ = engine.remove(at),
+                None => self.computed[best] += u64::from(PROMPT_BLOCKS) * BLOCK_TOKENS,
+            }
+            engine.push_back(prompt);
+            if engine.len() > CACHED_PROMPTS {
+                engine.pop_front();
+            }
+            at.is_some()
+        }
+
+        fn relay(&mut self, proxy: usize, at: EndpointRef, new: &[u64]) {
+            let mut all = EncodedPlacements::default();
+            all.append(PlacementKind::Confirmed, at, new);
+            if let Some(shares) = &mut self.shares {
+                let peer = PlacingPeer {
+                    process_id: proxy as u64,
+                    origin: &origin(u8::try_from(proxy).unwrap()),
+                    processes: 1,
+                };
+                all = shares.divide(&all.placements, peer);
+            }
+            let index = &mut self.indexes[1 - proxy];
+            for (kind, at, blocks) in all.each() {
+                match kind {
+                    PlacementKind::Confirmed => index.record(at, &blocks),
+                    _ => index.claim(at, &blocks, BlockClaim::OverShare),
+                }
+            }
+        }
+    }
+
+    /// The hits of each proxy, in percent, where the second one has this part of the requests.
+    fn hits(has_shares: bool, part_of_second: f64) -> [f64; 2] {
+        let mut proxies = UnevenProxies::new(has_shares);
+        let mut random = rand::rngs::StdRng::seed_from_u64(7);
+        let mut counts = [[0.0_f64; 2]; 2];
+        for number in 0..40_000 {
+            let proxy = usize::from(random.random_bool(part_of_second));
+            let prompt = (PROMPTS * random.random::<f64>().powi(2)) as u64;
+            let is_hit = proxies.send(proxy, prompt);
+            if number >= 10_000 {
+                counts[proxy][0] += f64::from(u8::from(is_hit));
+                counts[proxy][1] += 1.0;
+            }
+        }
+        counts.map(|[hits, all]| 100.0 * hits / all)
+    }
+
+    #[test]
+    fn the_shares_cost_two_proxies_few_hits_however_their_traffic_is_divided() {
+        for part in [0.1, 0.5] {
+            let with = hits(true, part);
+            let without = hits(false, part);
+            for (with, without) in with.into_iter().zip(without) {
+                assert!(without > 50.0 && without < 98.0);
+                assert!(without - with <= 0.5, "{part}: {with} {without}");
+            }
+        }
     }
 }

@@ -32,10 +32,12 @@ pub(super) struct BuiltInEngine {
     pub(super) numbers: &'static [(&'static MetricDefinition, &'static [BuiltInSource])],
     pub(super) lora: &'static [&'static str],
     pub(super) counters: &'static [&'static str],
+    /// The counters of prompt tokens, and of those that came from the prefix cache.
+    pub(super) prompt_tokens: Option<[&'static str; 2]>,
 }
 
 /// An engine with the usual location of metrics, but without metrics.
-const PLAIN: BuiltInEngine = BuiltInEngine {
+pub(super) const PLAIN: BuiltInEngine = BuiltInEngine {
     name: "",
     metrics_path: "/metrics",
     metrics_port: None,
@@ -44,6 +46,7 @@ const PLAIN: BuiltInEngine = BuiltInEngine {
     numbers: &[],
     lora: &[],
     counters: &[],
+    prompt_tokens: None,
 };
 
 /// The names were verified in the engines' sources: vLLM v1 `vllm/v1/metrics/loggers.py`
@@ -76,6 +79,7 @@ pub(super) const TABLE: &[BuiltInEngine] = &[
         ],
         lora: &["vllm:lora_requests_info"],
         counters: &["vllm:generation_tokens_total", "vllm:prompt_tokens_total"],
+        prompt_tokens: Some(["vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total"]),
         ..PLAIN
     },
     BuiltInEngine {
@@ -105,6 +109,7 @@ pub(super) const TABLE: &[BuiltInEngine] = &[
             "sglang:generation_tokens_total",
             "sglang:prompt_tokens_total",
         ],
+        prompt_tokens: Some(["sglang:prompt_tokens_total", "sglang:cached_tokens_total"]),
         ..PLAIN
     },
     BuiltInEngine {
@@ -190,16 +195,34 @@ impl BuiltInEngine {
                 builder.push("built-in", MetricMeaning::Number(metric), spec, label)?;
             }
         }
-        let columns = [
-            (MetricMeaning::Lora, self.lora),
-            (MetricMeaning::Counter, self.counters),
-            (MetricMeaning::ProcessStart, &[PROCESS_START]),
-        ];
-        for (meaning, specs) in columns {
-            for spec in specs {
-                builder.push("built-in", meaning, spec, None)?;
-            }
+        for spec in self.lora {
+            builder.push("built-in", MetricMeaning::Lora, spec, None)?;
         }
+        self.push_unconfigured(&mut builder)?;
         builder.build(Some(self), 1.0, Vec::new())
+    }
+
+    /// Adds the metrics that a configuration cannot change.
+    pub(super) fn push_unconfigured(
+        &self,
+        builder: &mut EngineSpecBuilder<'_>,
+    ) -> Result<(), InvalidEngine> {
+        let counters = self
+            .counters
+            .iter()
+            .map(|name| (MetricMeaning::Counter, *name));
+        let tokens = self.prompt_tokens.into_iter().flat_map(|[all, cached]| {
+            [
+                (MetricMeaning::PromptTokens, all),
+                (MetricMeaning::CachedTokens, cached),
+            ]
+        });
+        for (meaning, name) in counters
+            .chain(tokens)
+            .chain([(MetricMeaning::ProcessStart, PROCESS_START)])
+        {
+            builder.push("built-in", meaning, name, None)?;
+        }
+        Ok(())
     }
 }

@@ -5,10 +5,8 @@ use scheduler::metrics::{
 };
 use serde::Deserialize;
 
-use super::built_in::TABLE;
-use super::{
-    EngineSpec, EngineSpecBuilder, InvalidEngine, KEY_BYTES_MAX, MetricMeaning, PROCESS_START,
-};
+use super::built_in::{PLAIN, TABLE};
+use super::{EngineSpec, EngineSpecBuilder, InvalidEngine, KEY_BYTES_MAX, MetricMeaning};
 
 /// Metric names of one engine as users configure them: `engineConfigs[]` of llm-d's
 /// `core-metrics-extractor`, plus a scale. A spec has the form `metric` or `metric{label=value}`;
@@ -136,10 +134,7 @@ impl EngineConfig {
         }
         let custom = self.push_custom_metrics(&mut builder)?;
         let row = TABLE.iter().find(|row| row.name == name);
-        for counter in row.map_or(&[][..], |row| row.counters) {
-            builder.push("built-in", MetricMeaning::Counter, counter, None)?;
-        }
-        builder.push("built-in", MetricMeaning::ProcessStart, PROCESS_START, None)?;
+        row.unwrap_or(&PLAIN).push_unconfigured(&mut builder)?;
         builder.build(row, scale, custom)
     }
 

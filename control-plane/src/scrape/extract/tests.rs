@@ -376,3 +376,20 @@ fn restarts_show_in_the_start_time_and_in_counters() {
         "pages without the value in between hide nothing"
     );
 }
+
+#[test]
+fn computed_prompt_tokens_are_those_that_the_cache_did_not_have() {
+    let computed = |engine: &str, page: &str| read(&built_in(engine), page).computed_tokens;
+    let all =
+        "vllm:prompt_tokens_total{engine=\"0\"} 900\nvllm:prompt_tokens_total{engine=\"1\"} 100\n";
+    let cached = "vllm:prefix_cache_hits_total{engine=\"0\"} 400\n";
+    assert_eq!(computed("vllm", &format!("{all}{cached}")), Some(600));
+    assert_eq!(
+        computed("vllm", all),
+        None,
+        "how many were cached is unknown"
+    );
+    assert_eq!(computed("vllm", cached), None);
+    let page = "sglang:prompt_tokens_total 100\nsglang:cached_tokens_total 130\n";
+    assert_eq!(computed("sglang", page), Some(0), "read at two moments");
+}

@@ -41,6 +41,7 @@ fn observed(queue: f32) -> ScrapedMetrics {
     ScrapedMetrics {
         metrics,
         process_start: None,
+        computed_tokens: None,
         adapters: [].into(),
         observed_at: tokio::time::Instant::now(),
     }
