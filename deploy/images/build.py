@@ -241,8 +241,9 @@ def write_sbom(built: Built, manifest: Manifest, components: list[sbom.Component
 
 
 def components_of(image: Image, one: Platform) -> list[sbom.Component]:
-    found = [component for package, target in image.crates for component in sbom.crates(ROOT, package, target or one.architecture.rust)]
-    found.append(sbom.rust(ROOT))
+    # Two programs may link the same crate, but SPDX forbids to name a package twice.
+    crates = {component for package, target in image.crates for component in sbom.crates(ROOT, package, target or one.architecture.rust)}
+    found = [*sorted(crates), sbom.rust(ROOT)]
     found += [sbom.debian(one.packages[name]) for name in image.packages]
     return found + ([sbom.envoy(one.inputs.envoy_version)] if image.envoy else [])
 

@@ -268,11 +268,11 @@ class Pushed(WithRegistry):
                 writable = {member.name for member in members if member.mode & 0o022 and not member.issym()}
                 self.assertLessEqual(writable, {"tmp"})
 
-    def test_the_worker_has_the_layers_of_the_daemon(self):
+    def test_every_layer_of_the_worker_is_one_of_the_daemon(self):
         daemon, worker = (image_named(name) for name in ("switchpointd", "switchpoint-worker"))
-        for one, other in zip(daemon.manifests, worker.manifests):
-            layers = [self.registry.manifest(image.repository, digest)["layers"] for image, digest in ((daemon, one.digest), (worker, other.digest))]
-            self.assertEqual(*layers)
+        for one, other in zip(daemon.manifests, worker.manifests, strict=True):
+            has, needs = (self.registry.manifest(image.repository, digest)["layers"] for image, digest in ((daemon, one.digest), (worker, other.digest)))
+            self.assertEqual(needs, has[: len(needs)])
 
 
 class Module(WithRegistry):

@@ -198,6 +198,14 @@ class Builds(unittest.TestCase):
         with mock.patch("shutil.which", return_value=None), self.assertRaisesRegex(debian.Unavailable, "apt-get is missing"):
             debian.download("amd64", pathlib.Path("/nonexistent"))
 
+    def test_a_crate_of_two_programs_is_in_the_sbom_once(self):
+        libc, own = (sbom.Component(name, "1.0", "MIT", f"pkg:cargo/{name}@1.0") for name in ("libc", "own"))
+        image = next(image for image in catalog.IMAGES if image.name == "switchpointd")
+        one = build.Platform(debian.ARCHITECTURES["amd64"], mock.Mock(), mock.MagicMock(), {})
+        with mock.patch.object(sbom, "crates", side_effect=[[libc], [libc, own]]), mock.patch.object(sbom, "debian", mock.Mock(return_value=libc._replace(purl="pkg:deb/debian/libc"))):
+            found = build.components_of(image, one)
+        self.assertEqual([found.count(libc), found.count(own)], [1, 1])
+
     def test_labels_leave_out_what_is_unknown(self):
         source = build.Source("1.0", "abc", 0, "")
         labels = source.labels("title", "description")
