@@ -162,9 +162,9 @@ BUILD_ARGUMENTS = $(PLATFORMS:%=--platform %) $(IMAGES)
 images: release $(VENV_READY) ## build and test the container images, with SBOMs -> target/images (PUSH=registry: push them; PLATFORMS=linux/amd64: only these)
 	@python3 .ci/cluster_tools.py crane
 	python3 deploy/images/cross.py $(PLATFORMS) $(filter --test-images,$(IMAGES))
-	python3 deploy/images/build.py $(BUILD_ARGUMENTS)
-	BUILD_ARGUMENTS="$(BUILD_ARGUMENTS)" python3 deploy/images/test_images.py
-	if [ -n "$(PUSH)" ]; then python3 deploy/images/build.py $(BUILD_ARGUMENTS) --built --push "$(PUSH)"; fi
+	.venv/bin/python deploy/images/build.py $(BUILD_ARGUMENTS)
+	BUILD_ARGUMENTS="$(BUILD_ARGUMENTS)" .venv/bin/python deploy/images/test_images.py
+	if [ -n "$(PUSH)" ]; then .venv/bin/python deploy/images/build.py $(BUILD_ARGUMENTS) --built --push "$(PUSH)"; fi
 
 # --- Checks. `.ci/steps.py` runs the steps, times them and adds up the counts.
 

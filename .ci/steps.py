@@ -312,7 +312,7 @@ def summary(counts: Counts) -> str:
 GROUPS: dict[str, Callable[[], list[Step]]] = {
     "lint": lambda: [
         Step("lint: these steps' own tests", "python3 .ci/test_steps.py && python3 .ci/test_house.py", one),
-        Step("lint: tests of what builds the images", "python3 deploy/images/test_units.py", one),
+        Step("lint: tests of what builds the images", ".venv/bin/python deploy/images/test_units.py", one),
         Step("lint: tests of the cluster's load and tables", "python3 e2e/cluster/test_units.py", one),
         Step("lint: tests of the race on vLLM", "python3 tools/race/vllm/test_units.py", one),
         Step("lint: dashboards are those of their generator", "python3 -m unittest discover deploy/dashboards", one),

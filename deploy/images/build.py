@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Builds Switchpoint's images as OCI image layouts in target/images, without Docker and without root.
 
-    deploy/images/build.py                                      builds all images, for this machine's platform
-    deploy/images/build.py --platform linux/amd64 --platform linux/arm64
-                                                         builds images of several platforms
-    deploy/images/build.py --built --push registry.example.com  pushes what is built, with the SBOMs
+    .venv/bin/python deploy/images/build.py [OPTION...]
+                                             builds all images, for this machine's platform
+        --platform linux/amd64 --platform linux/arm64    builds images of several platforms
+        --built --push registry.example.com              pushes what is built, with the SBOMs
 
 crane makes the images from layers that this program writes; the base is a few files of Debian packages. It writes for each image
 NAME a layout target/images/NAME: the manifest, or the index of the manifests if there are several platforms. Each manifest has its
 SBOM target/images/NAME-ARCHITECTURE.spdx.json, and a layout of the SBOM as an artifact that refers to the manifest. images.json lists
-names, digests and sizes. The same inputs give the same digests. Needs crane (.ci/cluster_tools.py crane), apt-get and dpkg-deb of
-Debian, cargo, and the binaries that `make release` and deploy/images/cross.py build. Ends with 3 if a tool is unavailable, 2 if an input is
-missing, 1 if a binary cannot run in its image. Standard library only.
+names, digests and sizes. The same inputs give the same digests. Needs .venv (`make setup`), crane (.ci/cluster_tools.py crane),
+apt-get and dpkg-deb of Debian, cargo, and the binaries that `make release` and deploy/images/cross.py build. Ends with 3 if a tool
+is unavailable, 2 if an input is missing, 1 if a binary cannot run in its image.
 """
 
 import argparse

@@ -3,10 +3,10 @@
 programs in them with a read-only root, as user 65532, without capabilities. The programs of another machine's platform run in an
 emulator, if deploy/images/cross.py has fetched one.
 
-    deploy/images/test_images.py [UNITTEST ARGUMENTS]
+    .venv/bin/python deploy/images/test_images.py [UNITTEST ARGUMENTS]
 
 `BUILD_ARGUMENTS` in the environment are the arguments with which build.py made the images (for the second build, which must give
-the same digests). A test that cannot run here prints `SKIPPED name: why`. Standard library only.
+the same digests). A test that cannot run here prints `SKIPPED name: why`.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of what builds the images, without crane, Debian's packages or built binaries. Standard library only."""
+"""Tests of what builds the images, without crane, Debian's packages or built binaries."""
 
 import contextlib
 import gzip
@@ -83,6 +83,15 @@ class Elves(unittest.TestCase):
             self.assertTrue(any(name.startswith("libc.") for name in found.needed), found)
         self.assertIsNone(elf.read(b"#!/bin/sh\n"))
 
+    def test_the_program_that_runs_needs_versions_that_its_libraries_define(self):
+        mapped = {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+        files = {path: found for path in mapped if (file := pathlib.Path(path)).is_file() and (found := elf.read(file.read_bytes()))}
+        libraries = {pathlib.Path(path).name: found.defined for path, found in files.items()}
+        versions = [(path, *row) for path, found in files.items() for row in found.versions]
+        self.assertEqual([row for row in versions if row[2] not in libraries.get(row[1], {row[2]})], [])
+        if "libc.so.6" in libraries:
+            self.assertTrue(any(name == "libc.so.6" for _, name, _ in versions))
+
 
 class Sboms(unittest.TestCase):
     def test_licences_of_older_crates(self):
@@ -153,7 +162,7 @@ class Cross(unittest.TestCase):
         self.assertEqual((len(magic), len(mask)), (20, 20))
 
         def matches(kind: int, machine: int) -> bool:
-            header = elf.MAGIC + b"\x01" + bytes(9) + struct.pack("<HH", kind, machine)
+            header = elf.MAGIC + b"\x02\x01\x01" + bytes(9) + struct.pack("<HH", kind, machine)
             return all(one & care == wanted & care for one, wanted, care in zip(header, magic, mask, strict=True))
 
         self.assertTrue(matches(2, 183) and matches(3, 183))
