@@ -142,7 +142,7 @@ def collect(folder: pathlib.Path, registry: str) -> None:
         for layout in (image["name"], *(f"{manifest['name']}.sbom" for manifest in image["manifests"])):
             shutil.copytree(IMAGES / layout, folder / "images" / layout)
         for manifest in image["manifests"]:
-            shutil.copy(IMAGES / f"{manifest['name']}.spdx.json", folder)
+            shutil.copy(IMAGES / f"{manifest['name']}.cdx.json", folder)
     (folder / "images.json").write_text(json.dumps(images, indent=1) + "\n")
     shutil.copy(ROOT / "target/wasm32-wasip1/release/switchpoint.wasm", folder / f"switchpoint-{version()}.wasm")
     for name, file in programs(images).items():
@@ -176,8 +176,8 @@ def publish(folder: pathlib.Path, registry: str) -> None:
             # Registries list an SBOM, which has no tag, as a referrer of its manifest.
             sbom = folder / "images" / f"{manifest['name']}.sbom"
             run(CRANE, "push", sbom, f"{reference}@{json.loads((sbom / 'index.json').read_text())['manifests'][0]['digest']}")
-            statement = folder / f"{manifest['name']}.spdx.json"
-            run("cosign", "attest", "--yes", "--type", "spdxjson", "--predicate", statement, f"{reference}@{manifest['digest']}")
+            statement = folder / f"{manifest['name']}.cdx.json"
+            run("cosign", "attest", "--yes", "--type", "cyclonedx", "--predicate", statement, f"{reference}@{manifest['digest']}")
         print(f"published {reference}:{tag}@{digest}")
     chart = f"{registry}/charts/switchpoint"
     run(HELM, "push", folder / f"switchpoint-{version()}.tgz", f"oci://{registry}/charts", *HELM_OPTIONS)

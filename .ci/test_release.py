@@ -149,7 +149,7 @@ class Publishing(unittest.TestCase):
             sbom = self.folder / "images" / f"switchpointd-{name}.sbom"
             shutil.rmtree(sbom, ignore_errors=True)
             write_layout(sbom, content + b"sbom" + name.encode())
-            (self.folder / f"switchpointd-{name}.spdx.json").write_text("{}")
+            (self.folder / f"switchpointd-{name}.cdx.json").write_text("{}")
         folder = self.folder / "images" / "switchpointd"
         oci.join(folder, layouts, {})
         digests = [found["digest"] for found in oci.manifests(folder)]
@@ -170,10 +170,10 @@ class Publishing(unittest.TestCase):
             with self.assertRaises(release.Mistake):
                 release.publish(self.folder, address)
         image = f"{address}/switchpointd"
-        sboms = [f"{self.folder}/switchpointd-{name}.spdx.json {image}@{manifest}" for name, manifest in zip(("amd64", "arm64"), manifests)]
+        sboms = [f"{self.folder}/switchpointd-{name}.cdx.json {image}@{manifest}" for name, manifest in zip(("amd64", "arm64"), manifests)]
         expected = [
             f"sign --yes --recursive {image}@{digest}",
-            *(f"attest --yes --type spdxjson --predicate {sbom}" for sbom in sboms),
+            *(f"attest --yes --type cyclonedx --predicate {sbom}" for sbom in sboms),
             f"sign --yes --recursive {address}/charts/switchpoint@{chart}",
         ]
         self.assertEqual((self.folder / "signed").read_text().splitlines(), expected * 2)
@@ -208,7 +208,7 @@ class Signing(Publishing):
             self.verify(f"{image}:0.1.0")
             for manifest in manifests:
                 self.verify(f"{image}@{manifest}")
-                self.verify(f"{image}@{manifest}", "verify-attestation", "--type", "spdxjson")
+                self.verify(f"{image}@{manifest}", "verify-attestation", "--type", "cyclonedx")
             self.verify(f"{address}/charts/switchpoint:{release.version()}")
             unsigned = release.run(release.CRANE, "append", "-f", self.folder / "images.json", "-t", f"{address}/other:1")
             self.verify(unsigned.splitlines()[-1], fails=True)

@@ -8,7 +8,7 @@
 
 crane makes the images from layers that this program writes; the base is a few files of Debian packages. It writes for each image
 NAME a layout target/images/NAME: the manifest, or the index of the manifests if there are several platforms. Each manifest has its
-SBOM target/images/NAME-ARCHITECTURE.spdx.json, and a layout of the SBOM as an artifact that refers to the manifest. images.json lists
+SBOM target/images/NAME-ARCHITECTURE.cdx.json, and a layout of the SBOM as an artifact that refers to the manifest. images.json lists
 names, digests and sizes. The same inputs give the same digests. Needs .venv (`make setup`), crane (.ci/cluster_tools.py crane),
 apt-get and dpkg-deb of Debian, cargo, and the binaries that `make release` and deploy/images/cross.py build. Ends with 3 if a tool
 is unavailable, 2 if an input is missing, 1 if a binary cannot run in its image.
@@ -24,6 +24,8 @@ import sys
 import tomllib
 from datetime import datetime, timezone
 from typing import NamedTuple
+
+from packageurl import PackageURL
 
 import catalog
 import cross
@@ -231,19 +233,17 @@ def measured(layout: pathlib.Path, descriptor: oci.Json, name: str, platform: st
 def write_sbom(built: Built, manifest: Manifest, components: list[sbom.Component], output: pathlib.Path, source: Source) -> None:
     """Writes the SBOM of a manifest as a file, and as an artifact that refers to the manifest."""
     architecture = manifest.platform.removeprefix("linux/") or "wasm"
-    purl = f"pkg:oci/{built.repository}@{manifest.digest.replace(':', '%3A')}?arch={architecture}&tag={built.tag}"
-    root = sbom.Component(manifest.name, source.version, "Apache-2.0", purl, manifest.digest.removeprefix("sha256:"))
-    text = sbom.document(root, components, source.created)
-    (output / f"{manifest.name}.spdx.json").write_bytes(text)
+    purl = PackageURL("oci", None, built.repository, manifest.digest, {"arch": architecture, "tag": built.tag})
+    text = sbom.document(sbom.image(manifest.name, source.version, purl), components, source.created)
+    (output / f"{manifest.name}.cdx.json").write_bytes(text)
     found = next(row for row in oci.manifests(output / built.name) if row["digest"] == manifest.digest)
     subject = {key: found[key] for key in ("mediaType", "digest", "size")}
     oci.write_sbom(output / f"{manifest.name}.sbom", text, manifest.name, subject)
 
 
 def components_of(image: Image, one: Platform) -> list[sbom.Component]:
-    # Two programs may link the same crate, but SPDX forbids to name a package twice.
-    crates = {component for package, target in image.crates for component in sbom.crates(ROOT, package, target or one.architecture.rust)}
-    found = [*sorted(crates), sbom.rust(ROOT)]
+    found = [component for package, target in image.crates for component in sbom.crates(ROOT, package, target or one.architecture.rust)]
+    found.append(sbom.rust(ROOT))
     found += [sbom.debian(one.packages[name]) for name in image.packages]
     return found + ([sbom.envoy(one.inputs.envoy_version)] if image.envoy else [])
 

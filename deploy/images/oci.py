@@ -16,7 +16,7 @@ GZIP_LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 # The raw form of a module: https://github.com/solo-io/wasm/blob/master/spec/spec.md
 WASM_CONFIG_LAYER = "application/vnd.module.wasm.config.v1+json"
 WASM_LAYER = "application/vnd.module.wasm.content.layer.v1+wasm"
-SPDX = "application/spdx+json"
+CYCLONEDX = "application/vnd.cyclonedx+json"
 TITLE = "org.opencontainers.image.title"
 
 Json = dict[str, Any]
@@ -119,9 +119,9 @@ def write_sbom(folder: pathlib.Path, sbom: bytes, name: str, subject: Json) -> s
         {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
-            "artifactType": SPDX,
+            "artifactType": CYCLONEDX,
             "config": layout.add(b"{}", EMPTY_CONFIG),
-            "layers": [layout.add(sbom, SPDX, f"{name}.spdx.json")],
+            "layers": [layout.add(sbom, CYCLONEDX, f"{name}.cdx.json")],
             "subject": subject,
         }
     )

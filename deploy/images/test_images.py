@@ -322,7 +322,7 @@ class Module(WithRegistry):
 
 class Sboms(WithRegistry):
     def sbom(self, manifest: build.Manifest) -> dict[str, Any]:
-        return json.loads((IMAGES / f"{manifest.name}.spdx.json").read_bytes())
+        return json.loads((IMAGES / f"{manifest.name}.cdx.json").read_bytes())
 
     def test_the_registry_lists_it_as_the_referrer(self):
         for image, one in all_manifests():
@@ -332,29 +332,30 @@ class Sboms(WithRegistry):
                 except urllib.error.HTTPError:
                     # A registry without that interface has the list under a tag.
                     index = self.registry.manifest(image.repository, one.digest.replace(":", "-"))
-                found = [row for row in index["manifests"] if row.get("artifactType") == oci.SPDX]
+                found = [row for row in index["manifests"] if row.get("artifactType") == oci.CYCLONEDX]
                 self.assertEqual(len(found), 1, index)
                 manifest = self.registry.manifest(image.repository, found[0]["digest"])
                 self.assertEqual(manifest["subject"]["digest"], one.digest)
                 text = self.registry.blob(image.repository, manifest["layers"][0]["digest"])
-                self.assertEqual(text, (IMAGES / f"{one.name}.spdx.json").read_bytes())
+                self.assertEqual(text, (IMAGES / f"{one.name}.cdx.json").read_bytes())
 
-    def test_fields_that_spdx_requires(self):
+    def test_every_component_is_listed_once_with_its_package_url(self):
         for _, one in all_manifests():
             value = self.sbom(one)
-            self.assertEqual(value["spdxVersion"], "SPDX-2.3")
-            identifiers = [package["SPDXID"] for package in value["packages"]]
-            self.assertEqual(len(identifiers), len(set(identifiers)))
-            for relation in value["relationships"]:
-                self.assertIn(relation["relatedSpdxElement"], identifiers)
-            for package in value["packages"]:
-                self.assertRegex(package["SPDXID"], r"^SPDXRef-[A-Za-z0-9.-]+$")
-                self.assertTrue(package["name"] and package["versionInfo"] and package["downloadLocation"])
-            self.assertEqual(value["packages"][0]["checksums"][0]["checksumValue"], one.digest.removeprefix("sha256:"))
+            self.assertEqual((value["bomFormat"], value["specVersion"]), ("CycloneDX", "1.6"))
+            self.assertEqual(value["metadata"]["component"]["hashes"][0]["content"], one.digest.removeprefix("sha256:"))
+            references = [component["bom-ref"] for component in value["components"]]
+            self.assertEqual(len(references), len(set(references)))
+            for component in value["components"]:
+                self.assertTrue(component["name"] and component["version"])
+                self.assertRegex(component["purl"], r"^pkg:(cargo|deb|generic|pypi)/")
+            image = value["metadata"]["component"]["bom-ref"]
+            (listed,) = (row["dependsOn"] for row in value["dependencies"] if row["ref"] == image)
+            self.assertEqual(sorted(listed), sorted(references))
 
     def test_it_names_what_the_image_has(self):
         for image, one in container_manifests():
-            names = {package["name"]: package["versionInfo"] for package in self.sbom(one)["packages"]}
+            names = {component["name"]: component["version"] for component in self.sbom(one)["components"]}
             files = files_of(self.registry, image.repository, one.digest)
             for path, data in files.items():
                 if path.startswith("var/lib/dpkg/status.d/"):
@@ -433,9 +434,9 @@ class Programs:
         self.assertIn(f"switchpointd {version}", self.version("switchpointd", "switchpointd"))
         self.assertIn(f"switchpoint-migrate {version}", self.version("switchpointd", "switchpoint-migrate"))
         self.assertIn(f"switchpointd {version}", self.version("switchpoint-worker", "switchpointd"))
-        sbom = IMAGES / f"{self.manifest('switchpoint-gateway').name}.spdx.json"
-        envoy = next(row for row in json.loads(sbom.read_bytes())["packages"] if row["name"] == "envoy")
-        self.assertIn(f"/{envoy['versionInfo']}/", self.version("switchpoint-gateway", "envoy"))
+        sbom = IMAGES / f"{self.manifest('switchpoint-gateway').name}.cdx.json"
+        envoy = next(row for row in json.loads(sbom.read_bytes())["components"] if row["name"] == "envoy")
+        self.assertIn(f"/{envoy['version']}/", self.version("switchpoint-gateway", "envoy"))
         if any(image.name == "switchpoint-model-server" for image in images()):
             self.run_in("switchpoint-model-server", "command=(/usr/local/bin/model-server --help); inside")
 
@@ -521,7 +522,7 @@ class Again(unittest.TestCase):
             again = json.loads((pathlib.Path(folder) / "images.json").read_text())
             self.assertEqual({row["name"]: row["digest"] for row in again}, {image.name: image.digest for image in images()})
             for _, one in all_manifests():
-                file = f"{one.name}.spdx.json"
+                file = f"{one.name}.cdx.json"
                 self.assertEqual(hashlib.sha256((pathlib.Path(folder) / file).read_bytes()).digest(), hashlib.sha256((IMAGES / file).read_bytes()).digest())
 
 

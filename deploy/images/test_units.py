@@ -12,6 +12,8 @@ import tempfile
 import unittest
 from unittest import mock
 
+from packageurl import PackageURL
+
 import build
 import catalog
 import cross
@@ -94,20 +96,27 @@ class Elves(unittest.TestCase):
 
 
 class Sboms(unittest.TestCase):
-    def test_licences_of_older_crates(self):
-        self.assertEqual(sbom.spdx_licence("MIT/Apache-2.0"), "MIT OR Apache-2.0")
-        self.assertEqual(sbom.spdx_licence(" "), "NOASSERTION")
+    IMAGE = sbom.image("image-amd64", "1.0", PackageURL("oci", None, "image", "sha256:ab", {"arch": "amd64"}))
+    CRATES = [sbom.component(name, PackageURL("cargo", None, name, "2.0+x"), licence, "cd") for name, licence in (("b", "Unlicense/MIT"), ("a", "MIT OR Apache-2.0"))]
 
     def test_a_document(self):
-        image = sbom.Component("image", "1.0", "Apache-2.0", "pkg:oci/image@sha256%3Aab", "ab")
-        crate = sbom.Component("a_b", "2.0+x", "MIT", "pkg:cargo/a_b@2.0+x", "cd", "STATIC_LINK")
-        text = sbom.document(image, [crate], 0)
-        value = json.loads(text)
-        self.assertEqual(text, sbom.document(image, [crate], 0))
-        self.assertEqual(value["creationInfo"]["created"], "1970-01-01T00:00:00Z")
-        self.assertEqual([package["SPDXID"] for package in value["packages"]], ["SPDXRef-Image", "SPDXRef-cargo-a-b-2.0-x"])
-        self.assertEqual([relation["relationshipType"] for relation in value["relationships"]], ["DESCRIBES", "STATIC_LINK"])
-        self.assertEqual(value["packages"][1]["checksums"][0]["checksumValue"], "cd")
+        value = json.loads(sbom.document(self.IMAGE, self.CRATES, 0))
+        about = value["metadata"]
+        self.assertEqual(about["timestamp"], "1970-01-01T00:00:00+00:00")
+        self.assertEqual((about["component"]["type"], about["component"]["purl"]), ("container", "pkg:oci/image@sha256:ab?arch=amd64"))
+        self.assertEqual((about["component"]["version"], about["component"]["hashes"][0]["content"]), ("1.0", "ab"))
+        self.assertEqual([(one["purl"], one["hashes"][0]["content"]) for one in value["components"]], [("pkg:cargo/a@2.0%2Bx", "cd"), ("pkg:cargo/b@2.0%2Bx", "cd")])
+        # An older crate separates alternatives by a slash.
+        self.assertEqual([one["licenses"][0]["expression"] for one in value["components"]], ["MIT OR Apache-2.0", "Unlicense OR MIT"])
+
+    def test_crates_of_two_programs_in_any_order_give_the_same_bytes(self):
+        once = sbom.document(self.IMAGE, self.CRATES, 0)
+        self.assertEqual(once, sbom.document(self.IMAGE, [*self.CRATES[::-1], *self.CRATES], 0))
+
+    def test_debian_packages_have_no_licence_and_an_escaped_version(self):
+        found = sbom.debian(debian.Package("libc6", "1:2.36+deb12", "amd64", "ab", "", pathlib.Path()))
+        self.assertEqual(str(found.purl), "pkg:deb/debian/libc6@1:2.36%2Bdeb12?arch=amd64")
+        self.assertEqual(len(found.licenses), 0)
 
 
 class Artifacts(unittest.TestCase):
@@ -206,14 +215,6 @@ class Builds(unittest.TestCase):
     def test_without_apt_get_the_build_is_unavailable(self):
         with mock.patch("shutil.which", return_value=None), self.assertRaisesRegex(debian.Unavailable, "apt-get is missing"):
             debian.download("amd64", pathlib.Path("/nonexistent"))
-
-    def test_a_crate_of_two_programs_is_in_the_sbom_once(self):
-        libc, own = (sbom.Component(name, "1.0", "MIT", f"pkg:cargo/{name}@1.0") for name in ("libc", "own"))
-        image = next(image for image in catalog.IMAGES if image.name == "switchpointd")
-        one = build.Platform(debian.ARCHITECTURES["amd64"], mock.Mock(), mock.MagicMock(), {})
-        with mock.patch.object(sbom, "crates", side_effect=[[libc], [libc, own]]), mock.patch.object(sbom, "debian", mock.Mock(return_value=libc._replace(purl="pkg:deb/debian/libc"))):
-            found = build.components_of(image, one)
-        self.assertEqual([found.count(libc), found.count(own)], [1, 1])
 
     def test_labels_leave_out_what_is_unknown(self):
         source = build.Source("1.0", "abc", 0, "")
