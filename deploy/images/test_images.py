@@ -11,6 +11,7 @@ the same digests). A test that cannot run here prints `SKIPPED name: why`.
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -120,21 +121,21 @@ class Registry:
         assert oci.digest_of(data) == digest
         return data
 
+    def layer(self, repository: str, descriptor: dict[str, Any]) -> tarfile.TarFile:
+        return tarfile.open(fileobj=io.BytesIO(self.blob(repository, descriptor["digest"])), mode="r:gz")
+
     def module_of_image(self, repository: str, reference: str) -> bytes:
         """The module as Istio's agent and Envoy Gateway read it from an OCI image: the first file with the base name plugin.wasm in
         the last layer, which must have OCI's media type of a gzipped tar."""
         layer = self.manifest(repository, self.chosen(repository, reference))["layers"][-1]
         if layer["mediaType"] != oci.GZIP_LAYER:
             raise ValueError(f"invalid media type {layer['mediaType']}")
-        with tempfile.TemporaryFile() as file:
-            file.write(self.blob(repository, layer["digest"]))
-            file.seek(0)
-            with tarfile.open(fileobj=file, mode="r:gz") as archive:
-                for member in archive:
-                    if member.name.rpartition("/")[2] == "plugin.wasm":
-                        # They read as many bytes as the header says, so a link would be an empty module.
-                        file_of = archive.extractfile(member) if member.isreg() else None
-                        return file_of.read(member.size) if file_of else b""
+        with self.layer(repository, layer) as archive:
+            for member in archive:
+                if member.name.rpartition("/")[2] == "plugin.wasm":
+                    # They read as many bytes as the header says, so a link would be an empty module.
+                    file_of = archive.extractfile(member) if member.isreg() else None
+                    return file_of.read(member.size) if file_of else b""
         raise ValueError("plugin.wasm not found in the archive")
 
     def module_of_artifact(self, repository: str, reference: str) -> bytes:
@@ -154,7 +155,6 @@ class Registry:
         except ValueError:
             return self.module_of_artifact(repository, reference)
 
-
     def pinned(self, repository: str, digest: str) -> bytes:
         """They compare a pinned digest with that of the chosen manifest, so that of an index never matches."""
         chosen = self.chosen(repository, digest)
@@ -167,11 +167,8 @@ def files_of(registry: Registry, repository: str, digest: str) -> dict[str, byte
     """The regular files of an image by their paths."""
     found = {}
     for layer in registry.manifest(repository, digest)["layers"]:
-        with tempfile.TemporaryFile() as file:
-            file.write(registry.blob(repository, layer["digest"]))
-            file.seek(0)
-            with tarfile.open(fileobj=file, mode="r:gz") as archive:
-                found |= {member.name: archive.extractfile(member).read() for member in archive if member.isreg()}
+        with registry.layer(repository, layer) as archive:
+            found |= {member.name: archive.extractfile(member).read() for member in archive if member.isreg()}
     return found
 
 
@@ -256,11 +253,8 @@ class Pushed(WithRegistry):
         for image, one in container_manifests():
             for layer in self.registry.manifest(image.repository, one.digest)["layers"]:
                 self.assertEqual(layer["mediaType"], oci.GZIP_LAYER)
-                with tempfile.TemporaryFile() as file:
-                    file.write(self.registry.blob(image.repository, layer["digest"]))
-                    file.seek(0)
-                    with tarfile.open(fileobj=file, mode="r:gz") as archive:
-                        members = archive.getmembers()
+                with self.registry.layer(image.repository, layer) as archive:
+                    members = archive.getmembers()
                 self.assertEqual({(member.uid, member.gid, member.mtime) for member in members}, {(0, 0, 0)})
                 self.assertEqual([member.name for member in members], sorted(member.name for member in members))
                 # No file runs with other rights than its user's.
@@ -311,11 +305,8 @@ class Module(WithRegistry):
         for one in image_named("switchpoint").manifests:
             names = []
             for layer in self.registry.manifest("switchpoint", one.digest)["layers"]:
-                with tempfile.TemporaryFile() as file:
-                    file.write(self.registry.blob("switchpoint", layer["digest"]))
-                    file.seek(0)
-                    with tarfile.open(fileobj=file, mode="r:gz") as archive:
-                        names.append(archive.getnames())
+                with self.registry.layer("switchpoint", layer) as archive:
+                    names.append(archive.getnames())
             self.assertIn("bin/cp", names[0])
             self.assertEqual(names[-1], ["plugin.wasm", "switchpoint.wasm"])
 
