@@ -35,6 +35,10 @@ pub struct ChunkProgress {
     pub events: u32,
 }
 
+/// The most ids of one answer that are remembered: the answer's, and its conversation's. An engine
+/// that names a new id in each event must not displace the answers of others.
+const STORED_IDS_MAX: u8 = 2;
+
 #[derive(Clone, Debug)]
 pub struct ResponseReader {
     api: RequestApi,
@@ -43,6 +47,8 @@ pub struct ResponseReader {
     events: u32,
     /// The hash of the id that [`Self::take_stored_id`] returned last, or 0 before the first.
     stored_id_taken: u64,
+    /// How many ids it has returned.
+    stored_ids: u8,
 }
 
 /// The facts read so far, besides content.
@@ -93,6 +99,7 @@ impl ResponseReader {
             facts: ResponseFacts::default(),
             events: 0,
             stored_id_taken: 0,
+            stored_ids: 0,
         }
     }
 
@@ -150,7 +157,12 @@ impl ResponseReader {
     /// response is known after [`Self::finish`].
     pub fn take_stored_id(&mut self) -> Option<u64> {
         let id = self.facts.stored_id;
-        (std::mem::replace(&mut self.stored_id_taken, id) != id).then_some(id)
+        if id == self.stored_id_taken || self.stored_ids >= STORED_IDS_MAX {
+            return None;
+        }
+        self.stored_id_taken = id;
+        self.stored_ids += 1;
+        Some(id)
     }
 
     /// Whether the engine has worked on the request to its end, as far as the response shows. Call

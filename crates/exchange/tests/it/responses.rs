@@ -598,3 +598,16 @@ fn a_stream_without_work_is_strange() {
         assert_eq!(reader.has_generated(), expected == Reply, "{stream}");
     }
 }
+
+#[test]
+fn an_answer_with_ever_new_ids_is_remembered_by_two_of_them() {
+    let mut reader = ResponseReader::new(RequestApi::Responses, true);
+    let mut taken = 0;
+    for n in 0..1_000 {
+        let event =
+            format!(r#"data: {{"type":"response.created","response":{{"id":"resp_{n}"}}}}"#);
+        reader.chunk(format!("{event}\n\n").as_bytes());
+        taken += usize::from(reader.take_stored_id().is_some());
+    }
+    assert_eq!(taken, 2);
+}

@@ -230,7 +230,8 @@ impl EndpointHealthTable {
     ) -> FailureWeight {
         let weight = self.record_failure(endpoint, failure, now);
         let ejects = match failure {
-            RequestFailure::Answer(Witness::Client(_)) if weight == FailureWeight::Nothing => false,
+            // Otherwise one prompt that fails everywhere would keep the endpoint ejected.
+            RequestFailure::Answer(_) if weight == FailureWeight::Nothing => false,
             RequestFailure::Answer(_) => {
                 self.others_answers(endpoint, now).failure_rate() * TIMES_OTHERS <= 1.0
             }
@@ -622,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_probe_ejects_again_unless_others_fail_or_its_client_is_known_to() {
+    fn a_failed_probe_ejects_again_unless_others_fail_or_its_witness_is_known_to() {
         let failed = |witness| RequestFailure::Answer(witness);
         let mut health = fine(4);
         assert!(probe_ejects(
@@ -632,8 +633,17 @@ mod tests {
             at(20_001)
         ));
         assert!(
-            probe_ejects(&mut health, id(0), failed(Witness::Prompt(3)), at(20_002)),
-            "the same prompt again"
+            !probe_ejects(&mut health, id(0), failed(Witness::Prompt(3)), at(20_002)),
+            "the same prompt again, which may fail everywhere"
+        );
+        assert!(
+            (0..2).all(|_| probe_ejects(
+                &mut health,
+                id(0),
+                failed(Witness::Prompt(7)),
+                at(20_002)
+            )),
+            "the same prompt again, which succeeds elsewhere"
         );
         assert!(probe_ejects(
             &mut health,
