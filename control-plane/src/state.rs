@@ -7,6 +7,7 @@ pub mod decision_log;
 pub mod eds_streams;
 mod kept_placements;
 pub mod life;
+mod origin_totals;
 pub mod peer;
 pub mod peer_relay;
 mod placement_shares;

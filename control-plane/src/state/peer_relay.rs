@@ -12,7 +12,7 @@
 //! are estimates. The times in a row use the clock of its process. They are converted to the
 //! daemon's clock on arrival, and to the receiver's clock by the receiver.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use exchange::Timestamp;
@@ -25,6 +25,7 @@ use tokio::time::Instant;
 use crate::pool::writer::PoolView;
 use crate::state::backlog_sum::{BacklogSum, QueuedRequests};
 use crate::state::kept_placements::{KeptPlacements, PlacementBatch};
+use crate::state::origin_totals::OriginTotals;
 use crate::state::peer::Origin;
 use crate::state::placement_shares::{PlacementShares, PlacingPeer};
 use crate::state::relay_process::RelayProcess;
@@ -92,18 +93,6 @@ struct PoolRelay {
     kept: KeptPlacements,
     /// Grows with every change that proxies should get.
     version: u64,
-}
-
-/// The processes and placements of one origin.
-#[derive(Debug, Default)]
-struct OriginTotals {
-    processes: u32,
-    /// Processes whose row counts.
-    active: u32,
-    /// Bytes of the origin's kept placements. `pieces` has the first number of each batch, oldest
-    /// first.
-    bytes: usize,
-    pieces: VecDeque<u64>,
 }
 
 // === impl PeerRelay ===
@@ -300,7 +289,7 @@ impl PoolRelay {
         self.version += 1;
         if let Some(of) = self.origins.get_mut(&process.origin) {
             of.processes -= 1;
-            if of.processes == 0 {
+            if of.has_left() {
                 self.origins.remove(&process.origin);
             }
         }
@@ -399,6 +388,9 @@ impl PoolRelay {
                     .is_some()
             {
                 of.bytes -= oldest.encoded.bytes();
+                if of.has_left() {
+                    self.origins.remove(&oldest.origin);
+                }
             }
         }
     }
@@ -614,6 +606,29 @@ mod tests {
                     .sum()
             )
         );
+    }
+
+    #[test]
+    fn an_origin_that_leaves_and_comes_again_has_the_room_of_one() {
+        let mut relay = PeerRelay::default();
+        let now = Instant::now();
+        relay.join("p", member(99, &of(9)), now);
+        let batches = (BYTES_PER_ORIGIN_MAX / PLACEMENTS_BYTES_MAX) as u64;
+        for process_id in 1..=4 {
+            relay.join("p", member(process_id, &of(1)), now);
+            for block in 0..batches {
+                placed(&mut relay, process_id, block, PLACEMENTS_BYTES_MAX / 8 - 2);
+            }
+            relay.leave("p", process_id, process_id);
+        }
+        let pool = relay.pools.get_mut("p").unwrap();
+        assert!(
+            pool.kept.bytes <= BYTES_PER_ORIGIN_MAX,
+            "{}",
+            pool.kept.bytes
+        );
+        pool.drop_old(now + KEPT_MAX + Duration::from_secs(60));
+        assert!(!pool.origins.contains_key(&of(1)), "nothing of it is left");
     }
 
     #[test]

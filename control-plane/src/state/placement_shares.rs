@@ -69,7 +69,14 @@ struct EndpointShares {
     /// How many of them the engine has computed, and its counter as last scraped.
     computed: u64,
     computed_tokens: Option<u64>,
-    by_origin: BTreeMap<Origin, u32>,
+    by_origin: BTreeMap<Origin, OriginBlocks>,
+}
+
+/// The last placements of one origin at one endpoint, in blocks. A process that has left keeps its
+/// row: otherwise one process would be as many as it likes, one after another.
+#[derive(Debug, Default)]
+struct OriginBlocks {
+    blocks: u32,
     by_process: BTreeMap<u64, u32>,
 }
 
@@ -121,7 +128,6 @@ impl Default for EndpointShares {
             computed: 0,
             computed_tokens: None,
             by_origin: BTreeMap::new(),
-            by_process: BTreeMap::new(),
         }
     }
 }
@@ -131,19 +137,15 @@ impl EndpointShares {
     fn place(&mut self, blocks: u32, peer: PlacingPeer<'_>) -> bool {
         self.blocks = self.blocks.saturating_add(blocks);
         if !self.by_origin.contains_key(peer.origin) {
-            self.by_origin.insert(peer.origin.clone(), 0);
+            self.by_origin
+                .insert(peer.origin.clone(), OriginBlocks::default());
         }
-        let add = |count: Option<&mut u32>| {
-            count.map_or(blocks, |count| {
-                *count = count.saturating_add(blocks);
-                *count
-            })
-        };
-        let of_origin = add(self.by_origin.get_mut(peer.origin));
-        let of_process = add(Some(self.by_process.entry(peer.process_id).or_default()));
         let share = self.capacity / SHARES;
-        let is_within =
-            of_origin <= share || of_process <= share / peer.processes.max(1) || self.are_shown();
+        let is_within = self
+            .by_origin
+            .get_mut(peer.origin)
+            .is_none_or(|origin| origin.place(blocks, peer, share))
+            || self.are_shown();
         while self.blocks >= self.capacity.max(1) {
             self.halve();
         }
@@ -167,14 +169,29 @@ impl EndpointShares {
     fn halve(&mut self) {
         self.blocks /= 2;
         self.computed /= 2;
-        self.by_origin.retain(|_, blocks| {
-            *blocks /= 2;
-            *blocks > 0
+        self.by_origin.retain(|_, origin| {
+            origin.blocks /= 2;
+            origin.by_process.retain(|_, blocks| {
+                *blocks /= 2;
+                *blocks > 0
+            });
+            origin.blocks > 0
         });
-        self.by_process.retain(|_, blocks| {
-            *blocks /= 2;
-            *blocks > 0
-        });
+    }
+}
+
+// === impl OriginBlocks ===
+
+impl OriginBlocks {
+    /// Counts a placement. Returns whether it is within the share of the origin, or within an equal
+    /// part of it for each process.
+    fn place(&mut self, blocks: u32, peer: PlacingPeer<'_>, share: u32) -> bool {
+        self.blocks = self.blocks.saturating_add(blocks);
+        let of_process = self.by_process.entry(peer.process_id).or_default();
+        *of_process = of_process.saturating_add(blocks);
+        let of_process = *of_process;
+        let seen = u32::try_from(self.by_process.len()).unwrap_or(u32::MAX);
+        self.blocks <= share || of_process <= share / peer.processes.max(seen).max(1)
     }
 }
 
@@ -308,6 +325,15 @@ mod tests {
         assert!(all < 200, "of 10,000 percent: {all}");
     }
 
+    #[test]
+    fn a_process_that_comes_again_by_another_name_gets_no_other_share() {
+        let mut shares = shares();
+        let all: usize = (0..100)
+            .map(|process_id| confirmed(&mut shares, process_id, &origin(1), 1))
+            .sum();
+        assert!(all < 500, "of 10,000 percent: {all}");
+    }
+
     /// If more origins than shares place equally, none is over its share.
     #[test]
     fn of_eight_even_peers_none_is_over_its_share() {
@@ -325,7 +351,7 @@ mod tests {
             }
         }
         let counted = &shares.endpoints[&AT];
-        assert!(counted.by_origin.len() == 8 && counted.by_process.len() == 8);
+        assert!(counted.by_origin.len() == 8);
         assert!(counted.blocks < CAPACITY);
     }
 
