@@ -502,7 +502,7 @@ mod slow {
     /// They have a thread of their own, so that they do not delay the good proxy in this process.
     fn begin_attack(
         address: SocketAddr,
-        real: Vec<EndpointRef>,
+        real: &[EndpointRef],
         go: &watch::Receiver<bool>,
     ) -> tokio::runtime::Runtime {
         let threads = tokio::runtime::Builder::new_multi_thread()
@@ -511,7 +511,7 @@ mod slow {
             .build()
             .unwrap();
         for connection in 0..CONNECTIONS {
-            let real = real.clone();
+            let real = real.to_vec();
             let go = go.clone();
             threads.spawn(async move {
                 let there = channel(address, ELSEWHERE).await;
@@ -564,7 +564,7 @@ mod slow {
         });
         let quiet = daemon.observe(&mut good, QUIET).await;
         let (go, attack_begins) = watch::channel(false);
-        let hostile = begin_attack(daemon.state, real, &attack_begins);
+        let hostile = begin_attack(daemon.state, &real, &attack_begins);
         tokio::time::timeout(3 * PATIENCE, async {
             while peers(&mut good).await.proxies <= STREAMS {}
         })
