@@ -202,7 +202,7 @@ impl FlowQueues {
         band.queued == 0 && !higher_first
     }
 
-    /// Adds a request that left its band to those that are refused.
+    /// Marks a request as refused. The request has been removed from its band.
     fn leaves(&mut self, priority: i32, entry: &QueuedEntry, outcome: FlowOutcome, now: Timestamp) {
         let refusal = self.refusal(outcome, priority);
         self.count_end(priority, entry, outcome, now);
