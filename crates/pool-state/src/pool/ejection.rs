@@ -5,8 +5,9 @@
 //! Each further one without a success in between lasts twice as long, up to [`MAX_MS`]. Each
 //! ejection is shortened at random by up to [`JITTER`], so that proxies do not all come back at
 //! once. After that, one request at a time is a probe: while it runs, at most [`PROBE_MS`], other
-//! requests avoid the endpoint. A success clears the record. At most half of the ready endpoints
-//! are ejected, the worst first. If more fail, the others are no better choice.
+//! requests avoid the endpoint. The worker that made the record sends the probe. The others follow
+//! later, in case that worker has no request. A success clears the record. At most half of the
+//! ready endpoints are ejected, the worst first. If more fail, the others are no better choice.
 //!
 //! A record has a timestamp, and the later of two records wins. So the workers of a process can
 //! exchange records in any order and any number of times, and still agree. A success is sent as a
@@ -38,8 +39,9 @@ const MAX_MS: u64 = 5_000;
 /// The largest random reduction of an ejection, as a fraction of its length.
 const JITTER: f32 = 0.2;
 
-/// The largest difference between the times at which workers send a probe, in ms. It is many times
-/// the time until a worker reads about another worker's probe.
+/// How much later than the worker that made a record the others send a probe, in ms: at least this,
+/// and less than twice this. It is many times the time until a worker reads about another worker's
+/// probe.
 const STAGGER_MS: u64 = 200;
 
 /// How long a probe keeps other requests away, in ms. A reply that takes longer does not delay the
@@ -66,8 +68,10 @@ pub struct Ejections {
     /// The endpoints that failed, and those that answered again recently. There is at most one row
     /// for each endpoint of the pool.
     rows: Vec<Ejection>,
-    /// How much later than other workers this worker sends a probe, in ms. By then, a later worker
-    /// knows that a probe is in flight.
+    /// The last record of each endpoint that this worker made itself: its endpoint and time.
+    own: Vec<(EndpointRef, Timestamp)>,
+    /// How much later than the worker that made a record this worker sends a probe, in ms. By then,
+    /// this worker knows whether a probe is in flight.
     stagger_ms: u64,
 }
 
@@ -92,19 +96,23 @@ pub struct Ejection {
 // === impl Ejections ===
 
 impl Ejections {
-    /// Delays probes by a part of [`STAGGER_MS`] that depends on `seed`, so that workers send them
-    /// at different times.
+    /// Delays probes after ejections by other workers for a time that depends on `seed`, so that
+    /// workers send them at different times.
     #[must_use]
     pub fn with_stagger(seed: u64) -> Self {
         Self {
-            stagger_ms: seed % STAGGER_MS,
+            stagger_ms: STAGGER_MS + seed % STAGGER_MS,
             ..Self::default()
         }
     }
 
     /// The time when the ejection is over for this worker.
     fn end(&self, row: &Ejection) -> Timestamp {
-        row.until.plus_ms(self.stagger_ms)
+        if self.own.contains(&(row.endpoint, row.at)) {
+            row.until
+        } else {
+            row.until.plus_ms(self.stagger_ms)
+        }
     }
 
     /// Ejects an endpoint because of its answers, or because of its connections. `chance` is from 0
@@ -253,7 +261,10 @@ impl Ejections {
             .copied()
     }
 
+    /// Stores a record that this worker made.
     fn put(&mut self, row: Ejection) {
+        self.own.retain(|(endpoint, _)| *endpoint != row.endpoint);
+        self.own.push((row.endpoint, row.at));
         match self
             .rows
             .iter_mut()
@@ -309,6 +320,7 @@ impl Ejections {
     /// Removes the record of an endpoint that left the pool.
     pub fn forget(&mut self, endpoint: EndpointRef) {
         self.rows.retain(|r| r.endpoint != endpoint);
+        self.own.retain(|(own, _)| *own != endpoint);
     }
 
     /// Forgets records that are no longer needed.
@@ -476,6 +488,25 @@ mod tests {
             [4_000, 3_600, 3_200, 3_200, 4_000]
         );
         assert_eq!(ejection_ms(u32::MAX, 0.0), MAX_MS);
+    }
+
+    #[test]
+    fn the_worker_that_ejected_sends_the_next_probe() {
+        // Their seeds would make them send probes within a ms of each other.
+        let mut workers = [7, 8].map(Ejections::with_stagger);
+        let pool = pool(4);
+        eject(&mut workers[0], 1, 0);
+        let [first, second] = &mut workers;
+        assert_eq!(tell(first, second, at(1)), 1);
+        assert_eq!(ejected(first, &pool, at(1_000)), [0; 0]);
+        assert_eq!(ejected(second, &pool, at(1_199)), [1]);
+        // The first worker has no request, so the second one sends the probe, and then the next.
+        assert_eq!(ejected(second, &pool, at(1_400)), [0; 0]);
+        assert!(second.is_probe(id(1), at(1_400)));
+        second.probe_failed(id(1), true, LONGEST, at(1_400));
+        assert_eq!(tell(second, first, at(1_410)), 1);
+        assert_eq!(ejected(second, &pool, at(3_400)), [0; 0]);
+        assert_eq!(ejected(first, &pool, at(3_599)), [1]);
     }
 
     #[test]
