@@ -1,4 +1,4 @@
-//! The requests that one VM holds for one pool: bands by priority, flows by fairness id.
+//! The requests that one VM holds for one pool: bands by priority, flows by fairness id or client.
 //!
 //! The queues know numbers, not requests: the host that holds a stream finds it by its number. A
 //! request leaves exactly once: it is sent, refused, or dropped because its client left.
@@ -102,7 +102,7 @@ impl QueuedTicket {
         self.flow.priority
     }
 
-    /// The hash of the fairness id.
+    /// The hash of the fairness id, or of the client.
     pub(crate) fn flow_id(&self) -> u64 {
         self.flow.id
     }

@@ -148,6 +148,23 @@ fn chat_is_released_before_a_batch_that_came_earlier() {
 }
 
 #[test]
+fn a_client_without_a_fairness_id_does_not_wait_behind_all_of_another() {
+    let pool = pool(&[]);
+    let from = |address: &'static [u8]| {
+        let mut host = MemoryHost::new(&pool, CHAT);
+        let (driver, flow) = host.send_with(&[(b"x-forwarded-for", address)]);
+        QueuedClient { host, driver, flow }
+    };
+    let mut clients: Vec<QueuedClient> = (0..5).map(|_| from(b"10.9.9.1")).collect();
+    clients.push(from(b"10.9.9.2"));
+    let QueuedClient { host, driver, .. } = &mut clients[0];
+    host.answer(driver, "10.0.0.0:8000");
+    release(&pool, &mut clients, Timestamp(0).plus_ms(100));
+    let mut routed = clients.iter().map(|client| client.driver.is_routed());
+    assert_eq!(routed.rposition(|is_routed| is_routed), Some(5));
+}
+
+#[test]
 fn a_client_that_leaves_while_held_costs_nothing_more() {
     let pool = pool(&[]);
     let mut clients: Vec<QueuedClient> = ["batch", "batch"]

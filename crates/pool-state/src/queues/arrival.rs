@@ -11,15 +11,15 @@ use super::{FlowOutcome, FlowQueues, QueueRefusal, QueuedTicket};
 /// logs. Most proxies make UUIDs of 36 bytes.
 const REQUEST_ID_BYTES_MAX: usize = 64;
 
-/// The fairness id of requests without one, as in llm-d.
+/// The fairness id of requests without one and without a known client, as in llm-d.
 pub const DEFAULT_FLOW: &str = "default-flow";
 
 /// An arriving request.
 #[derive(Clone, Copy, Debug)]
 pub struct FlowArrival<'a> {
-    /// The fairness id. If it is empty, [`DEFAULT_FLOW`] is used.
+    /// The fairness id; empty if there is none.
     pub flow: &'a str,
-    /// The client as a hash, whose share it uses if it has no fairness id.
+    /// The client as a hash, which is its flow if it has no fairness id; 0 if it is unknown.
     pub client: u64,
     /// The id by which operators find it while it waits.
     pub request_id: &'a str,
@@ -53,22 +53,13 @@ pub(crate) fn short_id(id: &str) -> &str {
 // === impl FlowArrival ===
 
 impl FlowArrival<'_> {
-    /// The owner of the share that it uses.
-    fn owner(&self) -> u64 {
-        if self.flow.is_empty() {
-            self.client
-        } else {
-            self.flow_id()
-        }
-    }
-
-    /// The hash of the fairness id.
+    /// The flow of the request: the hash of its fairness id, else its client.
     pub(crate) fn flow_id(&self) -> u64 {
-        name_hash(if self.flow.is_empty() {
-            DEFAULT_FLOW
-        } else {
-            self.flow
-        })
+        match (self.flow, self.client) {
+            ("", 0) => name_hash(DEFAULT_FLOW),
+            ("", client) => client,
+            (fairness_id, _) => name_hash(fairness_id),
+        }
     }
 }
 
@@ -121,7 +112,7 @@ impl FlowQueues {
             expires,
             gives_up: arrived.plus_ms(ttl_ms(control.no_endpoint_ttl_ms())),
             bytes: arrival.bytes,
-            owner: arrival.owner(),
+            owner: arrival.flow_id(),
             cost: waiting.cost,
             full_at: waiting.full_at,
             nowhere: false,
@@ -168,7 +159,7 @@ impl FlowQueues {
                 return true;
             }
             let band = self.band_mut(priority);
-            let Some(entry) = band.take_above(arrival.owner(), arrival.bytes, rules) else {
+            let Some(entry) = band.take_above(arrival.flow_id(), arrival.bytes, rules) else {
                 return false;
             };
             self.leaves(priority, &entry, FlowOutcome::RejectedCapacity, now);

@@ -17,7 +17,7 @@ const CREDIT_TOKENS_MAX: f64 = 50_000.0;
 /// A request that is sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SentFlow {
-    /// The hash of the fairness id.
+    /// The hash of the fairness id, or of the client.
     pub(crate) flow: u64,
     pub(crate) priority: i32,
     pub(crate) was_queued: bool,

@@ -1,4 +1,4 @@
-//! The shares of a full band. Their owners are flows; where requests have no fairness id, clients.
+//! The shares of a full band. Their owners are flows: fairness ids, or clients.
 //! A share binds only against others: one owner alone may fill the band.
 
 use scheduler::flow::BandRules;

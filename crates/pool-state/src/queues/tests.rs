@@ -7,6 +7,7 @@ use scheduler::{
     Readiness, Request, Slot, Snapshot, Timestamp, Version,
 };
 
+use super::band::FLOWS_MAX;
 use super::{FLOW_OUTCOMES, FlowArrival, FlowOutcome, QueuedTicket};
 use crate::pool::{FlowAdmission, LedgerHold, ManagedPool, RecordedPick};
 use crate::refusal::PickRefusal;
@@ -567,6 +568,32 @@ fn requests_without_a_fairness_id_are_shared_by_client() {
     assert!(drill.waits(6), "another client");
     drill.arrives_from(7, 1);
     assert!(!drill.waits(7), "the one that fills the queue");
+}
+
+#[test]
+fn many_requests_of_one_client_do_not_delay_another() {
+    let mut drill = Drill::new(1, &pipeline(1.0, Vec::new()));
+    (0..300).for_each(|_| drill.arrives_from(7, 100));
+    (0..3).for_each(|_| drill.arrives_from(8, 100));
+    (0..6).for_each(|turn| drill.ends(drill.order[turn]));
+    assert_eq!(drill.order, [0, 300, 1, 301, 2, 302, 3]);
+}
+
+#[test]
+fn more_clients_than_flows_share_accounts_and_none_is_lost() {
+    let mut drill = Drill::new(1, &pipeline(1.0, Vec::new()));
+    (1..=2_000).for_each(|client| drill.arrives_from(client, 100));
+    let flows = drill
+        .pool
+        .queues()
+        .bands
+        .iter()
+        .map(|band| band.flows().len());
+    assert_eq!(flows.sum::<usize>(), FLOWS_MAX);
+    for turn in 0..2_000 {
+        drill.ends(drill.order[turn]);
+    }
+    assert_eq!((drill.sent, drill.queued(), drill.refused), (2_000, 0, 0));
 }
 
 #[derive(Clone, Debug)]
