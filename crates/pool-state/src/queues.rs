@@ -13,6 +13,7 @@ mod accounts;
 mod arrival;
 mod band;
 mod counters;
+mod displacement;
 mod other_vms;
 mod outside;
 mod pass;
@@ -54,8 +55,6 @@ const RETRY_AFTER_S_MAX: u32 = 120;
 pub struct FlowQueues {
     /// The bands, highest priority first.
     bands: Vec<BandQueue>,
-    queued: usize,
-    bytes: u64,
     /// The number of the last request that was queued.
     last: u64,
     pass: ReleasePass,
@@ -114,19 +113,19 @@ impl FlowQueues {
     /// The number of requests queued.
     #[must_use]
     pub fn queued(&self) -> usize {
-        self.queued
+        self.bands.iter().map(|band| band.queued).sum()
     }
 
     /// Whether nothing is queued or waits for its refusal.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.queued == 0 && self.leaving.is_empty() && self.revocations.is_empty()
+        self.queued() == 0 && self.leaving.is_empty() && self.revocations.is_empty()
     }
 
     /// The bytes of the requests queued.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.bands.iter().map(|band| band.bytes).sum()
     }
 
     /// The counters of each band, the highest first.
@@ -141,7 +140,7 @@ impl FlowQueues {
         let is_due = if self.is_shared() {
             self.shared.is_due()
         } else {
-            self.queued > 0 && self.pass.is_due()
+            self.queued() > 0 && self.pass.is_due()
         };
         !self.to_resume.is_empty() || is_due || self.revocations.has_asks()
     }
@@ -151,7 +150,7 @@ impl FlowQueues {
     pub fn room_changed(&mut self) {
         if self.is_shared() {
             self.shared.round.room_changed();
-        } else if self.queued > 0 {
+        } else if self.queued() > 0 {
             self.pass.begin();
         } else {
             self.shared.room_unclaimed = true;
@@ -218,8 +217,6 @@ impl FlowQueues {
         outcome: FlowOutcome,
         now: Timestamp,
     ) {
-        self.queued = self.queued.saturating_sub(1);
-        self.bytes = self.bytes.saturating_sub(entry.bytes);
         self.band_mut(priority)
             .counters
             .count(outcome, now.ms_since(entry.since));
@@ -392,11 +389,9 @@ impl FlowQueues {
     /// Refuses all requests, because the pool no longer has flow control.
     pub(crate) fn end_all(&mut self, now: Timestamp) {
         for at in 0..self.bands.len() {
-            while let Some((priority, entry)) = self
-                .bands
-                .get_mut(at)
-                .and_then(|band| Some((band.priority, band.take_newest()?)))
-            {
+            while let Some((priority, entry)) = self.bands.get_mut(at).and_then(|band| {
+                Some((band.priority, band.take_expired(true, Timestamp(u64::MAX))?))
+            }) {
                 self.leaves(priority, &entry, FlowOutcome::EvictedOther, now);
             }
         }
@@ -411,7 +406,7 @@ impl FlowQueues {
             .filter(|band| band.priority >= priority)
             .map(|band| band.queued)
             .sum();
-        let before = before as u64 + self.shared.queued_from(priority);
+        let before = before as u64 + self.shared.queued(priority, i32::MAX).requests;
         let rate = self.sent.0 / RATE_MS * 1_000.0;
         let seconds = (before as f64 / rate.max(f64::MIN_POSITIVE)).ceil();
         #[expect(

@@ -1,8 +1,8 @@
 //! Flow control: which waiting request goes next, and whether an endpoint has room for it. This
 //! module has pure rules. The queues are in `pool-state`.
 //!
-//! A *band* holds the requests of one priority. A *flow* holds those of one fairness id within a
-//! band.
+//! A *band* holds the requests of one priority. A *flow* holds those of one fairness id, or of
+//! one client, within a band.
 
 mod control;
 pub use control::{BandRules, FLOW_CONTROL, FlowControl};
@@ -10,8 +10,8 @@ pub(crate) use control::{PLUGIN, Policies};
 
 mod order;
 pub use order::{
-    BandService, FullEndpoint, OrderRow, OrderStep, QueuedInBand, QueuedTag, SharedOrder,
-    TRIES_AT_ENDPOINT,
+    BandService, FullEndpoint, OrderRow, OrderStep, OwnerShare, QueuedInBand, QueuedTag, RowBand,
+    SharedOrder, TRIES_AT_ENDPOINT,
 };
 
 mod settings;

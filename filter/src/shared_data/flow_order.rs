@@ -72,9 +72,9 @@ impl FlowOrder {
         if !pool.queues().any_queued() || !self.read(host) {
             return Vec::new();
         }
-        self.order
-            .rivals(vm, now)
-            .for_each(|row| backlog::add(&mut sum, &row.bands));
+        for band in self.order.rivals(vm, now).flat_map(|row| &row.bands) {
+            backlog::add(&mut sum, &[band.queued]);
+        }
         backlog::write(&sum)
     }
 

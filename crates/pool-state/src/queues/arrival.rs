@@ -1,6 +1,6 @@
 //! An arriving request, and how it is queued.
 
-use scheduler::flow::{BandRules, FlowControl, FlowCost, QueuedFacts};
+use scheduler::flow::{FlowControl, FlowCost, QueuedFacts};
 use scheduler::{EndpointRef, Timestamp, name_hash};
 
 use super::band::QueuedEntry;
@@ -85,13 +85,7 @@ impl FlowQueues {
         let band = self.band_mut(priority);
         band.seen = now;
         let own = band.priority;
-        let (max_requests, max_bytes) = control.limits();
-        let rules = BandRules {
-            max_requests: rules.max_requests.min(max_requests),
-            max_bytes: rules.max_bytes.min(max_bytes),
-            ..rules
-        };
-        if !self.find_room(control, &rules, arrival, own, now) {
+        if !self.find_room(control, arrival, own, now) {
             let counters = &mut self.band_mut(own).counters;
             counters.count(FlowOutcome::RejectedCapacity, 0);
             return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
@@ -121,8 +115,6 @@ impl FlowQueues {
             request_id: short_id(arrival.request_id).into(),
         };
         let key = entry.key;
-        self.queued += 1;
-        self.bytes = self.bytes.saturating_add(arrival.bytes);
         // While a pass is due, the requests before this one are tried first.
         let is_due = self.pass.is_due();
         let band = self.band_mut(own);
@@ -138,84 +130,5 @@ impl FlowQueues {
             },
             !is_due && band.queued <= LOOK_AHEAD,
         ))
-    }
-
-    /// Refuses requests of lower bands, and of owners that have more of this band, until the
-    /// request fits. False if it cannot.
-    fn find_room(
-        &mut self,
-        control: &FlowControl,
-        rules: &BandRules<'_>,
-        arrival: &FlowArrival<'_>,
-        priority: i32,
-        now: Timestamp,
-    ) -> bool {
-        loop {
-            let here = self.band_mut(priority).queued_here();
-            let elsewhere = self.shared.queued(priority);
-            let fits_band = here.requests + elsewhere.requests < rules.max_requests
-                && here.bytes + elsewhere.bytes + arrival.bytes <= rules.max_bytes;
-            if fits_band && self.make_room(control, arrival.bytes, priority, now) {
-                return true;
-            }
-            let band = self.band_mut(priority);
-            let Some(entry) = band.take_above(arrival.flow_id(), arrival.bytes, rules) else {
-                return false;
-            };
-            self.leaves(priority, &entry, FlowOutcome::RejectedCapacity, now);
-        }
-    }
-
-    /// Refuses requests of lower bands until one of this size fits into the queues of all VMs.
-    /// Returns false if that is impossible.
-    fn make_room(
-        &mut self,
-        control: &FlowControl,
-        bytes: u64,
-        priority: i32,
-        now: Timestamp,
-    ) -> bool {
-        let (max_requests, max_bytes) = control.limits();
-        loop {
-            let elsewhere = self.shared.queued_in_all();
-            let queued = self.queued as u64 + elsewhere.requests;
-            let queued_bytes = self.bytes + elsewhere.bytes;
-            if queued < max_requests && queued_bytes.saturating_add(bytes) <= max_bytes {
-                return true;
-            }
-            if !self.evict_below(priority, now) && !self.shared.evict_below(priority, self.lowest())
-            {
-                return false;
-            }
-        }
-    }
-
-    /// The lowest band that holds requests.
-    fn lowest(&self) -> Option<i32> {
-        self.bands
-            .iter()
-            .rev()
-            .find(|band| band.queued > 0)
-            .map(|band| band.priority)
-    }
-
-    /// Removes the newest request of the lowest band, if that band is below `priority` and no other
-    /// VM holds a lower one. Returns false otherwise.
-    fn evict_below(&mut self, priority: i32, now: Timestamp) -> bool {
-        let elsewhere = self.shared.lowest();
-        let is_lowest = |own: i32| own < priority && elsewhere.is_none_or(|other| own <= other);
-        self.lowest().is_some_and(is_lowest) && self.evict_newest(now)
-    }
-
-    /// Removes the newest request of the lowest band. False if nothing is queued.
-    pub(super) fn evict_newest(&mut self, now: Timestamp) -> bool {
-        let Some(band) = self.bands.iter_mut().rev().find(|band| band.queued > 0) else {
-            return false;
-        };
-        let (lowest, Some(entry)) = (band.priority, band.take_newest()) else {
-            return false;
-        };
-        self.leaves(lowest, &entry, FlowOutcome::RejectedCapacity, now);
-        true
     }
 }

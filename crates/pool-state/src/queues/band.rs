@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use scheduler::flow::{
-    BandAccount, BandRules, FairnessPolicy, FlowAccount, FlowCost, QueuedInBand,
+    BandAccount, FairnessPolicy, FlowAccount, FlowCost, OwnerShare, QueuedInBand,
 };
 use scheduler::{EndpointRef, Timestamp};
 
@@ -26,7 +26,7 @@ pub struct FlowRef {
 pub(super) struct BandQueue {
     pub(super) priority: i32,
     flows: Vec<FlowQueue>,
-    shares: OwnerShares,
+    pub(super) shares: OwnerShares,
     pub(super) queued: usize,
     pub(super) bytes: u64,
     pub(super) account: BandAccount,
@@ -38,6 +38,8 @@ pub(super) struct BandQueue {
     pub(super) turns: u64,
     /// The time when the band last had a request.
     pub(super) seen: Timestamp,
+    /// How many requests this VM has refused because others asked it to, until the order says so.
+    pub(super) refused: u64,
     pub(super) counters: BandCounters,
 }
 
@@ -96,6 +98,7 @@ impl BandQueue {
             tried_owed: false,
             turns: 0,
             seen: Timestamp::default(),
+            refused: 0,
             counters: BandCounters {
                 priority,
                 ..BandCounters::default()
@@ -209,7 +212,11 @@ impl BandQueue {
         };
         self.queued += 1;
         self.bytes = self.bytes.saturating_add(entry.bytes);
-        self.shares.add(entry.owner, entry.bytes);
+        self.shares.add(OwnerShare {
+            owner: entry.owner,
+            requests: 1,
+            bytes: entry.bytes,
+        });
         let at = flow
             .queued
             .partition_point(|other| (other.key, other.number) < (entry.key, entry.number));
@@ -232,33 +239,17 @@ impl BandQueue {
         Some(entry)
     }
 
-    /// Takes out the request that arrived last.
-    pub(super) fn take_newest(&mut self) -> Option<QueuedEntry> {
-        self.take_newest_of(None)
-    }
-
-    /// Takes the newest request of the owner that has most of the band, if that is more than
-    /// `owner` has with one more request of `bytes` bytes.
-    pub(super) fn take_above(
-        &mut self,
-        owner: u64,
-        bytes: u64,
-        rules: &BandRules<'_>,
-    ) -> Option<QueuedEntry> {
-        let other = self.shares.above(owner, bytes, rules)?;
-        self.take_newest_of(Some(other))
-    }
-
-    fn take_newest_of(&mut self, owner: Option<u64>) -> Option<QueuedEntry> {
+    /// Takes out the newest request of an owner, and says in which flow it was.
+    pub(super) fn take_newest_of(&mut self, owner: u64) -> Option<(usize, QueuedEntry)> {
         let all = self.flows.iter().enumerate().flat_map(|(flow, queue)| {
             queue
                 .queued
                 .iter()
-                .filter(move |entry| owner.is_none_or(|owner| owner == entry.owner))
+                .filter(move |entry| entry.owner == owner)
                 .map(move |entry| (entry.number, (flow, entry.key)))
         });
         let (number, (flow, key)) = all.max()?;
-        self.take(flow, key, number)
+        Some((flow, self.take(flow, key, number)?))
     }
 
     /// Takes out a request whose time is over.

@@ -1,7 +1,7 @@
 //! The requests that the other VMs of the process hold, as far as this VM knows.
 
 use scheduler::Timestamp;
-use scheduler::flow::{QueuedInBand, SharedOrder};
+use scheduler::flow::{QueuedInBand, RowBand, SharedOrder};
 
 /// The state of the other VMs, as far as this VM knows it.
 #[derive(Debug, Default)]
@@ -15,12 +15,19 @@ pub(super) struct SharedQueues {
     pub(super) rows_changed: bool,
     /// Whether the order must be read.
     pub(super) look: bool,
-    /// The requests that the others hold, by band, and the lowest rank there.
-    bands: Vec<(QueuedInBand, f64)>,
-    /// Requests that other VMs must refuse, until they are asked to.
-    pub(super) evict: u64,
-    /// How many requests this VM has refused because others asked it to.
-    pub(super) evicted: u64,
+    /// The requests that the others hold.
+    pub(super) bands: Vec<OtherBand>,
+    /// The VMs to ask to refuse a request of a band, until the order has that.
+    pub(super) asks: Vec<(u64, i32)>,
+}
+
+/// The requests of a band that another VM holds.
+#[derive(Clone, Debug)]
+pub(super) struct OtherBand {
+    pub(super) vm: u64,
+    /// The rank of its first request of the band; infinite if another band is first there.
+    rank: f64,
+    pub(super) row: RowBand,
 }
 
 /// The state of the other VMs of the process.
@@ -93,40 +100,31 @@ impl SharedQueues {
         self.round.is_due() || self.look
     }
 
-    /// The requests that the others hold of a band.
-    pub(super) fn queued(&self, priority: i32) -> QueuedInBand {
+    /// The requests of a band that the others hold.
+    pub(super) fn in_band(&mut self, priority: i32) -> impl Iterator<Item = &mut OtherBand> {
         self.bands
-            .iter()
-            .map(|(band, _)| *band)
-            .find(|band| band.priority == priority)
-            .unwrap_or_default()
+            .iter_mut()
+            .filter(move |other| other.row.queued.priority == priority)
     }
 
-    /// The requests that the others hold in all.
-    pub(super) fn queued_in_all(&self) -> QueuedInBand {
-        let add = |sum: QueuedInBand, (band, _): &(QueuedInBand, f64)| QueuedInBand {
-            requests: sum.requests.saturating_add(band.requests),
-            bytes: sum.bytes.saturating_add(band.bytes),
-            ..sum
-        };
-        self.bands.iter().fold(QueuedInBand::default(), add)
-    }
-
-    /// The requests that the others hold of this priority or a higher one.
-    pub(super) fn queued_from(&self, priority: i32) -> u64 {
-        self.bands
-            .iter()
-            .filter(|(band, _)| band.priority >= priority)
-            .map(|(band, _)| band.requests)
-            .sum()
+    /// The requests that the others hold of these priorities.
+    pub(super) fn queued(&self, lowest: i32, highest: i32) -> QueuedInBand {
+        let mut sum = QueuedInBand::default();
+        for OtherBand { row, .. } in &self.bands {
+            if (lowest..=highest).contains(&row.queued.priority) {
+                sum.requests = sum.requests.saturating_add(row.queued.requests);
+                sum.bytes = sum.bytes.saturating_add(row.queued.bytes);
+            }
+        }
+        sum
     }
 
     /// The lowest band that another VM holds.
     pub(super) fn lowest(&self) -> Option<i32> {
         self.bands
             .iter()
-            .filter(|(band, _)| band.requests > 0)
-            .map(|(band, _)| band.priority)
+            .filter(|other| other.row.queued.requests > 0)
+            .map(|other| other.row.queued.priority)
             .min()
     }
 
@@ -134,56 +132,41 @@ impl SharedQueues {
     pub(super) fn lowest_rank(&self, priority: i32) -> Option<f64> {
         self.bands
             .iter()
-            .find(|(band, rank)| band.priority == priority && rank.is_finite())
-            .map(|(_, rank)| *rank)
-    }
-
-    /// Makes another VM refuse the newest request of its lowest band, if that band is below
-    /// `priority` and the lowest of all. Returns false if there is none.
-    pub(super) fn evict_below(&mut self, priority: i32, own_lowest: Option<i32>) -> bool {
-        let lowest = self
-            .bands
-            .iter_mut()
-            .map(|(band, _)| band)
-            .filter(|band| band.requests > 0)
-            .min_by_key(|band| band.priority);
-        let Some(band) = lowest.filter(|band| {
-            band.priority < priority && own_lowest.is_none_or(|own| band.priority < own)
-        }) else {
-            return false;
-        };
-        let bytes = band.bytes / band.requests;
-        band.requests -= 1;
-        band.bytes -= bytes;
-        self.evict += 1;
-        true
+            .filter(|other| other.row.queued.priority == priority && other.rank.is_finite())
+            .map(|other| other.rank)
+            .min_by(f64::total_cmp)
     }
 
     pub(super) fn forget_bands(&mut self) {
         self.bands.clear();
     }
 
-    /// Applies the contents of the other rows.
+    /// Applies the contents of the other rows. Requests that a VM was asked to refuse are gone.
     pub(super) fn read(&mut self, order: &SharedOrder, vm: u64, now: Timestamp) {
         self.bands.clear();
         for row in order.rivals(vm, now) {
-            for queued in &row.bands {
-                let rank = row
-                    .first
-                    .filter(|tag| tag.priority == queued.priority)
-                    .map_or(f64::INFINITY, |tag| tag.rank);
-                match self
-                    .bands
-                    .iter_mut()
-                    .find(|(band, _)| band.priority == queued.priority)
-                {
-                    Some((band, lowest)) => {
-                        band.requests = band.requests.saturating_add(queued.requests);
-                        band.bytes = band.bytes.saturating_add(queued.bytes);
-                        *lowest = lowest.min(rank);
-                    }
-                    None => self.bands.push((*queued, rank)),
-                }
+            for band in &row.bands {
+                let mut other = OtherBand {
+                    vm: row.vm,
+                    rank: row
+                        .first
+                        .filter(|tag| tag.priority == band.queued.priority)
+                        .map_or(f64::INFINITY, |tag| tag.rank),
+                    row: *band,
+                };
+                let is_asked = |ask: &&(u64, i32)| **ask == (row.vm, band.queued.priority);
+                other.take(band.refuse + self.asks.iter().filter(is_asked).count() as u64);
+                self.bands.push(other);
+            }
+        }
+    }
+
+    /// Asks the other VMs to refuse requests.
+    pub(super) fn write_asks(&self, order: &mut SharedOrder) {
+        for (vm, priority) in &self.asks {
+            let row = order.rows.iter_mut().find(|row| row.vm == *vm);
+            if let Some(band) = row.and_then(|row| row.band_mut(*priority)) {
+                band.refuse += 1;
             }
         }
     }

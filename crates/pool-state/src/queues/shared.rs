@@ -6,12 +6,13 @@
 //! and then [`FlowQueues::order_written`], or [`FlowQueues::put_back`] if another VM wrote first.
 
 use scheduler::flow::{
-    BandAccount, FlowAccount, FlowControl, OrderRow, OrderStep, QueuedInBand, SharedOrder,
+    BandAccount, FlowAccount, FlowControl, OrderRow, OrderStep, QueuedInBand, RowBand, SharedOrder,
 };
 use scheduler::{EndpointRef, Timestamp};
 
 use super::band::{BandQueue, QueuedEntry};
 use super::counters::FlowOutcome;
+use super::displacement::limits;
 use super::other_vms::{OtherVms, RoundState, SharedQueues};
 use super::pass::{ReleasePass, SCAN_MAX};
 use super::{FlowQueues, QueuedTicket};
@@ -52,7 +53,7 @@ impl FlowQueues {
     pub fn is_shared(&self) -> bool {
         match self.shared.others {
             OtherVms::None => false,
-            OtherVms::Idle => self.queued > 0,
+            OtherVms::Idle => self.queued() > 0,
             OtherVms::Holding => true,
         }
     }
@@ -86,7 +87,7 @@ impl FlowQueues {
         if was_shared && !self.is_shared() {
             self.shared = SharedQueues::default();
             self.shared.others = others;
-            if self.queued > 0 {
+            if self.queued() > 0 {
                 self.room_changed();
             }
         }
@@ -107,7 +108,7 @@ impl FlowQueues {
     /// Whether this VM or another one of the process holds requests.
     #[must_use]
     pub fn any_queued(&self) -> bool {
-        self.queued > 0 || self.shared.others == OtherVms::Holding
+        self.queued() > 0 || self.shared.others == OtherVms::Holding
     }
 
     /// Sets the requests that other proxies hold, how many of their requests run, and the age of
@@ -150,7 +151,7 @@ impl FlowQueues {
         else {
             return false;
         };
-        let queued = band.queued as u64 + self.shared.queued(priority).requests;
+        let queued = band.queued as u64 + self.shared.queued(priority, priority).requests;
         !band.is_owed()
             && self
                 .outside
@@ -176,7 +177,7 @@ impl FlowQueues {
     pub(crate) fn peer_changed(&mut self) {
         if self.is_shared() {
             self.shared.rows_changed = true;
-        } else if self.queued > 0 {
+        } else if self.queued() > 0 {
             self.room_changed();
         }
     }
@@ -204,10 +205,9 @@ impl FlowQueues {
         now: Timestamp,
     ) -> FlowTurn {
         self.read_order(control, order, vm, now);
-        let asked = order.row(vm).map_or(0, |row| row.evict);
-        for _ in std::mem::replace(&mut self.shared.evicted, asked)..asked {
-            self.evict_newest(now);
-        }
+        let own = order.row(vm).into_iter().flat_map(|row| &row.bands);
+        let asks = own.map(|band| (band.queued.priority, band.refuse));
+        self.refuse_asked(control, asks, now);
         if !may_resume && !self.to_resume.is_empty() {
             return FlowTurn::WakeSelf;
         }
@@ -222,7 +222,7 @@ impl FlowQueues {
         let next = self.begin_round(control, order, now);
         let step = order.step(
             self.row(control, order, vm, now),
-            self.shared.round.is_begun() || self.shared.evict > 0,
+            self.shared.round.is_begun() || !self.shared.asks.is_empty(),
         );
         self.shared.look = step == OrderStep::Try;
         match step {
@@ -232,7 +232,7 @@ impl FlowQueues {
                 next.map_or(FlowTurn::Rest, |next| FlowTurn::Try(next.number))
             }
             OrderStep::Write(wake) => {
-                self.write_evictions(order, vm);
+                self.shared.write_asks(order);
                 FlowTurn::Write(wake)
             }
             OrderStep::Rest => FlowTurn::Rest,
@@ -251,12 +251,12 @@ impl FlowQueues {
         self.write_accounts(control, order, vm, now);
         self.begin_round(control, order, now);
         let step = order.put(self.row(control, order, vm, now));
-        self.write_evictions(order, vm);
+        self.shared.write_asks(order);
         // If the write succeeds, no VM wrote since the order was read, so everything that it asks
         // of this VM is known.
         let asks_to_refuse = order
             .row(vm)
-            .is_some_and(|row| row.evict > self.shared.evicted);
+            .is_some_and(|row| row.bands.iter().any(|band| band.refuse > 0));
         self.shared.look = step == OrderStep::Try || asks_to_refuse;
         if let OrderStep::Write(wake) = step {
             wake
@@ -284,7 +284,8 @@ impl FlowQueues {
             return;
         }
         self.shared.round.written();
-        self.shared.evict = 0;
+        self.shared.asks.clear();
+        self.bands.iter_mut().for_each(|band| band.refused = 0);
         for flow in self.bands.iter_mut().flat_map(|band| band.flows_mut()) {
             flow.passed = false;
             flow.joins_at = None;
@@ -297,8 +298,6 @@ impl FlowQueues {
         let entry =
             self.band_mut(ticket.flow.priority)
                 .take(ticket.flow.at, ticket.key, ticket.number)?;
-        self.queued = self.queued.saturating_sub(1);
-        self.bytes = self.bytes.saturating_sub(entry.bytes);
         let band = self.band_mut(ticket.flow.priority);
         let band_account = band.account;
         let flow_account = band.flow_mut(ticket.flow.at).copied().unwrap_or_default();
@@ -327,8 +326,6 @@ impl FlowQueues {
             flow_account,
             sent,
         } = claimed;
-        self.queued += 1;
-        self.bytes = self.bytes.saturating_add(entry.bytes);
         self.sent = sent;
         let band = self.band_mut(ticket.flow.priority);
         band.account = band_account;
@@ -368,10 +365,25 @@ impl FlowQueues {
                 .pass
                 .peek(&self.bands, control, now)
                 .map(|next| next.tag),
-            evict: order.row(vm).map_or(0, |row| row.evict),
-            bands: self.queued_by_band(),
+            bands: self.row_bands(control, order.row(vm)),
             endpoints: self.awaited(),
         }
+    }
+
+    /// The bands in the row of this VM, with the requests that it was asked to refuse and still
+    /// holds.
+    fn row_bands(&self, control: &FlowControl, before: Option<&OrderRow>) -> Vec<RowBand> {
+        let queued = self.bands.iter().filter(|band| band.queued > 0);
+        let of_row = |band: &BandQueue| {
+            let rules = limits(control, band.priority)?;
+            let before = before.and_then(|row| row.band(band.priority));
+            Some(RowBand {
+                queued: band.queued_here(),
+                largest: band.shares.largest(&rules),
+                refuse: before.map_or(0, |row| row.refuse.saturating_sub(band.refused)),
+            })
+        };
+        queued.filter_map(of_row).collect()
     }
 
     /// The endpoints that the requests wait for, and the highest priority at each. The list is
@@ -404,19 +416,6 @@ impl FlowQueues {
             }
         }
         awaited
-    }
-
-    /// Asks the VM with the lowest band to refuse the requests that exceed the limits.
-    fn write_evictions(&self, order: &mut SharedOrder, vm: u64) {
-        let lowest = |row: &OrderRow| row.bands.iter().map(|band| band.priority).min();
-        if let Some(row) = order
-            .rows
-            .iter_mut()
-            .filter(|row| row.vm != vm)
-            .min_by_key(|row| lowest(row))
-        {
-            row.evict += self.shared.evict;
-        }
     }
 }
 

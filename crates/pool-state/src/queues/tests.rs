@@ -561,6 +561,32 @@ fn few_large_requests_make_room_for_many_small_ones() {
 }
 
 #[test]
+fn a_request_that_cannot_fit_displaces_nothing() {
+    let mut drill = limited(("maxBytes", 8_000.0));
+    (0..9).for_each(|_| drill.arrives(0, "a", 1_000));
+    drill.arrives(1, "b", 9_000);
+    assert_eq!((drill.queued(), drill.refused), (8, 1), "too large");
+    drill.arrives(0, "b", 7_000);
+    assert_eq!(
+        (drill.queued(), drill.refused),
+        (8, 2),
+        "more than its part"
+    );
+}
+
+#[test]
+fn the_flow_with_most_of_the_lowest_band_makes_room_for_a_higher_one() {
+    let mut drill = limited(("maxRequests", 8.0));
+    (0..8).for_each(|_| drill.arrives(-1, "many", 1));
+    drill.arrives(-1, "few", 1);
+    drill.arrives(3, "", 1);
+    assert!(
+        drill.waits(8) && !drill.waits(7),
+        "few has one, many the newest but one"
+    );
+}
+
+#[test]
 fn requests_without_a_fairness_id_are_shared_by_client() {
     let mut drill = limited(("maxRequests", 4.0));
     (0..6).for_each(|_| drill.arrives_from(7, 1));

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!  head     round | began | rows, bands: 32 bits each | full endpoints
-//!  row      VM | written | woken | round | evictions, kinds: 32 bits each | first tag | next tag | kinds
+//!  row      VM | written | woken | round | kinds | first tag | next tag | kinds
 //!           | endpoints | each endpoint, and its priority
 //!  tag      priority, 1 if owed: 32 bits each | flow | rank | key; all 0 for none
-//!  kind     priority | requests | bytes
+//!  kind     priority, requests to refuse: 32 bits each | requests | bytes
+//!           | the largest flow, its requests, its bytes
 //!  band     priority, flows: 32 bits each | credit | virtual time | turn | flows
 //!  flow     id | start | turn | attained | attained at
 //!  full     endpoint | priority, tries: 32 bits each
@@ -15,8 +16,8 @@
 
 use scheduler::Timestamp;
 use scheduler::flow::{
-    BandAccount, BandService, FlowAccount, FullEndpoint, OrderRow, QueuedInBand, QueuedTag,
-    SharedOrder,
+    BandAccount, BandService, FlowAccount, FullEndpoint, OrderRow, OwnerShare, QueuedInBand,
+    QueuedTag, RowBand, SharedOrder,
 };
 
 use crate::words::{self, WORD, pair, unpair};
@@ -35,40 +36,7 @@ pub fn write(order: &SharedOrder) -> Vec<u8> {
         pair(narrow(order.rows.len()), narrow(order.bands.len())),
         order.full.len() as u64,
     ];
-    for row in &order.rows {
-        let evict = u32::try_from(row.evict).unwrap_or(u32::MAX);
-        words.extend([
-            row.vm,
-            row.written.0,
-            row.woken.0,
-            row.round,
-            pair(evict, narrow(row.bands.len())),
-        ]);
-        for tag in [row.first, row.next] {
-            words.extend(tag.map_or([0; 4], |tag| {
-                [
-                    pair(tag.priority.cast_unsigned(), u32::from(tag.owed) | EXISTS),
-                    tag.flow,
-                    tag.rank.to_bits(),
-                    tag.key,
-                ]
-            }));
-        }
-        for band in &row.bands {
-            words.extend([
-                pair(band.priority.cast_unsigned(), 0),
-                band.requests,
-                band.bytes,
-            ]);
-        }
-        words.push(row.endpoints.len() as u64);
-        for (endpoint, priority) in &row.endpoints {
-            words.extend([
-                words::of_endpoint(*endpoint, 0),
-                pair(priority.cast_unsigned(), 0),
-            ]);
-        }
-    }
+    order.rows.iter().for_each(|row| write_row(&mut words, row));
     for band in &order.bands {
         let head = pair(band.priority.cast_unsigned(), narrow(band.flows.len()));
         words.extend([
@@ -94,6 +62,49 @@ pub fn write(order: &SharedOrder) -> Vec<u8> {
         ]);
     }
     words::write(&words, &[])
+}
+
+fn write_row(words: &mut Vec<u64>, row: &OrderRow) {
+    words.extend([
+        row.vm,
+        row.written.0,
+        row.woken.0,
+        row.round,
+        row.bands.len() as u64,
+    ]);
+    for tag in [row.first, row.next] {
+        words.extend(tag.map_or([0; 4], |tag| {
+            [
+                pair(tag.priority.cast_unsigned(), u32::from(tag.owed) | EXISTS),
+                tag.flow,
+                tag.rank.to_bits(),
+                tag.key,
+            ]
+        }));
+    }
+    for band in &row.bands {
+        let RowBand {
+            queued,
+            largest,
+            refuse,
+        } = band;
+        let refuse = u32::try_from(*refuse).unwrap_or(u32::MAX);
+        words.extend([
+            pair(queued.priority.cast_unsigned(), refuse),
+            queued.requests,
+            queued.bytes,
+            largest.owner,
+            largest.requests,
+            largest.bytes,
+        ]);
+    }
+    words.push(row.endpoints.len() as u64);
+    for (endpoint, priority) in &row.endpoints {
+        words.extend([
+            words::of_endpoint(*endpoint, 0),
+            pair(priority.cast_unsigned(), 0),
+        ]);
+    }
 }
 
 /// Reads an order; `None` if the bytes are not one.
@@ -148,15 +159,23 @@ impl Words<'_> {
             round: self.next()?,
             ..OrderRow::default()
         };
-        let (evict, kinds) = unpair(self.next()?);
-        row.evict = evict.into();
+        let kinds = self.next()?;
         row.first = self.tag()?;
         row.next = self.tag()?;
         for _ in 0..kinds {
-            row.bands.push(QueuedInBand {
-                priority: unpair(self.next()?).0.cast_signed(),
-                requests: self.next()?,
-                bytes: self.next()?,
+            let (priority, refuse) = unpair(self.next()?);
+            row.bands.push(RowBand {
+                queued: QueuedInBand {
+                    priority: priority.cast_signed(),
+                    requests: self.next()?,
+                    bytes: self.next()?,
+                },
+                largest: OwnerShare {
+                    owner: self.next()?,
+                    requests: self.next()?,
+                    bytes: self.next()?,
+                },
+                refuse: refuse.into(),
             });
         }
         for _ in 0..self.next()? {

@@ -17,8 +17,8 @@ use proto::shared_data::{
 };
 use proto::{frames, placements};
 use scheduler::flow::{
-    BandAccount, BandService, FlowAccount, FullEndpoint, OrderRow, QueuedInBand, QueuedTag,
-    RoomAsk, SharedOrder,
+    BandAccount, BandService, FlowAccount, FullEndpoint, OrderRow, OwnerShare, QueuedInBand,
+    QueuedTag, RoomAsk, RowBand, SharedOrder,
 };
 use scheduler::in_flight::{EndpointLoad, PendingPrefills};
 use scheduler::latency::step::StepModel;
@@ -416,10 +416,18 @@ fn queued_requests() {
         rank: 1.5,
         key: 7,
     };
-    let bands = vec![QueuedInBand {
-        priority: -10,
-        requests: 3,
-        bytes: 900,
+    let bands = vec![RowBand {
+        queued: QueuedInBand {
+            priority: -10,
+            requests: 3,
+            bytes: 900,
+        },
+        largest: OwnerShare {
+            owner: 0x1111,
+            requests: 2,
+            bytes: 800,
+        },
+        refuse: 2,
     }];
     let first = OrderRow {
         vm: VM,
@@ -428,7 +436,6 @@ fn queued_requests() {
         round: 8,
         first: Some(tag),
         next: None,
-        evict: 2,
         bands,
         endpoints: vec![(at(2, 5), -10)],
     };

@@ -64,6 +64,25 @@ pub struct QueuedInBand {
     pub bytes: u64,
 }
 
+/// The requests and bytes that a flow has in a band.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnerShare {
+    /// The flow: the hash of its fairness id, or of the client.
+    pub owner: u64,
+    pub requests: u64,
+    pub bytes: u64,
+}
+
+/// A band in the row of a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowBand {
+    pub queued: QueuedInBand,
+    /// The flow with most of it in this VM.
+    pub largest: OwnerShare,
+    /// The number of requests that the VM must refuse, because the common limits are reached.
+    pub refuse: u64,
+}
+
 /// An endpoint that had no room in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FullEndpoint {
@@ -88,11 +107,8 @@ pub struct OrderRow {
     pub first: Option<QueuedTag>,
     /// The first request that was not tried in `round`.
     pub next: Option<QueuedTag>,
-    /// The number of requests of its lowest band that the VM must refuse, because the common limits
-    /// are reached.
-    pub evict: u64,
     /// The requests that the VM holds.
-    pub bands: Vec<QueuedInBand>,
+    pub bands: Vec<RowBand>,
     /// The endpoints that the requests wait for, and the highest priority at each. The list is
     /// empty if a request may also go elsewhere. In that case the VM must check itself.
     pub endpoints: Vec<(EndpointRef, i32)>,
@@ -182,6 +198,20 @@ impl OrderRow {
             full.iter().any(|full| full.stops(*endpoint, *priority))
         };
         !self.endpoints.is_empty() && self.endpoints.iter().all(is_full)
+    }
+
+    /// The requests of a band that the VM holds.
+    pub fn band(&self, priority: i32) -> Option<&RowBand> {
+        self.bands
+            .iter()
+            .find(|band| band.queued.priority == priority)
+    }
+
+    /// The requests of a band that the VM holds, for changes.
+    pub fn band_mut(&mut self, priority: i32) -> Option<&mut RowBand> {
+        self.bands
+            .iter_mut()
+            .find(|band| band.queued.priority == priority)
     }
 
     /// Records that the rank of a flow has changed from `before` to `after`. The tags in the row

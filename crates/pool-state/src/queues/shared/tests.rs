@@ -1,6 +1,7 @@
 //! Several VMs of one process, with real queues and load reports.
 
 mod eviction;
+mod shares;
 
 use std::collections::VecDeque;
 

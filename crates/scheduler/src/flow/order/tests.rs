@@ -86,7 +86,7 @@ impl ModelVm {
         let bands: Vec<_> = self
             .queued
             .iter()
-            .map(|_| QueuedInBand::default())
+            .map(|_| RowBand::default())
             .take(1)
             .collect();
         OrderRow {
