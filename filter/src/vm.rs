@@ -197,6 +197,9 @@ impl<H: Host> VmState<H> {
                 .receive(&self.host, me, &mut replica.pool, now, moment);
             let proxies = replica.sharing.alone_of(replica.metrics_at(), now);
             replica.pool.queues_mut().set_alone(proxies);
+            if moment == SharingOccasion::Tick && replica.sharing.knows_peers(now) {
+                replica.pool.record_part();
+            }
             replica.pool.set_peers_unreachable(
                 replica
                     .sharing

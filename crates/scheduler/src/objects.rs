@@ -296,6 +296,13 @@ impl Objects {
         })
     }
 
+    /// The highest priority that a request can have.
+    pub fn highest_priority(&self) -> i32 {
+        let objectives = self.objectives.iter().map(|(_, priority)| *priority);
+        let models = self.models.iter().map(|(_, model)| model.priority);
+        objectives.chain(models).fold(0, i32::max)
+    }
+
     /// Whether an `InferenceModel` names this model.
     pub fn names(&self, model: &str) -> bool {
         find(&self.models, model).is_some()

@@ -224,6 +224,11 @@ impl LoadSharing {
             || self.lost_at.is_some_and(|at| !is_long_since(Some(at), now))
     }
 
+    /// Whether the load of the other proxies is known.
+    pub fn knows_peers(&self, now: Timestamp) -> bool {
+        self.outside.report.is_current(now)
+    }
+
     /// The last known number of proxies, if nothing is received from the others; otherwise 0.
     pub fn alone_of(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> u32 {
         let reported_at = self.outside.report().head().written;

@@ -329,7 +329,8 @@ impl ManagedPool {
         let limits = control.map_or(RoomLimits::ALL, |control| {
             self.queues.limits(control, priority, now)
         });
-        let is_over_share = self.queues.is_over_share(priority, || self.running());
+        let known = || (self.highest_priority(), self.running());
+        let is_over_share = self.queues.is_over_share(priority, known);
         if !self.view().has_room(plan, request, limits, now) {
             let is_full = self.is_full(plan.endpoint, limits, now);
             return Err(if is_full {
@@ -346,6 +347,19 @@ impl ManagedPool {
         } else {
             Ok(limits)
         }
+    }
+
+    /// The highest priority of the pool's objects; at least 0, which requests without one have.
+    fn highest_priority(&self) -> i32 {
+        self.snapshot()
+            .map_or(0, |snapshot| snapshot.objects().highest_priority())
+    }
+
+    /// Records this proxy's part of the running requests, while the load of the others is known.
+    pub fn record_part(&mut self) {
+        let all = self.running();
+        let own = all.saturating_sub(self.in_flight().outside_requests());
+        self.queues.set_part(own as f64 / all.max(1) as f64);
     }
 
     /// The running requests of all proxies, as far as known.

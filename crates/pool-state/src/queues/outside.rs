@@ -2,12 +2,14 @@
 //!
 //! Proxies have no common order, because a hand-over would cost a sharing delay each time. Each
 //! proxy takes room at once while its share of the running requests is at most its share of the
-//! backlog plus a sixteenth, rounded up to a request. Above that share, and while another proxy
-//! holds requests of a higher band, it leaves the room that it finds to the others for
-//! [`PATIENCE_MS`] and twice the sharing delay. After that it takes the room.
+//! backlog plus a sixteenth, rounded up to a request. Above that share it leaves the room that it
+//! finds to the others for [`PATIENCE_MS`] and twice the sharing delay. After that it takes the
+//! room. While other proxies hold requests of a higher band, its share is that of a
+//! [`LOWER_PARTS`]th of all room.
 //!
 //! Other proxies may be hostile. A proxy that holds requests takes room that is left to it. If such
-//! room stayed unused [`UNUSED_MAX`] times, none is left for [`UNUSED_MS`].
+//! room stayed unused [`UNUSED_MAX`] times, none is left for [`UNUSED_MS`]. A priority that this
+//! proxy does not know counts as the highest that it knows.
 
 use scheduler::Timestamp;
 use scheduler::flow::QueuedInBand;
@@ -22,6 +24,10 @@ const PATIENCE_MS: u64 = 10;
 /// chat's time to first token is 300 ms at p99. With a margin of an eighth or a sixteenth it is 250
 /// ms.
 const MARGIN_PARTS: u64 = 16;
+
+/// The higher bands of other proxies take precedence for all but one part in this many of the room,
+/// as the daemon's bound for equal bands: a proxy that makes up a high priority leaves a quarter.
+const LOWER_PARTS: u64 = 4;
 
 /// How often in [`UNUSED_MS`] room may be left without being used. Honest proxies leave some room
 /// unused: a request may not fit, or its client has left.
@@ -44,6 +50,8 @@ pub(super) struct OutsideQueues {
     delay_us: u64,
     /// The number of proxies, if nothing is received from the others; 0 otherwise.
     alone_of: u32,
+    /// This proxy's part of the running requests, when the load of the others was last known.
+    part: f64,
     /// The room that bands leave to others.
     left: Vec<LeftRoom>,
     /// How often room was left without being used, and when this last happened.
@@ -78,9 +86,15 @@ impl OutsideQueues {
         self.alone_of = of;
     }
 
-    /// The share of each endpoint that this proxy may fill.
+    /// Sets this proxy's part of the running requests, while the load of the others is known.
+    pub(super) fn set_part(&mut self, part: f64) {
+        self.part = part;
+    }
+
+    /// The share of each endpoint that this proxy may fill. Other proxies that only seem to be
+    /// there take nothing of what it had.
     pub(super) fn share(&self) -> f64 {
-        1.0 / f64::from(self.alone_of.max(1))
+        (1.0 / f64::from(self.alone_of.max(1))).max(self.part)
     }
 
     /// Whether a band leaves room to others.
@@ -101,23 +115,33 @@ impl OutsideQueues {
     }
 
     /// Whether a band with `queued` requests here must leave the room that it finds to others,
-    /// while `running` requests run in total.
-    pub(super) fn is_over_share(&self, priority: i32, queued: u64, running: u64) -> bool {
+    /// while `running` requests run in total. `highest` is the highest known priority.
+    pub(super) fn is_over_share(
+        &self,
+        priority: i32,
+        highest: i32,
+        queued: u64,
+        running: u64,
+    ) -> bool {
         let running = running.saturating_sub(self.running);
-        let higher = self
-            .bands
-            .iter()
-            .any(|band| band.priority > priority && band.requests > 0);
-        let beside = self
-            .bands
-            .iter()
-            .find(|band| band.priority == priority)
-            .map_or(0, |band| band.requests);
+        let mut higher = false;
+        let mut beside = 0;
+        for band in self.bands.iter().filter(|band| band.requests > 0) {
+            let counted = band.priority.min(highest);
+            higher |= counted > priority;
+            if counted == priority {
+                beside += band.requests;
+            }
+        }
+        // (running + 1) / all > queued / (queued + beside), with the margin.
         let all = running + self.running + 1;
-        // (running + 1) / all > queued / (queued + beside), with the margin, rounded up.
-        let share =
-            (queued * all * (MARGIN_PARTS + 1)).div_ceil((queued + beside).max(1) * MARGIN_PARTS);
-        higher || (beside > 0 && running + 1 > share)
+        let share = queued * all * (MARGIN_PARTS + 1);
+        let parts = (queued + beside).max(1) * MARGIN_PARTS;
+        if higher {
+            running + 1 > share / (parts * LOWER_PARTS)
+        } else {
+            beside > 0 && running + 1 > share.div_ceil(parts)
+        }
     }
 
     /// Records that a band over its share has found room. Returns whether it leaves the room to
@@ -178,19 +202,23 @@ mod tests {
     #[test]
     fn a_proxy_takes_its_share_of_the_backlog_at_once() {
         let mut outside = OutsideQueues::default();
-        assert!(!outside.is_over_share(0, 5, 100), "the others hold nothing");
+        assert!(
+            !outside.is_over_share(0, 9, 5, 100),
+            "the others hold nothing"
+        );
         outside.set(&[queued(0, 30)], 4, 0);
         // A quarter of the backlog and a sixteenth more, rounded up: two of six or seven requests.
-        assert!(!outside.is_over_share(0, 10, 5) && outside.is_over_share(0, 10, 6));
-        assert!(outside.is_over_share(0, 10, 7));
+        assert!(!outside.is_over_share(0, 9, 10, 5) && outside.is_over_share(0, 9, 10, 6));
+        assert!(outside.is_over_share(0, 9, 10, 7));
         // A quarter of 1,000 and a sixteenth of that: 266 of them, rounded up.
         outside.set(&[queued(0, 30)], 734, 0);
         assert!(
-            !outside.is_over_share(0, 10, 734 + 265) && outside.is_over_share(0, 10, 734 + 267)
+            !outside.is_over_share(0, 9, 10, 734 + 265)
+                && outside.is_over_share(0, 9, 10, 734 + 267)
         );
         outside.set(&[queued(1, 1)], 0, 0);
         assert!(
-            outside.is_over_share(0, 10, 0) && !outside.is_over_share(2, 10, 100),
+            outside.is_over_share(0, 9, 10, 0) && !outside.is_over_share(2, 9, 10, 100),
             "bands are in one order"
         );
     }
@@ -229,7 +257,7 @@ mod tests {
         let mut taken = 0;
         let mut ms = 1_000;
         while ms < 11_000 {
-            assert!(outside.is_over_share(0, 10, 20));
+            assert!(outside.is_over_share(0, 9, 10, 20));
             if outside.leaves_room(0, Timestamp(0).plus_ms(ms)) {
                 ms += 1;
             } else {
@@ -254,6 +282,40 @@ mod tests {
         }
     }
 
+    /// The requests of 100 that this proxy has in the end, if another one takes all room that it
+    /// finds or that is left to it, and claims to hold these requests.
+    fn kept_beside(claims: &[QueuedInBand], highest: i32) -> u64 {
+        let mut outside = OutsideQueues::default();
+        let mut running = 100;
+        for ended in 0..20_000_u64 {
+            let dice = (ended.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % 100;
+            let is_own = dice < running;
+            running -= u64::from(is_own);
+            outside.set(claims, 99 - running, 0);
+            if is_own && !outside.is_over_share(0, highest, 10, 99) {
+                running += 1;
+            }
+        }
+        running
+    }
+
+    #[test]
+    fn a_priority_that_is_made_up_takes_three_quarters_of_the_room_at_most() {
+        let made_up = [queued(i32::MAX, 1)];
+        let kept = kept_beside(&made_up, 10);
+        assert!(
+            (24..=28).contains(&kept),
+            "{kept} of 100 beside a higher band"
+        );
+        let kept = kept_beside(&made_up, 0);
+        assert!(kept >= 90, "{kept} of 100: no band is higher than ours");
+        let kept = kept_beside(&[queued(i32::MAX, 1), queued(0, 30)], 10);
+        assert!(
+            kept >= 5,
+            "{kept} of 100 beside three times our requests, too"
+        );
+    }
+
     #[test]
     fn picks_stand_for_others_unless_all_hold() {
         let mut outside = OutsideQueues::default();
@@ -274,5 +336,9 @@ mod tests {
         assert_eq!(outside.share(), 1.0);
         outside.set_alone(4);
         assert_eq!(outside.share(), 0.25);
+        outside.set_part(0.75);
+        assert_eq!(outside.share(), 0.75, "it had most of what ran");
+        outside.set_alone(0);
+        assert_eq!(outside.share(), 1.0);
     }
 }

@@ -141,8 +141,14 @@ impl FlowQueues {
         self.outside.stands_for(self.any_queued(), active)
     }
 
+    /// Sets this proxy's part of the running requests, while the load of the others is known.
+    pub(crate) fn set_part(&mut self, part: f64) {
+        self.outside.set_part(part);
+    }
+
     /// Whether a request of this priority must leave the room that it finds to other proxies.
-    pub(crate) fn is_over_share(&self, priority: i32, running: impl FnOnce() -> u64) -> bool {
+    /// `known` returns the highest priority of the pool's objects and the running requests.
+    pub(crate) fn is_over_share(&self, priority: i32, known: impl FnOnce() -> (i32, u64)) -> bool {
         let Some(band) = self
             .bands
             .iter()
@@ -152,10 +158,16 @@ impl FlowQueues {
             return false;
         };
         let queued = band.queued as u64 + self.shared.queued(priority, priority).requests;
-        !band.is_owed()
-            && self
-                .outside
-                .is_over_share(priority, queued.max(1), running())
+        if band.is_owed() {
+            return false;
+        }
+        let (highest, running) = known();
+        let highest = self
+            .bands
+            .first()
+            .map_or(highest, |band| band.priority.max(highest));
+        self.outside
+            .is_over_share(priority, highest, queued.max(1), running)
     }
 
     /// Records that a band over its share has found room. Returns whether it leaves the room to

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use scheduler::flow::RoomAsk;
+use scheduler::objects::{ObjectiveSpec, Objects, ObjectsSpec};
 use scheduler::plugin::ParameterValue;
 use scheduler::{Request, Snapshot, SubsetHint, Timestamp};
 
@@ -593,7 +594,18 @@ fn flows_get_equal_turns_though_claims_fail() {
 #[test]
 fn a_claim_that_fails_costs_no_further_patience() {
     for conflict_each in 3..9 {
-        let mut process = Process::new(4, &[], conflict_each);
+        let with_chat = || {
+            let chat = ObjectiveSpec {
+                name: "chat".to_owned(),
+                priority: 1,
+            };
+            let objects = Objects::build(&ObjectsSpec {
+                objectives: vec![chat],
+                ..ObjectsSpec::default()
+            });
+            snapshot(1, &pipeline(f64::from(SEATS), Vec::new())).with_objects(objects.unwrap())
+        };
+        let mut process = Process::of(4, with_chat, conflict_each);
         (0..10).for_each(|at| process.arrives(at % 4, 0, "", 10));
         let higher = QueuedInBand {
             priority: 1,
