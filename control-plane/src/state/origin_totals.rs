@@ -8,6 +8,8 @@ pub(super) struct OriginTotals {
     pub(super) processes: u32,
     /// Processes whose row counts.
     pub(super) active: u32,
+    /// Processes whose row counts or counted lately.
+    pub(super) recent: u32,
     /// Bytes of the origin's kept placements. `pieces` has the first number of each batch, oldest
     /// first.
     pub(super) bytes: usize,

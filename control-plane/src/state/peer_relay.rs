@@ -12,6 +12,8 @@
 //! are estimates. The times in a row use the clock of its process. They are converted to the
 //! daemon's clock on arrival, and to the receiver's clock by the receiver.
 
+mod active;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -88,6 +90,8 @@ struct PoolRelay {
     shares: PlacementShares,
     /// The processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each origin.
     active: u32,
+    /// The processes whose row counts or counted within a minute, with the same limit.
+    recent: u32,
     /// The time when the relay last looked for rows that are too old.
     expired_at: Option<Instant>,
     kept: KeptPlacements,
@@ -225,7 +229,7 @@ impl PeerRelay {
         cursor.interval = pool.interval(process_id);
         cursor.version = if all { pool.version } else { cursor.version };
         cursor.more = !all;
-        let proxies = u32::try_from(pool.processes.len()).unwrap_or(u32::MAX);
+        let proxies = pool.proxies(process_id);
         let stamp = pool
             .processes
             .get(&process_id)
@@ -294,29 +298,6 @@ impl PoolRelay {
             }
         }
         Some(process)
-    }
-
-    /// Updates the number of active processes of `origin` when the row of one begins to count or no
-    /// longer counts.
-    fn set_active(&mut self, origin: &Origin, was: bool, is: bool) {
-        if let Some(of) = self.origins.get_mut(origin) {
-            let before = of.active.min(ACTIVE_PER_ORIGIN_MAX);
-            of.active = of.active + u32::from(is) - u32::from(was);
-            self.active = self.active + of.active.min(ACTIVE_PER_ORIGIN_MAX) - before;
-        }
-    }
-
-    /// The number of other processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each
-    /// origin.
-    fn active_others(&self, process_id: u64) -> u32 {
-        let own = self
-            .processes
-            .get(&process_id)
-            .filter(|own| own.row.counts());
-        let of = own.and_then(|own| self.origins.get(&own.origin));
-        // An origin with more than its share of processes counts the same without one of them.
-        let is_counted = of.is_some_and(|of| of.active <= ACTIVE_PER_ORIGIN_MAX);
-        self.active - u32::from(is_counted)
     }
 
     /// The time between two messages to a process. While there are other origins, all processes of
@@ -402,6 +383,7 @@ impl PoolRelay {
             return;
         }
         self.expired_at = Some(now);
+        self.count_recent(now);
         let mut silent = Vec::new();
         for process in self.processes.values_mut() {
             let is_silent = now.saturating_duration_since(process.received_at)
@@ -747,6 +729,37 @@ mod tests {
         assert_eq!([1, 91].map(|id| active(&relay, id)), [0, 0]);
         (1..=100).for_each(|id| relay.leave("p", id, id));
         assert!(relay.pools["p"].origins.is_empty());
+    }
+
+    #[test]
+    fn streams_without_load_do_not_divide_the_pool() {
+        let mut relay = PeerRelay::default();
+        let now = Instant::now();
+        let row = || state::LoadReport {
+            pool: "p".to_owned(),
+            row: vec![0; LoadReportHead::BYTES],
+            ..state::LoadReport::default()
+        };
+        (1..=2).for_each(|id| relay.join("p", member(id, &of(1)), now));
+        (3..=250).for_each(|id| relay.join("p", member(id, &of(2)), now));
+        let mut proxies = |relay: &mut PeerRelay, id, ms| {
+            let pool = relay.pools.get_mut("p").unwrap();
+            pool.expire(now + Duration::from_millis(ms));
+            pool.proxies(id)
+        };
+        assert_eq!(proxies(&mut relay, 1, 0), 2, "there are others");
+        (1..=3).for_each(|id| relay.receive(id, row(), now));
+        assert_eq!([1, 4].map(|id| proxies(&mut relay, id, 100)), [3, 4]);
+        (4..=250).for_each(|id| relay.receive(id, row(), now));
+        assert_eq!(
+            [1, 250].map(|id| proxies(&mut relay, id, 200)),
+            [2 + ACTIVE_PER_ORIGIN_MAX, 3 + ACTIVE_PER_ORIGIN_MAX]
+        );
+        assert_eq!(
+            [5_000, 50_000, 70_000].map(|ms| proxies(&mut relay, 1, ms)),
+            [2 + ACTIVE_PER_ORIGIN_MAX, 2 + ACTIVE_PER_ORIGIN_MAX, 2],
+            "silent ones count for a minute"
+        );
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub(super) struct RelayProcess {
     /// The requests that its flow control queues.
     pub(super) backlog: QueuedRequests,
     pub(super) received_at: Instant,
+    /// The time when its row last counted.
+    pub(super) counted_at: Option<Instant>,
     /// The stamp of the last report that had one; 0 if no report had one.
     pub(super) stamp: u64,
 }
@@ -75,6 +77,7 @@ impl RelayProcess {
             row_bytes: 0,
             backlog: QueuedRequests::default(),
             received_at: now,
+            counted_at: None,
             stamp: 0,
         }
     }

@@ -1,0 +1,73 @@
+//! The processes of a pool that count: those that pick, and those that divide the pool.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{ACTIVE_PER_ORIGIN_MAX, PoolRelay};
+use crate::state::peer::Origin;
+
+/// How long a process counts as one that divides the pool after its row last counted. Streams that
+/// are only open must not: without the daemon, each proxy fills its part of the pool.
+const RECENT: Duration = Duration::from_secs(60);
+
+// === impl PoolRelay ===
+
+impl PoolRelay {
+    /// Updates the number of active processes of `origin` when the row of one begins to count or no
+    /// longer counts.
+    pub(super) fn set_active(&mut self, origin: &Origin, was: bool, is: bool) {
+        if let Some(of) = self.origins.get_mut(origin) {
+            let before = of.active.min(ACTIVE_PER_ORIGIN_MAX);
+            of.active = of.active + u32::from(is) - u32::from(was);
+            self.active = self.active + of.active.min(ACTIVE_PER_ORIGIN_MAX) - before;
+        }
+    }
+
+    /// The number of other processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each
+    /// origin.
+    pub(super) fn active_others(&self, process_id: u64) -> u32 {
+        let own = self
+            .processes
+            .get(&process_id)
+            .filter(|own| own.row.counts());
+        let of = own.and_then(|own| self.origins.get(&own.origin));
+        // An origin with more than its share of processes counts the same without one of them.
+        let is_counted = of.is_some_and(|of| of.active <= ACTIVE_PER_ORIGIN_MAX);
+        self.active - u32::from(is_counted)
+    }
+
+    /// The processes that divide the pool, this one included. It counts at least one other process
+    /// if there is one, because a proxy that knows of no other reports nothing.
+    pub(super) fn proxies(&self, process_id: u64) -> u32 {
+        let own = self.processes.get(&process_id);
+        let of = own
+            .filter(|own| own.counted_at.is_some())
+            .and_then(|own| self.origins.get(&own.origin));
+        let is_counted = of.is_some_and(|of| (1..=ACTIVE_PER_ORIGIN_MAX).contains(&of.recent));
+        let others = self.recent.saturating_sub(u32::from(is_counted));
+        1 + others.max(u32::from(self.processes.len() > 1))
+    }
+
+    /// Counts the processes whose row counts or counted lately.
+    pub(super) fn count_recent(&mut self, now: Instant) {
+        self.origins.values_mut().for_each(|of| of.recent = 0);
+        let mut recent = 0;
+        for process in self.processes.values_mut() {
+            let is_recent = |at: &Instant| now.saturating_duration_since(*at) < RECENT;
+            process.counted_at = if process.row.counts() {
+                Some(now)
+            } else {
+                process.counted_at.filter(is_recent)
+            };
+            if process.counted_at.is_some()
+                && let Some(of) = self.origins.get_mut(&process.origin)
+            {
+                of.recent += 1;
+                recent += u32::from(of.recent <= ACTIVE_PER_ORIGIN_MAX);
+            }
+        }
+        self.version += u64::from(recent != self.recent);
+        self.recent = recent;
+    }
+}
