@@ -112,6 +112,7 @@ impl QueuedTicket {
 impl FlowQueues {
     /// The number of requests queued.
     #[must_use]
+    #[inline(never)] // several callers, and the wasm module should be small
     pub fn queued(&self) -> usize {
         self.bands.iter().map(|band| band.queued).sum()
     }

@@ -107,6 +107,8 @@ pub struct Objects {
     /// The targets of all models and rules, by name; the positions have no meaning.
     targets: Box<[(Box<str>, usize)]>,
     strict_models: bool,
+    /// The highest priority that a request can have.
+    highest_priority: i32,
 }
 
 #[derive(Debug)]
@@ -240,6 +242,11 @@ impl Objects {
                 .map(|rule| WeightedTargets::new(&rule.targets))
                 .collect(),
             strict_models: *strict_models,
+            highest_priority: objectives
+                .iter()
+                .map(|objective| objective.priority)
+                .chain(models.iter().map(|model| model.priority))
+                .fold(0, i32::max),
         })
     }
 
@@ -298,9 +305,7 @@ impl Objects {
 
     /// The highest priority that a request can have.
     pub fn highest_priority(&self) -> i32 {
-        let objectives = self.objectives.iter().map(|(_, priority)| *priority);
-        let models = self.models.iter().map(|(_, model)| model.priority);
-        objectives.chain(models).fold(0, i32::max)
+        self.highest_priority
     }
 
     /// Whether an `InferenceModel` names this model.

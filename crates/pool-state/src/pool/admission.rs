@@ -356,6 +356,7 @@ impl ManagedPool {
     }
 
     /// Records this proxy's part of the running requests, while the load of the others is known.
+    #[inline(never)] // rare, and the wasm module should be small
     pub fn record_part(&mut self) {
         let all = self.running();
         let own = all.saturating_sub(self.in_flight().outside_requests());
@@ -363,6 +364,7 @@ impl ManagedPool {
     }
 
     /// The running requests of all proxies, as far as known.
+    #[inline(never)] // several callers, and the wasm module should be small
     fn running(&self) -> u64 {
         let endpoints = self
             .snapshot()

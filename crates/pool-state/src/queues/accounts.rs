@@ -70,24 +70,22 @@ impl FlowQueues {
                     });
                     order.bands.len() - 1
                 });
-            let rank = |account: &FlowAccount| {
-                Some(
-                    control
-                        .band(band.priority)?
-                        .fairness
-                        .rank(account, &band.account, 0.0, now),
-                )
-            };
             let SharedOrder { rows, bands, .. } = order;
-            let Some(service) = bands.get_mut(at) else {
+            let rules = control.band(band.priority);
+            let Some((service, rules)) = bands.get_mut(at).zip(rules) else {
                 continue;
             };
+            let rank =
+                |account: &FlowAccount| rules.fairness.rank(account, &band.account, 0.0, now);
             for flow in band.flows() {
-                let before = rank(&service.flow(flow.id).unwrap_or(service.idle_flow()));
-                if let Some((before, after)) = before
-                    .zip(rank(&flow.account))
-                    .filter(|(before, after)| before != after)
-                {
+                let known = service.flow(flow.id);
+                let idle = service.idle_flow();
+                if known.is_none() && flow.queued.is_empty() && flow.account == idle {
+                    continue;
+                }
+                let before = rank(&known.unwrap_or(idle));
+                let after = rank(&flow.account);
+                if before != after {
                     let others = rows.iter_mut().filter(|row| row.vm != vm);
                     others.for_each(|row| row.change_rank(band.priority, flow.id, before, after));
                 }

@@ -240,16 +240,21 @@ impl BandQueue {
     }
 
     /// Takes out the newest request of an owner, and says in which flow it was.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn take_newest_of(&mut self, owner: u64) -> Option<(usize, QueuedEntry)> {
-        let all = self.flows.iter().enumerate().flat_map(|(flow, queue)| {
-            queue
-                .queued
-                .iter()
-                .filter(move |entry| entry.owner == owner)
-                .map(move |entry| (entry.number, (flow, entry.key)))
-        });
-        let (number, (flow, key)) = all.max()?;
-        Some((flow, self.take(flow, key, number)?))
+        let mut newest = (0, 0, 0);
+        for (at, flow) in self.flows.iter().enumerate() {
+            for (place, entry) in flow.queued.iter().enumerate() {
+                if entry.owner == owner && entry.number > newest.0 {
+                    newest = (entry.number, at, place);
+                }
+            }
+        }
+        let (number, flow, place) = newest;
+        if number == 0 {
+            return None;
+        }
+        Some((flow, self.take_at(flow, place)?))
     }
 
     /// Takes out a request whose time is over.
@@ -299,21 +304,17 @@ impl BandQueue {
         rival: Option<f64>,
         now: Timestamp,
     ) {
-        let waiting = self
-            .flows
-            .iter()
-            .enumerate()
-            .filter(|(at, other)| *at == flow || !other.queued.is_empty());
-        let ranks =
-            waiting.map(|(_, other)| fairness.rank(&other.account, &self.account, 0.0, now));
-        let lowest = ranks.chain(rival).min_by(f64::total_cmp);
+        let mut lowest = rival.unwrap_or(f64::INFINITY);
+        for (at, other) in self.flows.iter().enumerate() {
+            if at == flow || !other.queued.is_empty() {
+                lowest = lowest.min(fairness.rank(&other.account, &self.account, 0.0, now));
+            }
+        }
         let Some(flow) = self.flows.get_mut(flow) else {
             return;
         };
         flow.seen = now;
-        lowest
-            .into_iter()
-            .for_each(|lowest| fairness.advance(&mut self.account, lowest));
+        fairness.advance(&mut self.account, lowest);
         fairness.charge(&mut flow.account, &mut self.account, cost, now);
     }
 

@@ -20,6 +20,7 @@ struct DisplacedEntry {
 }
 
 /// The limits of a band, which are never above those of all bands together.
+#[inline(never)] // several callers, and the wasm module should be small
 pub(super) fn limits(control: &FlowControl, priority: i32) -> Option<BandRules<'_>> {
     let rules = control.band(priority)?;
     let (max_requests, max_bytes) = control.limits();
@@ -82,12 +83,16 @@ impl FlowQueues {
             return Some(priority);
         }
         let in_all = self.queued_between(i32::MIN, i32::MAX);
-        let lowest = self.queued_by_band().into_iter().map(|band| band.priority);
-        let lowest = lowest.chain(self.shared.lowest()).min();
-        (!fits(in_all, control.limits())).then_some(lowest.unwrap_or(priority).min(priority))
+        if fits(in_all, control.limits()) {
+            return None;
+        }
+        let lowest = self.bands.iter().rfind(|band| band.queued > 0);
+        let lowest = lowest.map_or(priority, |band| band.priority.min(priority));
+        Some(self.shared.lowest(lowest))
     }
 
     /// The requests that all VMs hold of these priorities.
+    #[inline(never)] // several callers, and the wasm module should be small
     fn queued_between(&self, lowest: i32, highest: i32) -> QueuedInBand {
         let mut sum = self.shared.queued(lowest, highest);
         for band in &self.bands {

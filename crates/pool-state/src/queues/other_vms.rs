@@ -22,7 +22,7 @@ pub(super) struct SharedQueues {
 }
 
 /// The requests of a band that another VM holds.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct OtherBand {
     pub(super) vm: u64,
     /// The rank of its first request of the band; infinite if another band is first there.
@@ -108,6 +108,7 @@ impl SharedQueues {
     }
 
     /// The requests that the others hold of these priorities.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn queued(&self, lowest: i32, highest: i32) -> QueuedInBand {
         let mut sum = QueuedInBand::default();
         for OtherBand { row, .. } in &self.bands {
@@ -119,22 +120,21 @@ impl SharedQueues {
         sum
     }
 
-    /// The lowest band that another VM holds.
-    pub(super) fn lowest(&self) -> Option<i32> {
+    /// The lowest of the bands that other VMs hold and of this one.
+    pub(super) fn lowest(&self, own: i32) -> i32 {
         self.bands
             .iter()
             .filter(|other| other.row.queued.requests > 0)
-            .map(|other| other.row.queued.priority)
-            .min()
+            .fold(own, |lowest, other| lowest.min(other.row.queued.priority))
     }
 
     /// The lowest rank of a band in another VM.
     pub(super) fn lowest_rank(&self, priority: i32) -> Option<f64> {
-        self.bands
-            .iter()
-            .filter(|other| other.row.queued.priority == priority && other.rank.is_finite())
-            .map(|other| other.rank)
-            .min_by(f64::total_cmp)
+        let ranks = self.bands.iter().map(|other| {
+            let is_first = other.row.queued.priority == priority;
+            if is_first { other.rank } else { f64::INFINITY }
+        });
+        Some(ranks.fold(f64::INFINITY, f64::min)).filter(|rank| rank.is_finite())
     }
 
     pub(super) fn forget_bands(&mut self) {

@@ -144,10 +144,9 @@ impl FlowQueues {
         self.revocations
             .running
             .retain(|request| request.number != number);
-        if self.revocations.numbers().any(|marked| marked == number) {
-            self.revocations
-                .marked
-                .retain(|(request, _)| request.number != number);
+        let marked = &mut self.revocations.marked;
+        if marked.iter().any(|(request, _)| request.number == number) {
+            marked.retain(|(request, _)| request.number != number);
             self.to_resume.retain(|other| *other != number);
         }
     }

@@ -55,30 +55,19 @@ impl FlowQueues {
         now: Timestamp,
     ) -> RoomLimits {
         let in_use = |band: &&BandQueue| band.queued > 0 || now.ms_since(band.seen) < BAND_IDLE_MS;
-        let highest = self
-            .bands
-            .iter()
-            .filter(in_use)
-            .map(|band| band.priority)
-            .max()
-            .unwrap_or(priority)
-            .max(priority);
-        let lowest = self
-            .bands
-            .iter()
-            .filter(in_use)
-            .map(|band| band.priority)
-            .min()
-            .unwrap_or(priority)
-            .min(priority);
+        let mut highest = priority;
+        let mut lowest = priority;
+        let mut higher = 0;
+        let mut bands = 0;
+        for band in self.bands.iter().filter(in_use) {
+            bands += 1;
+            higher += usize::from(band.priority > priority);
+            highest = highest.max(band.priority);
+            lowest = lowest.min(band.priority);
+        }
         let rank = BandRank {
-            higher: self
-                .bands
-                .iter()
-                .filter(in_use)
-                .filter(|band| band.priority > priority)
-                .count(),
-            bands: self.bands.iter().filter(in_use).count().max(1),
+            higher,
+            bands: bands.max(1),
             priorities: (priority, highest, lowest),
         };
         let band = self.bands.iter_mut().find(|band| band.priority == priority);
@@ -105,11 +94,9 @@ impl FlowQueues {
         let SentFlow { priority, cost, .. } = *sent;
         let rules = control.band(priority)?;
         let tokens = cost.tokens();
-        let at = self.bands.partition_point(|band| band.priority > priority);
         for band in self
             .bands
             .iter_mut()
-            .skip(at)
             .filter(|band| band.priority < priority && band.queued > 0)
         {
             let share = control

@@ -18,10 +18,12 @@ fn part(share: OwnerShare, rules: &BandRules<'_>) -> f64 {
 // === impl OwnerShares ===
 
 impl OwnerShares {
+    #[inline(never)] // several callers, and the wasm module should be small
     fn at(&self, owner: u64) -> Option<usize> {
         self.0.iter().position(|share| share.owner == owner)
     }
 
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn add(&mut self, more: OwnerShare) {
         match self.at(more.owner).and_then(|at| self.0.get_mut(at)) {
             Some(share) => {
@@ -52,11 +54,18 @@ impl OwnerShares {
     }
 
     /// The owner with the largest part.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn largest(&self, rules: &BandRules<'_>) -> OwnerShare {
-        let parts = self.0.iter().map(|share| (part(*share, rules), *share));
-        parts
-            .max_by(|(a, _), (b, _)| a.total_cmp(b))
-            .map_or_else(OwnerShare::default, |(_, share)| share)
+        let mut largest = OwnerShare::default();
+        let mut most = 0.0;
+        for share in &self.0 {
+            let part = part(*share, rules);
+            if part > most {
+                most = part;
+                largest = *share;
+            }
+        }
+        largest
     }
 
     /// The owner with the largest part, if that is larger than the part that another owner would

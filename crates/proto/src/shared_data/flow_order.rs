@@ -151,6 +151,26 @@ impl Words<'_> {
         self.next().map(f64::from_bits)
     }
 
+    /// Reads what a row has of a band.
+    fn kind(&mut self) -> Option<RowBand> {
+        let (priority, refuse) = unpair(self.next()?);
+        let queued = QueuedInBand {
+            priority: priority.cast_signed(),
+            requests: self.next()?,
+            bytes: self.next()?,
+        };
+        let largest = OwnerShare {
+            owner: self.next()?,
+            requests: self.next()?,
+            bytes: self.next()?,
+        };
+        Some(RowBand {
+            queued,
+            largest,
+            refuse: refuse.into(),
+        })
+    }
+
     fn row(&mut self) -> Option<OrderRow> {
         let mut row = OrderRow {
             vm: self.next()?,
@@ -163,20 +183,7 @@ impl Words<'_> {
         row.first = self.tag()?;
         row.next = self.tag()?;
         for _ in 0..kinds {
-            let (priority, refuse) = unpair(self.next()?);
-            row.bands.push(RowBand {
-                queued: QueuedInBand {
-                    priority: priority.cast_signed(),
-                    requests: self.next()?,
-                    bytes: self.next()?,
-                },
-                largest: OwnerShare {
-                    owner: self.next()?,
-                    requests: self.next()?,
-                    bytes: self.next()?,
-                },
-                refuse: refuse.into(),
-            });
+            row.bands.push(self.kind()?);
         }
         for _ in 0..self.next()? {
             let endpoint = words::endpoint(self.next()?)?.0;

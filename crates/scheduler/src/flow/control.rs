@@ -118,6 +118,7 @@ impl FlowControl {
     }
 
     /// The rules of the band of this priority.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub fn band(&self, priority: i32) -> Option<BandRules<'_>> {
         let [default, negative] = &self.settings.templates;
         let template = if priority < 0 { negative } else { default };

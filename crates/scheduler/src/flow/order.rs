@@ -228,15 +228,6 @@ impl OrderRow {
             };
         }
     }
-
-    /// Whether replacing `before` by `self` gives the other VMs new information.
-    fn is_news(&self, before: &Self) -> bool {
-        let same = Self {
-            written: before.written,
-            ..self.clone()
-        } == *before;
-        !same || self.written.ms_since(before.written) >= REFRESH_MS
-    }
 }
 
 // === impl SharedOrder ===
@@ -262,12 +253,19 @@ impl SharedOrder {
 
     /// The smallest request that another VM has not tried in this round.
     fn smallest(&self, vm: u64, now: Timestamp) -> Option<(QueuedTag, u64)> {
-        let rivals = self
-            .rows
-            .iter()
-            .filter(|row| row.is_rival(vm, now) && !row.is_hopeless(&self.full));
-        let untried = rivals.filter_map(|row| Some((row.untried(self.round)?, row.vm)));
-        untried.min_by(|(a, a_vm), (b, b_vm)| a.compare(b).then(a_vm.cmp(b_vm)))
+        let mut smallest: Option<(QueuedTag, u64)> = None;
+        for row in &self.rows {
+            let Some(tag) = row.untried(self.round) else {
+                continue;
+            };
+            let is_smaller = smallest.is_none_or(|(other, other_vm)| {
+                tag.compare(&other).then(row.vm.cmp(&other_vm)).is_lt()
+            });
+            if is_smaller && row.is_rival(vm, now) && !row.is_hopeless(&self.full) {
+                smallest = Some((tag, row.vm));
+            }
+        }
+        smallest
     }
 
     /// Decides on the next step of the VM of this row. `begun` says whether the VM has begun a
@@ -322,7 +320,10 @@ impl SharedOrder {
                 true
             }
             (Some(known), false) => {
-                let is_news = row.is_news(known);
+                // It is news if it says more than that the VM is there, or if that is due.
+                let age_ms = row.written.ms_since(known.written);
+                known.written = row.written;
+                let is_news = *known != row || age_ms >= REFRESH_MS;
                 *known = row;
                 is_news
             }
