@@ -7,6 +7,8 @@ pub mod decision_log;
 pub mod eds_streams;
 mod kept_placements;
 pub mod life;
+#[cfg(test)]
+mod one_certificate;
 mod origin_totals;
 pub mod peer;
 pub mod peer_relay;

@@ -23,7 +23,7 @@ mod learning;
 
 pub use calibration::{PredictedTarget, PredictionComparison, PredictionScore, RATIO_BOUNDS};
 pub use file::{ModelFile, SavedModel};
-pub use intake::ObservationCounts;
+pub use intake::{ObservationCounts, ObservationIntake};
 pub use learning::{LearningSettings, LearningTables, LearningTask};
 
 /// Starts a learner for each pool. `predict` turns on latency prediction. `file`, if any, has the

@@ -3,7 +3,7 @@
 //!
 //! A proxy takes room by its share of a priority's queued requests, so an origin that makes up a
 //! million would leave nothing to others. What one origin reports counts at most
-//! [`TIMES_OTHERS`] times what all others report.
+//! [`TIMES_OTHERS`] times what all others report, and so does what one owner reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,15 +31,15 @@ pub struct QueuedRequests(BTreeMap<i32, u64>);
 #[derive(Debug, Default)]
 pub struct BacklogSum {
     bands: BTreeMap<i32, QueuedBand>,
-    /// The reports of the proxies of each origin, summed by priority.
-    origins: BTreeMap<Origin, BTreeMap<i32, OriginBand>>,
+    /// The reports of the proxies of each owner and each origin, summed by priority.
+    levels: [BTreeMap<Origin, BTreeMap<i32, OriginBand>>; 2],
 }
 
 #[derive(Debug, Default)]
 struct QueuedBand {
-    requests: u64,
-    /// The origins that report the priority, by their requests.
-    ranks: BTreeSet<(u64, Origin)>,
+    all: OriginBand,
+    /// The owners and the origins that report the priority, by their requests.
+    ranks: [BTreeSet<(u64, Origin)>; 2],
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -80,49 +80,63 @@ impl BacklogSum {
         if queued.is_empty() && newest.is_empty() {
             return;
         }
-        let of_origin = self.origins.entry(origin.clone()).or_default();
+        let levels = origin.levels();
         for (priority, requests) in &queued.0 {
-            let Some(known) = of_origin.get_mut(priority) else {
-                continue;
-            };
-            let fewer = OriginBand {
+            self.change(&levels, *priority, |known| OriginBand {
                 proxies: known.proxies - 1,
                 requests: known.requests - requests,
-            };
-            let band = self.bands.entry(*priority).or_default();
-            band.change(origin, *known, fewer);
-            *known = fewer;
-            if fewer.proxies == 0 {
-                of_origin.remove(priority);
-            }
-            if band.ranks.is_empty() {
-                self.bands.remove(priority);
-            }
+            });
         }
         *queued = newest;
         queued.0.retain(|priority, requests| {
-            if of_origin.len() >= PRIORITIES_MAX && !of_origin.contains_key(priority) {
+            let [_, origins] = &self.levels;
+            let known = origins.get(origin);
+            if known
+                .is_some_and(|bands| bands.len() >= PRIORITIES_MAX && !bands.contains_key(priority))
+            {
                 return false;
             }
-            let known = of_origin.entry(*priority).or_default();
-            let more = OriginBand {
+            self.change(&levels, *priority, |known| OriginBand {
                 proxies: known.proxies + 1,
                 requests: known.requests + *requests,
-            };
-            let band = self.bands.entry(*priority).or_default();
-            band.change(origin, *known, more);
-            *known = more;
+            });
             true
         });
-        if of_origin.is_empty() {
-            self.origins.remove(origin);
+    }
+
+    /// Changes what an owner and an origin report of a priority.
+    fn change(
+        &mut self,
+        levels: &[Origin; 2],
+        priority: i32,
+        new: impl Fn(OriginBand) -> OriginBand,
+    ) {
+        let band = self.bands.entry(priority).or_default();
+        band.all = new(band.all);
+        let ranked = band.ranks.iter_mut().zip(&mut self.levels);
+        for ((ranks, rows), of) in ranked.zip(levels) {
+            let bands = rows.entry(of.clone()).or_default();
+            let known = bands.entry(priority).or_default();
+            let before = std::mem::replace(known, new(*known));
+            ranks.remove(&(before.requests, of.clone()));
+            if known.proxies > 0 {
+                ranks.insert((known.requests, of.clone()));
+            } else {
+                bands.remove(&priority);
+            }
+            if bands.is_empty() {
+                rows.remove(of);
+            }
+        }
+        if band.all.proxies == 0 {
+            self.bands.remove(&priority);
         }
     }
 
     /// The sum without what one proxy of `origin` reported, as a message has it. If there are too
-    /// many priorities, those count that most origins report.
+    /// many priorities, those count that most owners, and then most origins, report.
     pub fn without(&self, origin: &Origin, own: &QueuedRequests) -> Vec<u8> {
-        let mut bands: Vec<(usize, QueuedInBand)> = self
+        let mut bands: Vec<([usize; 2], QueuedInBand)> = self
             .bands
             .iter()
             .map(|(priority, band)| {
@@ -132,7 +146,7 @@ impl BacklogSum {
                     requests: band.counted(origin) - own,
                     bytes: 0,
                 };
-                (band.ranks.len(), queued)
+                (band.ranks.each_ref().map(BTreeSet::len), queued)
             })
             .filter(|(_, queued)| queued.requests > 0)
             .collect();
@@ -146,23 +160,17 @@ impl BacklogSum {
 // === impl QueuedBand ===
 
 impl QueuedBand {
-    /// Replaces what `origin` reports.
-    fn change(&mut self, origin: &Origin, before: OriginBand, now: OriginBand) {
-        self.ranks.remove(&(before.requests, origin.clone()));
-        if now.proxies > 0 {
-            self.ranks.insert((now.requests, origin.clone()));
-        }
-        self.requests = self.requests - before.requests + now.requests;
-    }
-
     /// The requests that count for a proxy of `origin`, its own included. Only the largest of the
-    /// origins can exceed its share. The receiver's origin has none: its proxies may be many behind
-    /// one address.
+    /// owners, and of the origins, can exceed its share. The receiver's own have none: its proxies
+    /// may be many behind one address.
     fn counted(&self, origin: &Origin) -> u64 {
-        let largest = self.ranks.last().filter(|(_, of)| of != origin);
-        let claimed = largest.map_or(0, |(requests, _)| *requests);
-        let others = self.requests - claimed;
-        others + claimed.min((TIMES_OTHERS * others).max(COUNTED_MIN))
+        let counted = self.ranks.iter().zip(origin.levels()).map(|(ranks, own)| {
+            let largest = ranks.last().filter(|(_, of)| *of != own);
+            let claimed = largest.map_or(0, |(requests, _)| *requests);
+            let others = self.all.requests - claimed;
+            others + claimed.min((TIMES_OTHERS * others).max(COUNTED_MIN))
+        });
+        counted.min().unwrap_or_default()
     }
 }
 
@@ -284,6 +292,6 @@ mod tests {
         for liar in &mut liars {
             sum.replace(&of(1), liar, QueuedRequests::default());
         }
-        assert!(sum.bands.is_empty() && sum.origins.is_empty());
+        assert!(sum.bands.is_empty() && sum.levels.iter().all(BTreeMap::is_empty));
     }
 }

@@ -21,6 +21,7 @@ use crate::pool::writer::PoolView;
 use crate::state::peer::{Origin, ProxyProcess};
 
 use pool_names::{OtherNames, PoolNames};
+use vm_usage::{LEFT_EIGHTHS, VmUsage, VmUsageByOrigin};
 
 mod arrivals;
 mod local_totals;
@@ -31,31 +32,14 @@ mod pool_names;
 mod reported_names;
 mod totals;
 mod vm_totals;
+mod vm_usage;
 pub use known_endpoints::KnownEndpoints;
 pub use reported_names::{NAME_KEPT, ReportedNames};
 pub use totals::{
     BandTotals, CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram,
     TotalsLabel,
 };
-
-/// The maximum number of VMs counted one by one: the workers of a few hundred proxies. A VM
-/// typically takes about 10 KB.
-pub const VMS_MAX: usize = 4096;
-
-/// The maximum number of VMs of one origin counted one by one: the workers of the largest hosts, in
-/// several pools.
-const VMS_PER_ORIGIN_MAX: usize = VMS_MAX / 8;
-
-/// The maximum memory of VMs counted one by one, in bytes (approximate): 4,096 VMs in a pool of 300
-/// endpoints.
-pub const BYTES_MAX: usize = 128 << 20;
-
-/// The maximum memory of the VMs of one origin, in bytes.
-const BYTES_PER_ORIGIN_MAX: usize = BYTES_MAX / 8;
-
-/// If a limit is exceeded, VMs are retired until this many eighths of it are used, so that retiring
-/// is rare.
-const LEFT_EIGHTHS: usize = 7;
+pub use vm_usage::{BYTES_MAX, VMS_MAX};
 
 /// How long a VM's requests in flight count after its last report. A VM reports about once a
 /// second.
@@ -67,13 +51,6 @@ const VM_KEPT: Duration = Duration::from_secs(3600);
 
 /// The interval at which the store looks for names and VMs that are no longer reported.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(10);
-
-/// The usage by the VMs of each origin, and by all VMs.
-#[derive(Debug, Default)]
-struct VmUsageByOrigin {
-    origins: BTreeMap<Origin, VmUsage>,
-    all: VmUsage,
-}
 
 /// All counters of the daemon.
 #[derive(Debug, Default)]
@@ -112,13 +89,6 @@ struct MergedCounts {
     first_reports: CounterTotals,
     /// The requests that arrived since the last [`CounterStore::take_arrivals`].
     arrivals: PoolArrivals,
-}
-
-/// Number and memory of VMs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct VmUsage {
-    vms: usize,
-    bytes: usize,
 }
 
 /// A VM's counts of one pool, in the form that can be added.
@@ -262,11 +232,7 @@ impl CounterStore {
             .map(|(&(generation, slot), _)| EndpointRef { slot, generation })
             .collect();
         let bytes = totals.bytes() + size_of::<(VmKey, VmTotals)>();
-        let of = self.usage.origins.entry(origin.clone()).or_default();
-        of.add(bytes);
-        self.usage.all.add(bytes);
-        let of = *of;
-        let all = self.usage.all;
+        self.usage.add(origin, bytes);
         self.vms.insert(
             key,
             VmTotals {
@@ -276,10 +242,8 @@ impl CounterStore {
                 updated_at: now,
             },
         );
-        if of.vms > VMS_PER_ORIGIN_MAX || of.bytes > BYTES_PER_ORIGIN_MAX {
-            self.retire(Some(origin), VMS_PER_ORIGIN_MAX, BYTES_PER_ORIGIN_MAX, now);
-        } else if all.vms > VMS_MAX || all.bytes > BYTES_MAX {
-            self.retire(None, VMS_MAX, BYTES_MAX, now);
+        if let Some((retired, max)) = self.usage.over(origin) {
+            self.retire(retired, max, now);
         }
         picked
     }
@@ -366,36 +330,29 @@ impl CounterStore {
 
     fn remove(&mut self, key: &VmKey) -> Option<VmTotals> {
         let vm = self.vms.remove(key)?;
-        self.usage.all.subtract(vm.bytes);
-        if let Some(of) = self.usage.origins.get_mut(&vm.origin) {
-            of.subtract(vm.bytes);
-            if of.vms == 0 {
-                self.usage.origins.remove(&vm.origin);
-            }
-        }
+        self.usage.subtract(&vm.origin, vm.bytes);
         Some(vm)
     }
 
-    /// Retires the VMs that were silent for the longest time, of one origin or of all, until
-    /// [`LEFT_EIGHTHS`] of these limits are used.
-    fn retire(&mut self, origin: Option<&Origin>, vms_max: usize, bytes_max: usize, now: Instant) {
-        let of_origin = self
-            .vms
-            .iter()
-            .filter(|(_, vm)| origin.is_none_or(|origin| vm.origin == *origin));
-        let mut oldest: Vec<(Instant, VmKey)> = of_origin
-            .map(|(key, vm)| (vm.updated_at, key.clone()))
-            .collect();
+    /// Retires the VMs that were silent for the longest time, of one owner, of one origin or of
+    /// all, until [`LEFT_EIGHTHS`] of these limits are used.
+    fn retire(&mut self, of: Option<(usize, Origin)>, max: VmUsage, now: Instant) {
+        let is_of = |vm: &VmTotals| {
+            let own = |(level, of): &(usize, Origin)| vm.origin.levels().get(*level) == Some(of);
+            of.as_ref().is_none_or(own)
+        };
+        let mut taken = VmUsage::default();
+        let mut oldest: Vec<(Instant, VmKey, usize)> = Vec::new();
+        for (key, vm) in self.vms.iter().filter(|(_, vm)| is_of(vm)) {
+            taken.add(vm.bytes);
+            oldest.push((vm.updated_at, key.clone(), vm.bytes));
+        }
         oldest.sort();
-        for (_, key) in oldest {
-            let taken = origin.map_or(self.usage.all, |origin| {
-                self.usage.origins.get(origin).copied().unwrap_or_default()
-            });
-            if taken.vms <= vms_max * LEFT_EIGHTHS / 8
-                && taken.bytes <= bytes_max * LEFT_EIGHTHS / 8
-            {
+        for (_, key, bytes) in oldest {
+            if !taken.is_over(max.eighths(LEFT_EIGHTHS)) {
                 return;
             }
+            taken.subtract(bytes);
             self.merge(&key, now);
         }
     }
@@ -411,20 +368,6 @@ impl VmTotals {
         } else {
             OtherNames::Leave
         }
-    }
-}
-
-// === impl VmUsage ===
-
-impl VmUsage {
-    fn add(&mut self, bytes: usize) {
-        self.vms += 1;
-        self.bytes += bytes;
-    }
-
-    fn subtract(&mut self, bytes: usize) {
-        self.vms -= 1;
-        self.bytes -= bytes;
     }
 }
 
@@ -451,6 +394,7 @@ impl VmReport {
 
 #[cfg(test)]
 mod tests {
+    use super::vm_usage::{BYTES_PER_ORIGIN_MAX, VMS_PER_ORIGIN_MAX};
     use super::*;
     use crate::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
 

@@ -4,11 +4,16 @@
 //! | type | meaning | use |
 //! |---|---|---|
 //! | [`Origin`] | certificate name and IP address, which the connection proves | limits of streams, memory, time and weight |
+//! | its [`Origin::owner`] | certificate name with all its addresses; without a certificate, the address | the same, before the addresses divide it |
 //! | [`RemoteAddress`] | origin and port: one connection | matching an Envoy's EDS streams with its state stream |
 //! | [`ProxyProcess`] | one proxy process: certificate name (without one, the address), node id and random process id | rows, counters and placements |
 //!
 //! A peer chooses its node id and process id itself. These ids distinguish peers but give no extra
 //! share: a thousand peers of one origin together get the share of one origin.
+//!
+//! The number of addresses is no proof: a tenant with one certificate starts as many pods as it
+//! likes. So the shares of an owner are limited too, but only against other owners: proxies that
+//! all have the same certificate lose nothing by it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,9 +45,13 @@ pub const UPLOADS_PER_ORIGIN_MAX: usize = 16;
 /// The maximum number of call bodies read at once, 32 MiB in total.
 const UPLOADS_MAX: usize = 64;
 
-/// The last bodies of [`UPLOADS_MAX`] are for origins that have none. So a few origins that use up
-/// their shares cannot keep out all others.
-const UPLOADS_RESERVED: usize = UPLOADS_MAX / 4;
+/// The last part of all permits of a kind, one in this many, is for owners that have few. So owners
+/// that use up what they may have cannot keep out all others.
+const RESERVED_PARTS: usize = 4;
+
+/// An owner with fewer streams than this has few. It is far more than the gateways of a namespace,
+/// and a sixteenth of the streams that are reserved.
+const FEW_STREAMS: usize = STREAMS_MAX / RESERVED_PARTS / 16;
 
 /// The number of leading bits of an IPv6 address that identify an origin. A host chooses the other
 /// bits itself.
@@ -122,6 +131,8 @@ struct QuotaTable {
     taken: [usize; KINDS],
     refused: [u64; KINDS],
     origins: BTreeMap<Origin, OriginUsage>,
+    /// The permits of each owner.
+    owners: BTreeMap<Origin, [usize; KINDS]>,
 }
 
 #[derive(Debug)]
@@ -151,6 +162,25 @@ pub enum QuotaExceeded {
     /// All permits are in use.
     #[error("{0} {1} are open already; try another daemon")]
     All(usize, StreamQuota),
+}
+
+// === impl Origin ===
+
+impl Origin {
+    /// The certificate with all its addresses; without a certificate, the address.
+    #[must_use]
+    pub fn owner(&self) -> Self {
+        Self {
+            certificate: self.certificate.clone(),
+            address: self.address.filter(|_| self.certificate.is_none()),
+        }
+    }
+
+    /// The owner and the origin itself: a share is one of each.
+    #[must_use]
+    pub fn levels(&self) -> [Self; 2] {
+        [self.owner(), self.clone()]
+    }
 }
 
 // === impl RemoteAddress ===
@@ -230,11 +260,11 @@ impl StreamQuota {
         }
     }
 
-    /// The last permits, which are reserved for origins that have none.
-    const fn reserved(self) -> usize {
+    /// An owner with fewer permits than this may have one of the reserved.
+    const fn few(self) -> usize {
         match self {
-            Self::StateStream | Self::EdsStream => 0,
-            Self::Upload => UPLOADS_RESERVED,
+            Self::StateStream | Self::EdsStream => FEW_STREAMS,
+            Self::Upload => 1,
         }
     }
 
@@ -287,26 +317,33 @@ impl OriginQuotas {
             table
                 .origins
                 .retain(|_, usage| usage.taken != [0; KINDS] || usage.paid_at > now);
+            table.owners.retain(|_, taken| *taken != [0; KINDS]);
         }
         let QuotaTable {
             taken,
             refused,
             origins,
+            owners,
         } = &mut *table;
+        let of_owner = kind.of(owners.entry(origin.owner()).or_default());
         let usage = origins.entry(origin.clone()).or_insert(OriginUsage {
             taken: [0; KINDS],
             paid_at: now,
         });
         let all = kind.of(taken);
         let own = kind.of(&mut usage.taken);
-        let reserved = if *own > 0 { kind.reserved() } else { 0 };
+        let reserved = match *of_owner < kind.few() {
+            true => 0,
+            false => all_max / RESERVED_PARTS,
+        };
         let full = if *own >= each_max {
             QuotaExceeded::Share(each_max, kind)
         } else if *all >= all_max - reserved {
-            QuotaExceeded::All(all_max, kind)
+            QuotaExceeded::All(all_max - reserved, kind)
         } else {
             *all += 1;
             *own += 1;
+            *of_owner += 1;
             drop(table);
             return Ok(QuotaPermit {
                 origins: Arc::clone(self),
@@ -394,8 +431,16 @@ impl QuotaPermit {
 impl Drop for QuotaPermit {
     fn drop(&mut self) {
         let mut table = self.origins.lock();
-        let QuotaTable { taken, origins, .. } = &mut *table;
+        let QuotaTable {
+            taken,
+            origins,
+            owners,
+            ..
+        } = &mut *table;
         *self.kind.of(taken) -= 1;
+        if let Some(of_owner) = owners.get_mut(&self.origin.owner()) {
+            *self.kind.of(of_owner) -= 1;
+        }
         if let Some(usage) = origins.get_mut(&self.origin) {
             *self.kind.of(&mut usage.taken) -= 1;
         }
@@ -430,7 +475,7 @@ mod tests {
                     .acquire(StreamQuota::EdsStream, &origin(1), now)
                     .is_ok()
         );
-        let others: Vec<QuotaPermit> = (2..20)
+        let others: Vec<QuotaPermit> = (2..40)
             .flat_map(|last| (0..4_096).map_while(move |_| Some(last)))
             .filter_map(|last| take(last).ok())
             .collect();
@@ -446,7 +491,7 @@ mod tests {
         );
         drop((permits, others));
         assert!(take(1).is_ok());
-        assert!(origins.lock().origins.len() <= 21);
+        assert!(origins.lock().origins.len() <= 41);
         let _ = origins.acquire(
             StreamQuota::StateStream,
             &origin(200),
@@ -470,7 +515,7 @@ mod tests {
             .collect();
         assert_eq!(
             permits.len(),
-            UPLOADS_MAX - UPLOADS_RESERVED + 1,
+            UPLOADS_MAX - UPLOADS_MAX / RESERVED_PARTS + 1,
             "the first of the fourth is one of the reserved"
         );
         let _first = take(5).unwrap();

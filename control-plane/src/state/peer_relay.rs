@@ -26,8 +26,8 @@ use tokio::time::Instant;
 
 use crate::pool::writer::PoolView;
 use crate::state::backlog_sum::{BacklogSum, QueuedRequests};
-use crate::state::kept_placements::{KeptPlacements, PlacementBatch};
-use crate::state::origin_totals::OriginTotals;
+use crate::state::kept_placements::KeptPlacements;
+use crate::state::origin_totals::OriginTable;
 use crate::state::peer::Origin;
 use crate::state::placement_shares::{PlacementShares, PlacingPeer};
 use crate::state::relay_process::RelayProcess;
@@ -36,10 +36,6 @@ pub use crate::state::relay_process::{RelayCursor, RelayMember};
 /// The minimum time between two messages to a proxy. Picks with a load that is 10 ms old are nearly
 /// as good as with the current load, and each message costs CPU on both sides.
 pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
-
-/// The maximum number of bytes of a pool's placements that are kept for proxies that have not got
-/// them yet: twice 300 prompts of 400 blocks.
-const BYTES_KEPT_MAX: usize = 2 << 20;
 
 /// The longest row accepted, in bytes: the maximum number of endpoints, each with its SLOs.
 pub const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
@@ -56,15 +52,6 @@ const ROW_BYTES_PER_ORIGIN_MAX: usize = 16 << 20;
 /// The interval at which the relay looks for rows that are too old. It is a small part of the time
 /// that they count.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(SHARE_EXPIRY_MS / 40);
-
-/// The maximum number of bytes of placements kept of one origin. Beyond that, the oldest placements
-/// of this origin are dropped, so one host does not displace the placements of all others. A proxy
-/// gets placements within 120 ms.
-const BYTES_PER_ORIGIN_MAX: usize = BYTES_KEPT_MAX / 4;
-
-/// How long placements are kept. It is as long as a report of a proxy counts. A proxy that has not
-/// read them by then is probably gone.
-const KEPT_MAX: Duration = Duration::from_millis(SHARE_EXPIRY_MS);
 
 /// The start of the relay's clock, in ms. It is larger than any age in a row, so that times do not
 /// become negative.
@@ -86,7 +73,7 @@ struct PoolRelay {
     sum: RelaySum,
     backlog: BacklogSum,
     processes: BTreeMap<u64, RelayProcess>,
-    origins: BTreeMap<Origin, OriginTotals>,
+    origins: OriginTable,
     shares: PlacementShares,
     /// The processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each origin.
     active: u32,
@@ -189,19 +176,20 @@ impl PeerRelay {
             process_id,
             origin: &origin,
             processes: pool.origins.get(&origin).map_or(1, |of| of.processes),
+            divided_by: pool.origins.divided_by(&origin),
         };
         for (piece, count) in placements::pieces(&share.claims, PLACEMENTS_BYTES_MAX) {
             let claims = EncodedPlacements {
                 claims: piece.to_vec(),
                 ..EncodedPlacements::default()
             };
-            pool.keep(peer, claims, count, now);
+            pool.kept.keep(&mut pool.origins, peer, claims, count, now);
         }
         for (piece, count) in placements::pieces(&share.placements, PLACEMENTS_BYTES_MAX) {
             let divided = pool.shares.divide(piece, peer);
-            pool.keep(peer, divided, count, now);
+            pool.kept.keep(&mut pool.origins, peer, divided, count, now);
         }
-        pool.drop_old(now);
+        pool.kept.drop_old(&mut pool.origins, now);
         pool.version += 1;
     }
 
@@ -277,10 +265,7 @@ impl PoolRelay {
         }
         self.processes
             .insert(member.process_id, RelayProcess::new(member, now));
-        self.origins
-            .entry(member.origin.clone())
-            .or_default()
-            .processes += 1;
+        self.origins.join(member.origin);
     }
 
     fn leave(&mut self, process_id: u64) -> Option<RelayProcess> {
@@ -291,12 +276,7 @@ impl PoolRelay {
         self.backlog
             .replace(&process.origin, &mut process.backlog, none);
         self.version += 1;
-        if let Some(of) = self.origins.get_mut(&process.origin) {
-            of.processes -= 1;
-            if of.has_left() {
-                self.origins.remove(&process.origin);
-            }
-        }
+        self.origins.leave(&process.origin);
         Some(process)
     }
 
@@ -309,71 +289,6 @@ impl PoolRelay {
             .filter(|_| self.origins.len() > 1)
             .map_or(1, |of| of.processes.div_ceil(ACTIVE_PER_ORIGIN_MAX));
         SHARE_INTERVAL * shares.max(1)
-    }
-
-    fn keep(
-        &mut self,
-        peer: PlacingPeer<'_>,
-        encoded: EncodedPlacements,
-        count: u64,
-        now: Instant,
-    ) {
-        let Some(of) = self.origins.get_mut(peer.origin) else {
-            return;
-        };
-        let first = self.kept.next;
-        self.kept.next += count;
-        self.kept.bytes += encoded.bytes();
-        of.bytes += encoded.bytes();
-        of.pieces.push_back(first);
-        self.kept.batches.push_back(PlacementBatch {
-            process_id: peer.process_id,
-            origin: peer.origin.clone(),
-            at: now,
-            count,
-            first,
-            encoded,
-        });
-        while of.bytes > BYTES_PER_ORIGIN_MAX
-            && let Some(oldest) = of.pieces.pop_front()
-        {
-            let position = self
-                .kept
-                .batches
-                .partition_point(|placed| placed.first < oldest);
-            let Some(placed) = self.kept.batches.get_mut(position) else {
-                return;
-            };
-            let bytes = std::mem::take(&mut placed.encoded).bytes();
-            of.bytes -= bytes;
-            self.kept.bytes -= bytes;
-        }
-    }
-
-    /// Drops placements that are too old, and the oldest ones if there are too many.
-    fn drop_old(&mut self, now: Instant) {
-        let is_over = |oldest: &mut PlacementBatch, bytes| {
-            bytes > BYTES_KEPT_MAX || now.saturating_duration_since(oldest.at) >= KEPT_MAX
-        };
-        let bytes = &mut self.kept.bytes;
-        while let Some(oldest) = self
-            .kept
-            .batches
-            .pop_front_if(|oldest| is_over(oldest, *bytes))
-        {
-            *bytes -= oldest.encoded.bytes();
-            if let Some(of) = self.origins.get_mut(&oldest.origin)
-                && of
-                    .pieces
-                    .pop_front_if(|first| *first == oldest.first)
-                    .is_some()
-            {
-                of.bytes -= oldest.encoded.bytes();
-                if of.has_left() {
-                    self.origins.remove(&oldest.origin);
-                }
-            }
-        }
     }
 
     /// Stops counting the reports of processes that have been silent for too long.
@@ -469,6 +384,7 @@ mod tests {
     use pool_state::{LoadReportSum, PeerLoadReport};
 
     use super::*;
+    use crate::state::kept_placements::{BYTES_PER_ORIGIN_MAX, BYTES_PER_OWNER_MAX, KEPT_MAX};
 
     fn relay() -> (PoolRelay, Instant) {
         let mut pool = PoolRelay::default();
@@ -609,8 +525,46 @@ mod tests {
             "{}",
             pool.kept.bytes
         );
-        pool.drop_old(now + KEPT_MAX + Duration::from_secs(60));
-        assert!(!pool.origins.contains_key(&of(1)), "nothing of it is left");
+        pool.kept
+            .drop_old(&mut pool.origins, now + KEPT_MAX + Duration::from_secs(60));
+        assert!(pool.origins.get(&of(1)).is_none(), "nothing of it is left");
+    }
+
+    #[test]
+    fn placements_of_many_pods_with_one_certificate_leave_room_to_others() {
+        let pod = |certificate: &str, last: u8| Origin {
+            certificate: Some(certificate.into()),
+            ..of(last)
+        };
+        let mut relay = PeerRelay::default();
+        let now = Instant::now();
+        relay.join("p", member(99, &pod("other", 9)), now);
+        placed(&mut relay, 99, 1_000, 3);
+        let batches = (BYTES_PER_ORIGIN_MAX / PLACEMENTS_BYTES_MAX) as u64;
+        for process_id in 1..=8 {
+            let origin = pod("tenant", u8::try_from(process_id).unwrap());
+            relay.join("p", member(process_id, &origin), now);
+            for block in 0..batches {
+                placed(&mut relay, process_id, block, PLACEMENTS_BYTES_MAX / 8 - 2);
+            }
+        }
+        let pool = relay.pools.get_mut("p").unwrap();
+        let kept = |pool: &PoolRelay, last: u64| {
+            let batches = pool.kept.batches.iter();
+            batches
+                .filter(|batch| batch.process_id == last && !batch.encoded.is_empty())
+                .count()
+        };
+        assert_eq!(kept(pool, 99), 1, "before, that was 0");
+        assert_eq!(kept(pool, 8), batches as usize, "the newest of the tenant");
+        assert!(pool.kept.bytes <= BYTES_PER_OWNER_MAX + 100);
+        for process_id in (1..=8).chain([99]) {
+            relay.leave("p", process_id, process_id);
+        }
+        let pool = relay.pools.get_mut("p").unwrap();
+        pool.kept
+            .drop_old(&mut pool.origins, now + KEPT_MAX + Duration::from_secs(60));
+        assert!(pool.origins.is_empty() && pool.kept.bytes == 0);
     }
 
     #[test]
@@ -621,18 +575,26 @@ mod tests {
             placed(&mut relay, 1, block, 3);
         }
         let pool = relay.pools.get_mut("p").unwrap();
-        pool.drop_old(now);
+        pool.kept.drop_old(&mut pool.origins, now);
         assert_eq!(pool.kept.batches.len(), 1_000);
-        pool.drop_old(now + KEPT_MAX + Duration::from_secs(60));
+        pool.kept
+            .drop_old(&mut pool.origins, now + KEPT_MAX + Duration::from_secs(60));
         assert_eq!(
             (
                 pool.kept.batches.len(),
                 pool.kept.bytes,
-                pool.origins[&Origin::default()].bytes
+                pool.origins.get(&Origin::default()).unwrap().kept.bytes
             ),
             (0, 0, 0)
         );
-        assert!(pool.origins[&Origin::default()].pieces.is_empty());
+        assert!(
+            pool.origins
+                .get(&Origin::default())
+                .unwrap()
+                .kept
+                .pieces
+                .is_empty()
+        );
     }
 
     #[test]

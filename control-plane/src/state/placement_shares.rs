@@ -7,8 +7,9 @@
 //! others. A share binds only while more is placed at the endpoint than its engine computed. So
 //! proxies that place only what they send keep all of it, however their traffic is divided.
 //!
-//! The placements that count are the last ones at the endpoint. They cover between half of its
-//! capacity and all of it. If an origin is over its share, its processes that place little stay
+//! Each origin has a share, and so has each owner while other owners have proxies in the pool. The
+//! placements that count are the last ones at the endpoint. They cover between half of its capacity
+//! and all of it. If an owner or an origin is over its share, its processes that place little stay
 //! confirmed: those within an equal part of the share.
 
 use std::collections::BTreeMap;
@@ -21,10 +22,10 @@ use scheduler::{EndpointMetrics, EndpointRef};
 use crate::pool::writer::PoolView;
 use crate::state::peer::Origin;
 
-/// The part of an endpoint's capacity that one origin may fill, as one in this many. If two proxies
-/// pick, most placements of each are claims, and last as long as before. If more than four place
-/// equally, all placements are confirmed. One of them that lies then takes a quarter from the
-/// others.
+/// The part of an endpoint's capacity that one origin, or one of several owners, may fill, as one
+/// in this many. If two proxies pick, most placements of each are claims, and last as long as
+/// before. If more than four place equally, all placements are confirmed. One of them that lies
+/// then takes a quarter from the others.
 const SHARES: u32 = 4;
 
 /// The capacity of an endpoint whose KV cache is unknown, in blocks: the default of the prefix
@@ -59,6 +60,9 @@ pub(super) struct PlacingPeer<'a> {
     pub(super) origin: &'a Origin,
     /// The number of processes of that origin, at least one.
     pub(super) processes: u32,
+    /// The number of origins of its owner that have processes in the pool, if another owner has
+    /// some too.
+    pub(super) divided_by: Option<u32>,
 }
 
 /// The last placements at one endpoint, in blocks. Only processes of the pool have a row.
@@ -69,6 +73,13 @@ struct EndpointShares {
     /// How many of them the engine has computed, and its counter as last scraped.
     computed: u64,
     computed_tokens: Option<u64>,
+    by_owner: BTreeMap<Origin, OwnerBlocks>,
+}
+
+/// The last placements of one owner at one endpoint, in blocks.
+#[derive(Debug, Default)]
+struct OwnerBlocks {
+    blocks: u32,
     by_origin: BTreeMap<Origin, OriginBlocks>,
 }
 
@@ -127,7 +138,7 @@ impl Default for EndpointShares {
             blocks: 0,
             computed: 0,
             computed_tokens: None,
-            by_origin: BTreeMap::new(),
+            by_owner: BTreeMap::new(),
         }
     }
 }
@@ -136,16 +147,9 @@ impl EndpointShares {
     /// Counts a placement. Returns whether it is within the share of its peer.
     fn place(&mut self, blocks: u32, peer: PlacingPeer<'_>) -> bool {
         self.blocks = self.blocks.saturating_add(blocks);
-        if !self.by_origin.contains_key(peer.origin) {
-            self.by_origin
-                .insert(peer.origin.clone(), OriginBlocks::default());
-        }
         let share = self.capacity / SHARES;
-        let is_within = self
-            .by_origin
-            .get_mut(peer.origin)
-            .is_none_or(|origin| origin.place(blocks, peer, share))
-            || self.are_shown();
+        let of_owner = self.by_owner.entry(peer.origin.owner()).or_default();
+        let is_within = of_owner.place(blocks, peer, share) || self.are_shown();
         while self.blocks >= self.capacity.max(1) {
             self.halve();
         }
@@ -169,30 +173,47 @@ impl EndpointShares {
     fn halve(&mut self) {
         self.blocks /= 2;
         self.computed /= 2;
-        self.by_origin.retain(|_, origin| {
-            origin.blocks /= 2;
-            origin.by_process.retain(|_, blocks| {
-                *blocks /= 2;
-                *blocks > 0
+        self.by_owner.retain(|_, owner| {
+            owner.blocks /= 2;
+            owner.by_origin.retain(|_, origin| {
+                origin.blocks /= 2;
+                origin.by_process.retain(|_, blocks| {
+                    *blocks /= 2;
+                    *blocks > 0
+                });
+                origin.blocks > 0
             });
-            origin.blocks > 0
+            owner.blocks > 0
         });
     }
 }
 
-// === impl OriginBlocks ===
+// === impl OwnerBlocks ===
 
-impl OriginBlocks {
-    /// Counts a placement. Returns whether it is within the share of the origin, or within an equal
-    /// part of it for each process.
+impl OwnerBlocks {
+    /// Counts a placement. Returns whether it is within the shares of the owner and the origin, or
+    /// within an equal part of them for each origin and process.
     fn place(&mut self, blocks: u32, peer: PlacingPeer<'_>, share: u32) -> bool {
         self.blocks = self.blocks.saturating_add(blocks);
-        let of_process = self.by_process.entry(peer.process_id).or_default();
+        let of_origin = self.by_origin.entry(peer.origin.clone()).or_default();
+        of_origin.blocks = of_origin.blocks.saturating_add(blocks);
+        let of_process = of_origin.by_process.entry(peer.process_id).or_default();
         *of_process = of_process.saturating_add(blocks);
         let of_process = *of_process;
-        let seen = u32::try_from(self.by_process.len()).unwrap_or(u32::MAX);
-        self.blocks <= share || of_process <= share / peer.processes.max(seen).max(1)
+        let is_within = of_origin.blocks <= share;
+        let part = share / seen(&of_origin.by_process, peer.processes);
+        match peer.divided_by {
+            Some(_) if self.blocks <= share => true,
+            Some(origins) => of_process <= part / seen(&self.by_origin, origins),
+            None => is_within || of_process <= part,
+        }
     }
+}
+
+/// The number of processes or origins: those in the pool, and those that have left but count.
+fn seen<K, V>(rows: &BTreeMap<K, V>, present: u32) -> u32 {
+    let seen = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+    present.max(seen).max(1)
 }
 
 /// The blocks of an endpoint's KV cache.
@@ -217,7 +238,7 @@ fn blocks(placement: &EncodedPlacement<'_>) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::VecDeque;
 
     use rand::{Rng as _, SeedableRng as _};
@@ -264,10 +285,45 @@ mod tests {
             process_id,
             origin,
             processes,
+            divided_by: None,
         };
         let divided = shares.divide(&written, peer);
         assert_eq!(divided.each().count(), 50, "nothing is lost");
         2 * placements::each(&divided.placements).count()
+    }
+
+    /// Origins that place 50 times the volume of an honest one each, in turn. Returns the share
+    /// that stays confirmed, in percent.
+    pub(in crate::state) fn confirmed_of(origins: &[Origin], divided_by: Option<u32>) -> usize {
+        let mut shares = shares();
+        let mut confirmed = 0;
+        for round in 0..1_000 {
+            let mut written = Vec::new();
+            placements::push(&mut written, AT, &[2; 100]);
+            for (process_id, origin) in (0..).zip(origins) {
+                let peer = PlacingPeer {
+                    process_id,
+                    origin,
+                    processes: 1,
+                    divided_by,
+                };
+                confirmed += usize::from(shares.divide(&written, peer).claims.is_empty());
+            }
+            let honest = Origin {
+                certificate: Some("other".into()),
+                address: None,
+            };
+            if round % 50 == 0 && divided_by.is_some() {
+                let peer = PlacingPeer {
+                    process_id: 99,
+                    origin: &honest,
+                    processes: 1,
+                    divided_by: Some(1),
+                };
+                assert!(shares.divide(&written, peer).claims.is_empty());
+            }
+        }
+        confirmed / (10 * origins.len())
     }
 
     #[test]
@@ -294,6 +350,7 @@ mod tests {
             process_id: 1,
             origin: &origin(1),
             processes: 1,
+            divided_by: None,
         };
         assert_eq!(
             shares.divide(&written, peer).placements,
@@ -314,6 +371,7 @@ mod tests {
                 process_id: 2,
                 origin: &host,
                 processes: 4,
+                divided_by: None,
             };
             let divided = shares.divide(&written, honest);
             assert!(divided.claims.is_empty(), "it places little");
@@ -346,12 +404,13 @@ mod tests {
                     process_id: u64::from(last),
                     origin: &origin(last),
                     processes: 1,
+                    divided_by: None,
                 };
                 assert!(shares.divide(&written, peer).claims.is_empty());
             }
         }
         let counted = &shares.endpoints[&AT];
-        assert!(counted.by_origin.len() == 8);
+        assert!(counted.by_owner.len() == 8);
         assert!(counted.blocks < CAPACITY);
     }
 
@@ -490,6 +549,7 @@ mod tests {
                     process_id: proxy as u64,
                     origin: &origin(u8::try_from(proxy).unwrap()),
                     processes: 1,
+                    divided_by: None,
                 };
                 all = shares.divide(&all.placements, peer);
             }

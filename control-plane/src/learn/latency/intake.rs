@@ -21,7 +21,7 @@ const VMS_MAX: usize = 4_096;
 /// How long an origin without messages is remembered. This is twice as long as its vote lasts.
 const ORIGIN_MAX_AGE: Duration = Duration::from_secs(60);
 
-/// The maximum number of distinguished origins; all further origins count as one.
+/// The maximum number of distinguished owners, and of origins; all further ones count as one.
 const ORIGINS_MAX: usize = 256;
 
 /// Counts of rows by result, since the daemon started.
@@ -50,8 +50,8 @@ pub struct ObservationCounts {
 pub struct ObservationIntake {
     vms: BTreeMap<(u64, u64), IntakePosition>,
     messages: u64,
-    /// The origins, each with its number and its last message.
-    origins: BTreeMap<Origin, OriginEntry>,
+    /// The owners and the origins, each with its number and its last message.
+    levels: [BTreeMap<Origin, OriginEntry>; 2],
     origins_seen: u64,
     /// Counts by result.
     pub counts: ObservationCounts,
@@ -103,25 +103,25 @@ impl ObservationCounts {
 // === impl ObservationIntake ===
 
 impl ObservationIntake {
-    /// Returns the witness of a message's rows: its origin, which a peer cannot choose, or its
-    /// process if all proxies have the same origin.
+    /// Returns the witness of a message's rows: its owner, who cannot have two votes. It is the
+    /// origin if all proxies have one owner, and the process if they have one origin.
     pub fn witness(&mut self, process_id: u64, origin: &Origin, now: Instant) -> u64 {
-        self.origins
-            .retain(|_, known| now.saturating_duration_since(known.at) < ORIGIN_MAX_AGE);
-        if !self.origins.contains_key(origin) && self.origins.len() < ORIGINS_MAX {
-            self.origins_seen += 1;
-            let number = self.origins_seen;
-            self.origins
-                .insert(origin.clone(), OriginEntry { number, at: now });
-        }
-        let is_one = self.origins.len() == 1;
-        match self.origins.get_mut(origin) {
-            Some(known) => {
-                known.at = now;
-                if is_one { process_id } else { known.number }
+        let mut witness = None;
+        for (rows, of) in self.levels.iter_mut().zip(origin.levels()) {
+            rows.retain(|_, known| now.saturating_duration_since(known.at) < ORIGIN_MAX_AGE);
+            if !rows.contains_key(&of) && rows.len() < ORIGINS_MAX {
+                self.origins_seen += 1;
+                let number = self.origins_seen;
+                rows.insert(of.clone(), OriginEntry { number, at: now });
             }
-            None => 0,
+            let number = rows.get_mut(&of).map_or(0, |known| {
+                known.at = now;
+                known.number
+            });
+            let differ = rows.len() > 1;
+            witness = witness.or(differ.then_some(number));
         }
+        witness.unwrap_or(process_id)
     }
 
     /// Returns the new and valid rows of a message.

@@ -1,9 +1,9 @@
 //! The names under which a pool's counts are shown: models, drop reasons, bands. Clients choose
 //! some of them, and a proxy may invent them.
 //!
-//! A name that several origins report needs no share. Each origin has a share of the other names,
-//! once there is another origin. Its further names count as one. A name is removed when no VM
-//! reports it any more.
+//! A name that several owners report needs no share. Each owner has a share of the other names,
+//! once there is another owner, and each origin has one of those that no other origin reports.
+//! Further names count as one. A name is removed when no VM reports it any more.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::state::peer::Origin;
 /// restart or to find the daemon again.
 pub const NAME_KEPT: Duration = Duration::from_secs(600);
 
-/// While there are other origins, an origin may use this part of all names. For models, that is
-/// more than one VM reports ([`pool_state::MODELS_MAX`]).
+/// While there are others, an owner or an origin may use this part of all names. For models, that
+/// is more than one VM reports ([`pool_state::MODELS_MAX`]).
 const SHARE_PARTS: usize = 8;
 
 /// The names in use, and the origins that report them.
@@ -25,20 +25,20 @@ const SHARE_PARTS: usize = 8;
 pub struct ReportedNames<N> {
     names_max: usize,
     names: BTreeMap<N, NameUse>,
-    /// The time when each origin last reported.
-    origins: BTreeMap<Origin, OriginNames>,
+    /// The names of each owner and each origin.
+    levels: [BTreeMap<Origin, OriginNames>; 2],
 }
 
 #[derive(Debug)]
 struct NameUse {
-    /// The only origin that reports it; `None` if there are several.
-    only: Option<Origin>,
+    /// The only owner and the only origin that report it; `None` if there are several.
+    only: [Option<Origin>; 2],
     reported_at: Instant,
 }
 
 #[derive(Debug)]
 struct OriginNames {
-    /// The names that only this origin reports.
+    /// The names that only this owner or origin reports.
     own: usize,
     reported_at: Instant,
 }
@@ -51,7 +51,7 @@ impl<N: Ord + Clone> ReportedNames<N> {
         Self {
             names_max,
             names: BTreeMap::new(),
-            origins: BTreeMap::new(),
+            levels: [BTreeMap::new(), BTreeMap::new()],
         }
     }
 
@@ -69,42 +69,57 @@ impl<N: Ord + Clone> ReportedNames<N> {
     ) where
         N: 'n,
     {
-        let is_first = !self.origins.contains_key(origin);
-        let of = self.origins.entry(origin.clone()).or_insert(OriginNames {
-            own: 0,
-            reported_at: now,
-        });
-        of.reported_at = now;
-        if is_first && self.origins.len() == 2 {
-            self.trim_all();
+        let levels = origin.levels();
+        for (level, of) in levels.iter().enumerate() {
+            let Some(rows) = self.levels.get_mut(level) else {
+                continue;
+            };
+            let before = rows.len();
+            let row = rows.entry(of.clone()).or_insert(OriginNames {
+                own: 0,
+                reported_at: now,
+            });
+            row.reported_at = now;
+            if before == 1 && rows.len() == 2 {
+                self.trim(level);
+            }
         }
         for name in names {
-            self.report_one(origin, name, now);
+            self.report_one(&levels, name, now);
         }
     }
 
-    fn report_one(&mut self, origin: &Origin, name: &N, now: Instant) {
+    fn report_one(&mut self, levels: &[Origin; 2], name: &N, now: Instant) {
         if let Some(known) = self.names.get_mut(name) {
             known.reported_at = now;
-            if known.only.as_ref().is_some_and(|only| only != origin)
-                && let Some(only) = known.only.take()
-                && let Some(of) = self.origins.get_mut(&only)
-            {
-                of.own -= 1;
+            let all = known.only.iter_mut().zip(&mut self.levels).zip(levels);
+            for ((only, rows), of) in all {
+                if only.as_ref().is_some_and(|only| only != of)
+                    && let Some(only) = only.take()
+                    && let Some(row) = rows.get_mut(&only)
+                {
+                    row.own -= 1;
+                }
             }
             return;
         }
-        let share = self.share();
-        if let Some(of) = self.origins.get_mut(origin)
-            && of.own < share
-            && self.names.len() < self.names_max
-        {
-            of.own += 1;
-            let only = Some(origin.clone());
-            let reported_at = now;
-            self.names
-                .insert(name.clone(), NameUse { only, reported_at });
+        let names_max = self.names_max;
+        let has_room = self.levels.iter().zip(levels).all(|(rows, of)| {
+            rows.get(of)
+                .is_some_and(|row| row.own < share(rows, names_max))
+        });
+        if !has_room || self.names.len() >= names_max {
+            return;
         }
+        for (rows, of) in self.levels.iter_mut().zip(levels) {
+            if let Some(row) = rows.get_mut(of) {
+                row.own += 1;
+            }
+        }
+        let only = levels.clone().map(Some);
+        let reported_at = now;
+        self.names
+            .insert(name.clone(), NameUse { only, reported_at });
     }
 
     /// Forgets the names that are no longer reported. Returns the forgotten names.
@@ -117,40 +132,45 @@ impl<N: Ord + Clone> ReportedNames<N> {
             .map(|(name, _)| name.clone())
             .collect();
         expired.iter().for_each(|name| self.remove(name));
-        self.origins.retain(|_, of| !is_old(of.reported_at));
+        for rows in &mut self.levels {
+            rows.retain(|_, of| !is_old(of.reported_at));
+        }
         expired
     }
 
-    /// The maximum number of names that only one origin reports.
-    fn share(&self) -> usize {
-        if self.origins.len() > 1 {
-            self.names_max / SHARE_PARTS
-        } else {
-            self.names_max
-        }
-    }
-
-    /// Applies the share of each origin when the limit begins to apply.
-    fn trim_all(&mut self) {
-        let share = self.share();
+    /// Applies the shares of the owners, or of the origins, when they begin to bind.
+    fn trim(&mut self, level: usize) {
+        let Some(rows) = self.levels.get(level) else {
+            return;
+        };
+        let share = share(rows, self.names_max);
         let mut excess = Vec::new();
-        for (origin, of) in &self.origins {
-            let own = self
-                .names
-                .iter()
-                .filter(|(_, known)| known.only.as_ref() == Some(origin));
-            excess.extend(own.skip(share.min(of.own)).map(|(name, _)| name.clone()));
+        for (of, row) in rows {
+            let is_own = |known: &NameUse| known.only.get(level) == Some(&Some(of.clone()));
+            let own = self.names.iter().filter(|(_, known)| is_own(known));
+            excess.extend(own.skip(share.min(row.own)).map(|(name, _)| name.clone()));
         }
         excess.iter().for_each(|name| self.remove(name));
     }
 
     fn remove(&mut self, name: &N) {
-        if let Some(known) = self.names.remove(name)
-            && let Some(only) = known.only
-            && let Some(of) = self.origins.get_mut(&only)
-        {
-            of.own -= 1;
+        let Some(known) = self.names.remove(name) else {
+            return;
+        };
+        for (only, rows) in known.only.iter().zip(&mut self.levels) {
+            if let Some(row) = only.as_ref().and_then(|only| rows.get_mut(only)) {
+                row.own -= 1;
+            }
         }
+    }
+}
+
+/// The maximum number of names that only one of these owners or origins reports.
+fn share(rows: &BTreeMap<Origin, OriginNames>, names_max: usize) -> usize {
+    if rows.len() > 1 {
+        names_max / SHARE_PARTS
+    } else {
+        names_max
     }
 }
 
@@ -191,8 +211,8 @@ mod tests {
         names.report(&of(2), &[2], later);
         assert_eq!(names.expire(now + NAME_KEPT), [1]);
         assert!(names.has(&2));
-        assert_eq!(names.origins.len(), 1);
+        assert!(names.levels.iter().all(|rows| rows.len() == 1));
         assert_eq!(names.expire(later + NAME_KEPT), [2]);
-        assert!(names.origins.is_empty());
+        assert!(names.levels.iter().all(BTreeMap::is_empty));
     }
 }
