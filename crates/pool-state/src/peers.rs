@@ -12,8 +12,7 @@ use proto::placements::PlacementKind;
 use proto::{SHARE_EXPIRY_MS, placements, state};
 use scheduler::{EndpointRef, Timestamp};
 
-use crate::pool::shared_streak;
-use crate::pool::{Ejection, ManagedPool, OwnLoadReport, PeerLoadReport, Placement};
+use crate::pool::{Ejection, ManagedPool, OwnLoadReport, PeerLoadReport, Placement, peer_kind};
 
 /// A report without changes is repeated after this time, in ms. That is four times before it would
 /// expire.
@@ -109,13 +108,15 @@ impl EncodedPlacements {
     }
 
     /// All placements in the order in which they apply, without those that only workers of one
-    /// process accept from each other.
+    /// process accept from each other. Marks have no share, so all are over it.
     pub fn each(&self) -> impl Iterator<Item = (PlacementKind, EndpointRef, Vec<u64>)> {
         let confirmed = placements::each(&self.placements)
             .map(|(endpoint, blocks)| (PlacementKind::Confirmed, endpoint, blocks));
         placements::each_claim(&self.claims)
             .chain(confirmed)
-            .filter(|(_, _, blocks)| !matches!(blocks[..], [mark] if shared_streak::is_mark(mark)))
+            .filter_map(|(kind, endpoint, blocks)| {
+                Some((peer_kind(kind, &blocks)?, endpoint, blocks))
+            })
     }
 
     /// Takes the placements out of a message.

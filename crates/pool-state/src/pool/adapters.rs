@@ -14,7 +14,8 @@
 
 use scheduler::{AdapterRoom, EndpointIndex, EndpointTable, name_hash};
 
-/// The maximum number of adapters remembered for an endpoint. Engines have far fewer places.
+/// The maximum number of adapters remembered for an endpoint. Engines have far fewer places. One
+/// half is for those that only other proxies told: they may be made up.
 const ADAPTERS_MAX: usize = 64;
 
 /// The upper half of a model mark: "LoRA" in ASCII.
@@ -29,10 +30,18 @@ pub(super) struct AdapterTable {
     requests: u64,
 }
 
-/// The models of an endpoint's requests, least recently used first: the mark of each, and the
-/// number of its last request.
+/// The models of an endpoint's requests, least recently used first.
 #[derive(Debug, Default)]
-struct EndpointAdapters(Vec<(u64, u64)>);
+struct EndpointAdapters(Vec<UsedAdapter>);
+
+#[derive(Clone, Copy, Debug)]
+struct UsedAdapter {
+    mark: u64,
+    /// The number of its last request.
+    used: u64,
+    /// Whether only other proxies told its requests.
+    from_peer: bool,
+}
 
 pub(super) fn model_mark(model: &str) -> u64 {
     MODEL_MARK | (name_hash(model) & !MARK_MASK)
@@ -60,18 +69,28 @@ impl AdapterTable {
             .collect();
     }
 
-    /// Records a request for the model of this mark at the endpoint at position `at`.
-    pub(super) fn record_model(&mut self, at: usize, mark: u64) {
+    /// Records a request for the model of this mark at the endpoint at position `at`, as another
+    /// proxy told or not.
+    pub(super) fn record_model(&mut self, at: usize, mark: u64, from_peer: bool) {
         let Some(EndpointAdapters(row)) = self.rows.get_mut(at) else {
             return;
         };
         self.requests += 1;
-        match row.iter().position(|(other, _)| *other == mark) {
-            Some(place) => drop(row.remove(place)),
-            None if row.len() >= ADAPTERS_MAX => drop(row.remove(0)),
-            None => {}
+        let mut from_peer = from_peer;
+        let of_peers = row.iter().filter(|of| of.from_peer).count();
+        if let Some(place) = row.iter().position(|of| of.mark == mark) {
+            from_peer &= row.remove(place).from_peer;
+        } else if from_peer && of_peers >= ADAPTERS_MAX / 2 {
+            let oldest = row.iter().position(|of| of.from_peer);
+            oldest.map(|place| row.remove(place));
+        } else if row.len() >= ADAPTERS_MAX {
+            row.remove(0);
         }
-        row.push((mark, self.requests));
+        row.push(UsedAdapter {
+            mark,
+            used: self.requests,
+            from_peer,
+        });
     }
 
     /// Writes into `rooms` which endpoints have room for the adapter. Writes nothing if there are
@@ -114,14 +133,27 @@ impl EndpointAdapters {
         if places == 0 {
             return AdapterRoom::Unknown;
         }
-        let last = self.0.len().saturating_sub(places);
-        let kept = self.0.get(last..).unwrap_or(&[]);
-        match kept.first() {
-            _ if kept.iter().any(|(other, _)| *other == mark) => AdapterRoom::Loaded,
-            Some(&(_, displaced_used)) if kept.len() >= places => {
-                AdapterRoom::Full { displaced_used }
+        let own = self.0.iter().filter(|of| !of.from_peer).count();
+        let mut peers_left = (places / 2).max(places.saturating_sub(own));
+        let mut kept = 0;
+        let mut displaced_used = 0;
+        for of in self.0.iter().rev() {
+            if kept == places {
+                break;
             }
-            _ => AdapterRoom::Free,
+            if of.from_peer && peers_left == 0 {
+                continue;
+            }
+            peers_left -= usize::from(of.from_peer);
+            if of.mark == mark {
+                return AdapterRoom::Loaded;
+            }
+            kept += 1;
+            displaced_used = of.used;
+        }
+        match kept >= places {
+            true => AdapterRoom::Full { displaced_used },
+            false => AdapterRoom::Free,
         }
     }
 }
@@ -202,7 +234,7 @@ mod tests {
         let (mut adapters, endpoints) = pool(&[2]);
         let mut room = |used: &[&str], model: &str| {
             used.iter()
-                .for_each(|used| adapters.record_model(0, model_mark(used)));
+                .for_each(|used| adapters.record_model(0, model_mark(used), false));
             rooms(&adapters, &endpoints, model)
         };
         assert_eq!(room(&[], "a"), [AdapterRoom::Free]);
@@ -219,6 +251,28 @@ mod tests {
             "b went, and a would be next"
         );
         assert_eq!(room(&[], "a"), [AdapterRoom::Loaded]);
+    }
+
+    #[test]
+    fn adapters_that_other_proxies_tell_take_half_of_the_places() {
+        let (mut adapters, endpoints) = pool(&[4]);
+        for own in ["a", "b", "c"] {
+            adapters.record_model(0, model_mark(own), false);
+        }
+        (0..64).for_each(|n| adapters.record_model(0, model_mark(&n.to_string()), true));
+        let is_loaded =
+            |model: &&str| rooms(&adapters, &endpoints, model)[0] == AdapterRoom::Loaded;
+        // When they took any place, a, b and c were gone.
+        assert_eq!(["a", "b", "c"].iter().filter(|of| is_loaded(of)).count(), 2);
+        assert_eq!(["62", "63"].iter().filter(|of| is_loaded(of)).count(), 2);
+        assert!(!is_loaded(&"61"));
+        let (mut adapters, endpoints) = pool(&[4]);
+        (0..64).for_each(|n| adapters.record_model(0, model_mark(&n.to_string()), true));
+        assert_eq!(
+            rooms(&adapters, &endpoints, "60"),
+            [AdapterRoom::Loaded],
+            "a proxy without requests of its own knows all places from the others"
+        );
     }
 
     #[test]
@@ -287,22 +341,22 @@ mod tests {
     #[test]
     fn rows_follow_their_endpoints() {
         let (mut adapters, endpoints) = pool(&[1, 1]);
-        adapters.record_model(1, model_mark("a"));
+        adapters.record_model(1, model_mark("a"), false);
         adapters.remap(&[Some(1), None]);
         assert_eq!(
             rooms(&adapters, &endpoints, "a"),
             [AdapterRoom::Loaded, AdapterRoom::Free]
         );
-        adapters.record_model(7, model_mark("a"));
+        adapters.record_model(7, model_mark("a"), false);
         adapters.remap(&[]);
-        adapters.record_model(0, model_mark("a"));
+        adapters.record_model(0, model_mark("a"), false);
         assert!(rooms(&adapters, &endpoints, "a").is_empty());
     }
 
     #[test]
     fn a_row_is_bounded_and_marks_are_known() {
         let (mut adapters, endpoints) = pool(&[200]);
-        (0..200).for_each(|n| adapters.record_model(0, model_mark(&n.to_string())));
+        (0..200).for_each(|n| adapters.record_model(0, model_mark(&n.to_string()), false));
         assert_eq!(adapters.rows[0].0.len(), ADAPTERS_MAX);
         assert_eq!(rooms(&adapters, &endpoints, "199"), [AdapterRoom::Loaded]);
         assert_eq!(rooms(&adapters, &endpoints, "0"), [AdapterRoom::Free]);

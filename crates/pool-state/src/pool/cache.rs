@@ -183,7 +183,7 @@ impl Cache {
             .filter(|_| snapshot.adapter_places(at, model).is_some())
         {
             let mark = adapters::model_mark(model);
-            self.adapters.record_model(at.get(), mark);
+            self.adapters.record_model(at.get(), mark, false);
             self.placements
                 .push(PlacementKind::Confirmed, endpoint.id, &[mark], 0);
         }
@@ -193,7 +193,7 @@ impl Cache {
     /// id.
     pub(super) fn record_stored_answer(&mut self, endpoint: EndpointRef, id: u64) {
         let mark = stored_answers::mark(id);
-        self.stored_answers.record(mark, endpoint);
+        self.stored_answers.record(mark, endpoint, false);
         self.placements
             .push(PlacementKind::Confirmed, endpoint, &[mark], 0);
     }

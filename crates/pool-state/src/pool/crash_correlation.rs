@@ -12,7 +12,8 @@
 //! clears the prompt.
 //!
 //! Other workers and proxies receive this as placements of one block, which have a mark in the
-//! upper half like adapters ([`super::adapters`]).
+//! upper half like adapters ([`super::adapters`]). What other proxies tell may be made up. So all
+//! of them count as one client, and refuse a prompt only together with a connection lost here.
 
 use std::collections::VecDeque;
 
@@ -61,6 +62,8 @@ pub(super) struct CrashCorrelator {
 struct LostConnection {
     mark: u64,
     endpoint: EndpointRef,
+    /// Whether another proxy lost it.
+    from_peer: bool,
     at: Timestamp,
     /// The time when the prompt was last let through.
     probed_at: Option<Timestamp>,
@@ -105,14 +108,24 @@ pub(super) fn is_mark(block: u64) -> bool {
 
 impl CrashCorrelator {
     /// Records that the connection to `endpoint` was lost during a request with the prompt of this
-    /// mark.
-    pub(super) fn record(&mut self, mark: u64, endpoint: EndpointRef, now: Timestamp) {
+    /// mark, as another proxy told or not.
+    pub(super) fn record(
+        &mut self,
+        mark: u64,
+        endpoint: EndpointRef,
+        from_peer: bool,
+        now: Timestamp,
+    ) {
         if self.lost.len() >= LOST_MAX {
-            self.lost.pop_front();
+            match self.lost.iter().position(|lost| lost.from_peer) {
+                None if from_peer => return,
+                place => drop(self.lost.remove(place.unwrap_or(0))),
+            }
         }
         self.lost.push_back(LostConnection {
             mark,
             endpoint,
+            from_peer,
             at: now,
             probed_at: None,
         });
@@ -137,8 +150,9 @@ impl CrashCorrelator {
         if self.lost.is_empty() || !self.is_crashing(prompt, client, health, now) {
             return PromptSuspicion::None;
         }
-        let of_prompt = || self.lost.iter().filter(|lost| lost.has_prompt(prompt));
-        let tried_at = of_prompt().map(|lost| lost.probed_at.unwrap_or(lost.at).max(lost.at));
+        let lost_here = |lost: &&LostConnection| lost.has_prompt(prompt) && !lost.from_peer;
+        let of_prompt = self.lost.iter().filter(lost_here);
+        let tried_at = of_prompt.map(|lost| lost.probed_at.unwrap_or(lost.at).max(lost.at));
         if tried_at
             .max()
             .is_some_and(|tried| now.ms_since(tried) < PROBE_MS)
@@ -165,6 +179,7 @@ impl CrashCorrelator {
         let alone = |lost: &LostConnection| {
             let together = |other: &LostConnection| {
                 other.endpoint == lost.endpoint
+                    && (lost.from_peer || !other.from_peer)
                     && other.at.ms_since(lost.at).max(lost.at.ms_since(other.at)) < TOGETHER_MS
             };
             !recent().any(|other| !other.has_prompt(prompt) && together(other))
@@ -172,7 +187,9 @@ impl CrashCorrelator {
         let own = mark(prompt, client);
         let mut engines: Vec<EndpointRef> = Vec::new();
         let mut own_engines: Vec<EndpointRef> = Vec::new();
-        let mut clients: Vec<u64> = Vec::new();
+        // `None` is the client that the other proxies count as.
+        let mut clients: Vec<Option<u64>> = Vec::new();
+        let [mut is_here, mut is_own_here] = [false; 2];
         let blamed = recent().filter(|lost| {
             lost.has_prompt(prompt)
                 && alone(lost)
@@ -180,12 +197,15 @@ impl CrashCorrelator {
         });
         for lost in blamed {
             insert(&mut engines, lost.endpoint);
-            insert(&mut clients, lost.mark);
+            insert(&mut clients, Some(lost.mark).filter(|_| !lost.from_peer));
+            is_here |= !lost.from_peer;
             if lost.mark == own {
                 insert(&mut own_engines, lost.endpoint);
+                is_own_here |= !lost.from_peer;
             }
         }
-        own_engines.len() >= ENGINES || (engines.len() >= ENGINES && clients.len() >= CLIENTS)
+        (is_own_here && own_engines.len() >= ENGINES)
+            || (is_here && engines.len() >= ENGINES && clients.len() >= CLIENTS)
     }
 }
 
@@ -240,13 +260,13 @@ mod tests {
     fn two_engines_that_do_well_with_other_prompts_are_enough() {
         let mut crashing = CrashCorrelator::default();
         let health = fine(&[0, 1]);
-        crashing.record(mark(POISON, ANN), id(0), at(1));
-        crashing.record(mark(POISON, ANN), id(0), at(2));
+        crashing.record(mark(POISON, ANN), id(0), false, at(1));
+        crashing.record(mark(POISON, ANN), id(0), false, at(2));
         assert!(
             !crashing.is_refused(POISON, ANN, &health, at(3)),
             "twice the same engine"
         );
-        crashing.record(mark(POISON, ANN), id(1), at(4));
+        crashing.record(mark(POISON, ANN), id(1), false, at(4));
         assert!(crashing.is_refused(POISON, ANN, &health, at(5)));
         assert!(
             !crashing.is_refused(POISON + 1, ANN, &health, at(5)),
@@ -268,11 +288,11 @@ mod tests {
         let mut crashing = CrashCorrelator::default();
         let health = fine(&[0, 1]);
         for ms in 1..20 {
-            crashing.record(mark(POISON, EVE), id(u16::from(ms % 2 == 0)), at(ms));
+            crashing.record(mark(POISON, EVE), id(u16::from(ms % 2 == 0)), false, at(ms));
         }
         assert!(!crashing.is_refused(POISON, ANN, &health, at(30)));
         assert!(crashing.is_refused(POISON, EVE, &health, at(30)));
-        crashing.record(mark(POISON, BOB), id(0), at(40));
+        crashing.record(mark(POISON, BOB), id(0), false, at(40));
         assert!(
             crashing.is_refused(POISON, ANN, &health, at(50)),
             "the word of two"
@@ -280,11 +300,53 @@ mod tests {
     }
 
     #[test]
+    fn what_other_proxies_tell_refuses_nothing_alone_and_hides_nothing() {
+        let health = fine(&[0, 1]);
+        let mut crashing = CrashCorrelator::default();
+        for client in 0..1_024 {
+            crashing.record(mark(POISON, client), id(0), true, at(1));
+            crashing.record(mark(POISON, client), id(1), true, at(2));
+        }
+        assert!(
+            !crashing.is_refused(POISON, ANN, &health, at(10)),
+            "before, it was refused to all clients"
+        );
+        crashing.record(mark(POISON, BOB), id(0), false, at(20));
+        assert!(
+            crashing.is_refused(POISON, ANN, &health, at(30)),
+            "one lost here, and the word of the others"
+        );
+        let probes = (100..20_000).step_by(100).filter(|ms| {
+            crashing.record(mark(POISON, EVE), id(1), true, at(*ms));
+            crashing.judge(POISON, ANN, &health, at(*ms)) == PromptSuspicion::Probe
+        });
+        assert_eq!(probes.count(), 3, "told again and again, it is still tried");
+        let mut crashing = CrashCorrelator::default();
+        crashing.record(mark(POISON, ANN), id(0), false, at(100));
+        crashing.record(mark(POISON, ANN), id(1), false, at(200));
+        for made_up in 0..1_000 {
+            crashing.record(mark(made_up, EVE), id(0), true, at(made_up));
+            crashing.record(mark(made_up, EVE), id(1), true, at(made_up));
+        }
+        assert!(
+            crashing.is_refused(POISON, ANN, &health, at(1_000)),
+            "before, other marks hid what was lost here"
+        );
+        let mut crashing = CrashCorrelator::default();
+        crashing.record(mark(POISON, ANN), id(0), false, at(1));
+        crashing.record(mark(POISON, ANN), id(1), true, at(2));
+        assert!(
+            crashing.is_refused(POISON, ANN, &health, at(3)),
+            "a client that comes by two proxies"
+        );
+    }
+
+    #[test]
     fn a_refused_prompt_is_tried_again_once_in_a_while() {
         let mut crashing = CrashCorrelator::default();
         let health = fine(&[0, 1]);
-        crashing.record(mark(POISON, ANN), id(0), at(1));
-        crashing.record(mark(POISON, ANN), id(1), at(2));
+        crashing.record(mark(POISON, ANN), id(0), false, at(1));
+        crashing.record(mark(POISON, ANN), id(1), false, at(2));
         let judged = (0..20_000)
             .step_by(10)
             .map(|ms| crashing.judge(POISON, ANN, &health, at(ms)))
@@ -299,18 +361,18 @@ mod tests {
     #[test]
     fn an_engine_that_is_gone_says_nothing_of_the_prompt() {
         let mut crashing = CrashCorrelator::default();
-        crashing.record(mark(POISON, ANN), id(0), at(1));
-        crashing.record(mark(POISON, ANN), id(1), at(2));
+        crashing.record(mark(POISON, ANN), id(0), false, at(1));
+        crashing.record(mark(POISON, ANN), id(1), false, at(2));
         assert!(
             !crashing.is_refused(POISON, ANN, &fine(&[0]), at(3)),
             "no prompt succeeded at the second"
         );
-        crashing.record(mark(POISON + 1, ANN), id(1), at(3));
+        crashing.record(mark(POISON + 1, ANN), id(1), false, at(3));
         assert!(
             !crashing.is_refused(POISON, ANN, &fine(&[0, 1]), at(4)),
             "another prompt lost its connection at the same moment"
         );
-        crashing.record(mark(POISON, ANN), id(1), at(103));
+        crashing.record(mark(POISON, ANN), id(1), false, at(103));
         assert!(
             crashing.is_refused(POISON, ANN, &fine(&[0, 1]), at(104)),
             "and not this time"
@@ -320,7 +382,7 @@ mod tests {
     #[test]
     fn what_is_remembered_is_bounded_and_marks_are_known() {
         let mut crashing = CrashCorrelator::default();
-        (0..1_000).for_each(|n| crashing.record(mark(n, ANN), id(0), at(n)));
+        (0..1_000).for_each(|n| crashing.record(mark(n, ANN), id(0), false, at(n)));
         assert_eq!(crashing.lost.len(), LOST_MAX);
         assert!(
             is_mark(mark(u64::MAX, u64::MAX))

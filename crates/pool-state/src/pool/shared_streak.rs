@@ -21,7 +21,7 @@ const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 const KNOWN: u32 = 1;
 
 /// Whether a block of a placement is the mark of a failure or a success, not the hash of a block.
-pub(crate) fn is_mark(block: u64) -> bool {
+pub(super) fn is_mark(block: u64) -> bool {
     block & MARK_MASK == MARK
 }
 

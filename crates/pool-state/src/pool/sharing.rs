@@ -18,6 +18,22 @@ use scheduler::Timestamp;
 /// take a quarter of that time.
 const PATIENCE_MS: std::ops::RangeInclusive<u64> = 1_000..=5_000;
 
+/// The kind as which a placement of another proxy counts here; `None` if it counts only between
+/// workers of one process. A mark has no share, so it counts as over it.
+pub(crate) fn peer_kind(kind: PlacementKind, blocks: &[u64]) -> Option<PlacementKind> {
+    match blocks {
+        [mark] if shared_streak::is_mark(*mark) => None,
+        [mark]
+            if adapters::is_model_mark(*mark)
+                || crash_correlation::is_mark(*mark)
+                || stored_answers::is_mark(*mark) =>
+        {
+            Some(PlacementKind::OverShare)
+        }
+        _ => Some(kind),
+    }
+}
+
 // === impl ManagedPool ===
 
 impl ManagedPool {
@@ -130,6 +146,8 @@ impl ManagedPool {
 
     /// Records that another worker or proxy sent `endpoint` a prompt of these blocks, with the
     /// evidence for that. A single block that is a mark is not a prompt: see [`Placement::blocks`].
+    /// The marks of other proxies count as over their share, and so displace nothing that this
+    /// process saw.
     pub fn record_peer_placement(
         &mut self,
         kind: PlacementKind,
@@ -140,22 +158,21 @@ impl ManagedPool {
         let Some(at) = self.endpoints.index(endpoint) else {
             return;
         };
+        let from_peer = kind == PlacementKind::OverShare;
         match blocks {
             [mark] if adapters::is_model_mark(*mark) => {
-                self.cache.adapters.record_model(at.get(), *mark);
+                self.cache.adapters.record_model(at.get(), *mark, from_peer);
             }
             [mark] if crash_correlation::is_mark(*mark) => {
-                self.endpoints
-                    .failures
-                    .crashing
-                    .record(*mark, endpoint, now);
+                let crashing = &mut self.endpoints.failures.crashing;
+                crashing.record(*mark, endpoint, from_peer, now);
             }
             [mark] if shared_streak::is_mark(*mark) => {
                 let health = &mut self.endpoints.failures.health;
                 shared_streak::receive(health, kind, endpoint, *mark, now);
             }
             [mark] if stored_answers::is_mark(*mark) => {
-                self.cache.stored_answers.record(*mark, endpoint);
+                self.cache.stored_answers.record(*mark, endpoint, from_peer);
             }
             _ => {
                 // Its pick is published as unconfirmed.

@@ -3,7 +3,8 @@
 //! endpoint, because no other endpoint has it.
 //!
 //! Other workers and proxies receive this as placements of one block, marked in the upper half as
-//! adapters are ([`super::adapters`]).
+//! adapters are ([`super::adapters`]). What another proxy tells may be made up, so it displaces
+//! only what others told, or what is old.
 
 use scheduler::EndpointRef;
 
@@ -17,6 +18,10 @@ const ANSWERS_MAX: usize = 16_384;
 /// The number of answers that share a place in the table by their hash. The newest one replaces the
 /// oldest.
 const WAYS: usize = 4;
+
+/// The first ways of a set are of answers that this process saw. When newer ones displace them,
+/// they go to the others.
+const OWN_WAYS: usize = WAYS / 2;
 
 /// The upper half of a mark: "Kept" in ASCII. Hashes of blocks have another.
 const MARK: u64 = 0x4b65_7074_0000_0000;
@@ -41,8 +46,8 @@ pub(super) fn is_mark(block: u64) -> bool {
 // === impl StoredAnswers ===
 
 impl StoredAnswers {
-    /// Records that the endpoint gave the answer of this mark.
-    pub(super) fn record(&mut self, mark: u64, endpoint: EndpointRef) {
+    /// Records that the endpoint gave the answer of this mark, as another proxy told or not.
+    pub(super) fn record(&mut self, mark: u64, endpoint: EndpointRef, from_peer: bool) {
         if self.sets.is_empty() {
             self.sets = vec![[None; WAYS]; ANSWERS_MAX / WAYS];
         }
@@ -50,12 +55,16 @@ impl StoredAnswers {
         let Some(set) = self.sets.get_mut(at) else {
             return;
         };
-        let displaced = set
-            .iter()
-            .position(|row| row.is_none_or(|(other, _)| other == key))
-            .unwrap_or(WAYS - 1);
-        set.copy_within(..displaced, 1);
-        if let Some(newest) = set.first_mut() {
+        let (own, others) = set.split_at_mut(OWN_WAYS);
+        let ways = match from_peer {
+            true if own.iter().flatten().any(|(other, _)| *other == key) => return,
+            true => others,
+            false => &mut set[..],
+        };
+        let is_free = |row: &Option<(u32, EndpointRef)>| row.is_none_or(|(other, _)| other == key);
+        let displaced = ways.iter().position(is_free).unwrap_or(ways.len() - 1);
+        ways.copy_within(..displaced, 1);
+        if let Some(newest) = ways.first_mut() {
             *newest = Some((key, endpoint));
         }
     }
@@ -99,13 +108,13 @@ mod tests {
         let mut answers = StoredAnswers::default();
         let id = name_hash("resp_1");
         assert_eq!(answers.endpoint(id), None);
-        answers.record(mark(id), endpoint(1));
-        answers.record(mark(name_hash("resp_2")), endpoint(2));
+        answers.record(mark(id), endpoint(1), false);
+        answers.record(mark(name_hash("resp_2")), endpoint(2), false);
         assert_eq!(
             (answers.endpoint(id), answers.endpoint(name_hash("resp_3"))),
             (Some(endpoint(1)), None)
         );
-        answers.record(mark(id), endpoint(3));
+        answers.record(mark(id), endpoint(3), false);
         assert_eq!(answers.endpoint(id), Some(endpoint(3)));
     }
 
@@ -114,15 +123,45 @@ mod tests {
         let mut answers = StoredAnswers::default();
         let same_set = |n: usize| (n * (ANSWERS_MAX / WAYS)) as u64;
         for n in 0..=WAYS {
-            answers.record(mark(same_set(n)), endpoint(n as u16));
+            answers.record(mark(same_set(n)), endpoint(n as u16), false);
         }
         let found: Vec<bool> = (0..=WAYS)
             .map(|n| answers.endpoint(same_set(n)).is_some())
             .collect();
         assert_eq!(found, [false, true, true, true, true]);
-        (0..100_000_u64).for_each(|n| answers.record(mark(name_hash(&n.to_string())), endpoint(1)));
+        (0..100_000_u64)
+            .for_each(|n| answers.record(mark(name_hash(&n.to_string())), endpoint(1), false));
         assert_eq!(answers.sets.len() * WAYS, ANSWERS_MAX);
         assert!(size_of_val(answers.sets.as_slice()) <= 16 * ANSWERS_MAX);
+    }
+
+    #[test]
+    fn what_others_tell_displaces_no_answer_of_this_process() {
+        let mut answers = StoredAnswers::default();
+        let own: Vec<u64> = (0..2_000).map(|n| name_hash(&format!("own {n}"))).collect();
+        let honest = name_hash("told");
+        answers.record(mark(honest), endpoint(2), true);
+        assert_eq!(answers.endpoint(honest), Some(endpoint(2)));
+        for id in &own {
+            answers.record(mark(*id), endpoint(1), false);
+        }
+        let kept = |answers: &StoredAnswers| {
+            let here = |id: &&u64| answers.endpoint(**id) == Some(endpoint(1));
+            own.iter().filter(here).count()
+        };
+        let before = kept(&answers);
+        for made_up in 0..ANSWERS_MAX as u64 {
+            answers.record(mark(made_up), endpoint(9), true);
+        }
+        for id in &own {
+            answers.record(mark(*id), endpoint(9), true);
+        }
+        // When all ways were for all, 0 were left.
+        assert!(
+            before > 1_990 && kept(&answers) > 1_900,
+            "{}",
+            kept(&answers)
+        );
     }
 
     #[test]

@@ -78,7 +78,8 @@ impl ManagedPool {
     ) {
         if prompt != 0 && self.endpoints.knows(endpoint) {
             let mark = crash_correlation::mark(prompt, client);
-            self.endpoints.failures.crashing.record(mark, endpoint, now);
+            let crashing = &mut self.endpoints.failures.crashing;
+            crashing.record(mark, endpoint, false, now);
             self.cache
                 .placements
                 .push(PlacementKind::Confirmed, endpoint, &[mark], 0);
