@@ -89,4 +89,6 @@ pub use pipeline::{
 mod snapshot;
 pub use snapshot::{Snapshot, Version};
 mod schedule;
-pub use schedule::{has_room, is_full, predict, saturation, schedule, schedule_again, tracked_slo};
+pub use schedule::{
+    has_room, is_full, possible_slo, predict, saturation, schedule, schedule_again, tracked_slo,
+};

@@ -9,10 +9,10 @@ mod conditions;
 
 use std::cell::OnceCell;
 
-use crate::endpoint::EndpointIndex;
+use crate::endpoint::{EndpointIndex, EndpointRef};
 use crate::endpoint_table::EndpointTable;
 use crate::in_flight::EndpointLoad;
-use crate::latency::{Conditions, NoPrediction, Prediction};
+use crate::latency::{Conditions, LatencyModel, NoPrediction, Prediction};
 use crate::local_state::LocalState;
 use crate::request::Request;
 use crate::settings::LatencySettings;
@@ -90,10 +90,7 @@ impl EndpointPrediction {
         settings: LatencySettings,
     ) -> Self {
         let (ttft_ms, tpot_ms) = settings.counted(&prediction);
-        let lowest = own.strictest(Slo {
-            ttft_us: load.ttft_slo_us,
-            tpot_us: load.tpot_slo_us,
-        });
+        let lowest = own.strictest(load.slo());
         let headroom = |predicted_ms, lowest: Option<u32>, own_us: Option<u32>, factor| Headroom {
             predicted_ms,
             limit_ms: if own.any() {
@@ -226,16 +223,9 @@ pub(crate) fn tracked_slo(
     let (mut ttft_ms, mut tpot_ms) = predicted
         .as_ref()
         .map_or((f32::INFINITY, f32::INFINITY), |p| settings.counted(p));
-    let meets = |ttft_ms: f32, tpot_ms: f32| Slo {
-        ttft_us: slo.ttft_us.filter(|us| ttft_ms <= ms(*us)),
-        tpot_us: slo
-            .tpot_us
-            .filter(|us| tpot_ms <= ms(*us) * settings.slo_buffer_factor),
-    };
-    if meets(ttft_ms, tpot_ms) != slo {
+    if met(slo, (ttft_ms, tpot_ms), settings) != slo {
         // Predicts for the endpoint as it is now. If that breaks the SLO, predicts as if the
-        // endpoint were idle, with the latency model or, where the model has no data of an idle
-        // endpoint, with the step model.
+        // endpoint were idle.
         let Conditions {
             prompt_tokens,
             uncached_tokens,
@@ -246,25 +236,62 @@ pub(crate) fn tracked_slo(
             uncached_tokens,
             ..Conditions::default()
         };
-        let (prefill_speed, decode_speed) = table.step().speed(at.id);
-        let by_step = || {
-            let step = table.step();
-            (
-                step.prefill_ms(uncached_tokens, prompt_tokens) * prefill_speed,
-                step.decode_ms(1.0, prompt_tokens) * decode_speed,
-            )
-        };
-        let (idle_ttft_ms, idle_tpot_ms) = model
-            .predict(at.id, &idle)
-            .map_or_else(|_| by_step(), |p| settings.counted(&p));
+        let (idle_ttft_ms, idle_tpot_ms) = idle_ms(table, model, settings, at.id, &idle);
         ttft_ms = ttft_ms.min(idle_ttft_ms);
         tpot_ms = tpot_ms.min(idle_tpot_ms);
     }
     TrackedSlo {
         slo,
-        counts: meets(ttft_ms, tpot_ms),
+        counts: met(slo, (ttft_ms, tpot_ms), settings),
         predicted,
     }
+}
+
+/// The SLOs of another proxy's requests that an idle endpoint could meet with the shortest prompt.
+pub(crate) fn possible_slo(
+    table: &EndpointTable,
+    settings: Option<LatencySettings>,
+    endpoint: EndpointRef,
+    slo: Slo,
+) -> Slo {
+    let (Some(model), Some(settings)) = (table.latency(), settings) else {
+        return slo;
+    };
+    let times = idle_ms(table, model, settings, endpoint, &Conditions::default());
+    met(slo, times, settings)
+}
+
+/// The SLOs that these times to the first token and for each further token keep.
+fn met(slo: Slo, times: (f32, f32), settings: LatencySettings) -> Slo {
+    let (ttft_ms, tpot_ms) = times;
+    Slo {
+        ttft_us: slo.ttft_us.filter(|us| ttft_ms <= ms(*us)),
+        tpot_us: slo
+            .tpot_us
+            .filter(|us| tpot_ms <= ms(*us) * settings.slo_buffer_factor),
+    }
+}
+
+/// The times of a request at an idle endpoint, by the latency model or, where it has no data of an
+/// idle endpoint, by the step model.
+fn idle_ms(
+    table: &EndpointTable,
+    model: &LatencyModel,
+    settings: LatencySettings,
+    endpoint: EndpointRef,
+    idle: &Conditions,
+) -> (f32, f32) {
+    let by_step = || {
+        let step = table.step();
+        let (prefill_speed, decode_speed) = step.speed(endpoint);
+        (
+            step.prefill_ms(idle.uncached_tokens, idle.prompt_tokens) * prefill_speed,
+            step.decode_ms(1.0, idle.prompt_tokens) * decode_speed,
+        )
+    };
+    model
+        .predict(endpoint, idle)
+        .map_or_else(|_| by_step(), |p| settings.counted(&p))
 }
 
 #[cfg(test)]

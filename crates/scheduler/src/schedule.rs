@@ -2,7 +2,7 @@
 
 use crate::candidates::Candidates;
 use crate::decision::{Decision, Explanation, RankedList, Route, UnavailableReason};
-use crate::endpoint::{Endpoint, EndpointIndex};
+use crate::endpoint::{Endpoint, EndpointIndex, EndpointRef};
 use crate::filter::{ReadinessFilter, ServesModelFilter, SubsetFilter};
 use crate::flow::RoomLimits;
 use crate::latency::{NoPrediction, Prediction};
@@ -13,7 +13,7 @@ use crate::prefix::rendezvous_endpoint;
 use crate::request::Request;
 use crate::rng::Rng;
 use crate::run::{SchedulingRun, narrow};
-use crate::slo::TrackedSlo;
+use crate::slo::{Slo, TrackedSlo};
 use crate::snapshot::Snapshot;
 
 /// The filters of every request: their names in explanations, and the result if one leaves no
@@ -98,6 +98,13 @@ pub fn tracked_slo(
         &local,
         endpoint,
     )
+}
+
+/// The SLOs of another proxy's requests that an idle endpoint could meet. No prediction, no limit.
+#[must_use]
+pub fn possible_slo(snapshot: &Snapshot, endpoint: EndpointRef, slo: Slo) -> Slo {
+    let settings = snapshot.pipeline().latency_settings();
+    predictions::possible_slo(snapshot.table(), settings, endpoint, slo)
 }
 
 /// Whether `request` may go to the endpoints of `route` now, within the limits of its band. Always

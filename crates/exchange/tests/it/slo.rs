@@ -581,6 +581,51 @@ fn the_lowest_slo_of_an_endpoint_is_the_lowest_of_all_proxies() {
     own.end(&mut two, Timestamp(0));
 }
 
+/// What another proxy claims: so many requests at each of two endpoints, and their SLOs in µs.
+fn receive_slos(pool: &mut ManagedPool, requests: u32, ttft_us: u32, tpot_us: u32) {
+    let mut sum = LoadReportSum::default();
+    sum.reset(vec![at(0), at(1)], []);
+    for slot in 0..2 {
+        let load = scheduler::in_flight::EndpointLoad {
+            requests,
+            ttft_slo_us: Some(ttft_us),
+            tpot_slo_us: Some(tpot_us),
+            ..Default::default()
+        };
+        sum.add(at(slot), load);
+    }
+    let head = LoadReportHead {
+        vm: LoadReportHead::OUTSIDE,
+        written: Timestamp(0).plus_ms(1),
+        ring: 0,
+    };
+    let mut peer = PeerLoadReport::default();
+    pool.read_load_report(&mut peer, sum.row(head, [], &[]), true);
+    pool.recompute_peer_slos([&peer]);
+}
+
+#[test]
+fn an_slo_that_another_proxy_makes_up_counts_only_if_an_idle_endpoint_could_meet_it() {
+    let mut pool = pool([40.0, 40.0]);
+    let held = [(); 2].map(|()| sent(&mut pool, &[]).0);
+    receive_slos(&mut pool, 1, 1, 1);
+    assert_eq!([lowest(&pool, 0), lowest(&pool, 1)], [Slo::default(); 2]);
+    assert!(
+        sent(&mut pool, &ASKED).1.is_ok(),
+        "when any SLO counted, this got 429"
+    );
+    receive_slos(&mut pool, 1, 1, 41_000);
+    assert_eq!([lowest(&pool, 0), lowest(&pool, 1)], [tpot(41_000); 2]);
+    let mut idle = self::pool([40.0, 40.0]);
+    receive_slos(&mut idle, 0, 1_000_000, 41_000);
+    assert_eq!(
+        [lowest(&idle, 0), lowest(&idle, 1)],
+        [Slo::default(); 2],
+        "it has no request there"
+    );
+    drop(held);
+}
+
 #[test]
 fn what_the_one_who_speaks_for_a_proxy_promised_itself_is_told_too() {
     let mut pool = pool([20.0, 20.0]);

@@ -203,7 +203,10 @@ impl PeerLoadReport {
     pub(super) fn add_slos_to(&self, others: &mut PeerLoads) {
         if self.counts {
             let slos = self.layout.slos(&self.bytes).iter().filter_map(decode_slos);
-            slos.for_each(|(endpoint, slos)| others.add(endpoint, slos));
+            slos.for_each(|(endpoint, slos)| match self.is_outside() {
+                true => others.add_peer_slos(endpoint, slos),
+                false => others.add(endpoint, slos),
+            });
         }
     }
 

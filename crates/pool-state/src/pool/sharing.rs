@@ -94,6 +94,18 @@ impl ManagedPool {
         let others = self.ledger.others_mut();
         others.forget_slos();
         rows.into_iter().for_each(|row| row.add_slos_to(others));
+        self.drop_impossible_slos();
+    }
+
+    /// Drops the SLOs of other proxies that an idle endpoint could not meet: they would keep
+    /// requests away without any benefit.
+    fn drop_impossible_slos(&mut self) {
+        if let Some(state) = &self.endpoints.state {
+            let others = self.ledger.others_mut();
+            others.retain_peer_slos(|endpoint, slo| {
+                scheduler::possible_slo(&state.snapshot, endpoint, slo)
+            });
+        }
     }
 
     /// Counts all reports of others again. It is called after [`Self::install`], when endpoints
@@ -102,6 +114,7 @@ impl ManagedPool {
         let others = self.ledger.others_mut();
         others.start(self.endpoints.refs());
         rows.into_iter().for_each(|row| row.add_to(others));
+        self.drop_impossible_slos();
     }
 
     /// Sets the load of all others, which another host has added up. It is for a host that reads no

@@ -1,5 +1,7 @@
 //! The load of one endpoint.
 
+use crate::slo::Slo;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointLoad {
     /// Requests that were picked and have not ended.
@@ -55,6 +57,24 @@ pub(super) const NO_PREFILLS: PendingPrefills = PendingPrefills {
     uncached_tokens: 0,
     attention: 0,
 };
+
+// === impl EndpointLoad ===
+
+impl EndpointLoad {
+    /// The lowest SLOs.
+    #[must_use]
+    pub fn slo(&self) -> Slo {
+        Slo {
+            ttft_us: self.ttft_slo_us,
+            tpot_us: self.tpot_slo_us,
+        }
+    }
+
+    pub(super) fn set_slo(&mut self, slo: Slo) {
+        self.ttft_slo_us = slo.ttft_us;
+        self.tpot_slo_us = slo.tpot_us;
+    }
+}
 
 // === impl PendingPrefills ===
 

@@ -15,6 +15,7 @@
 use super::{ATTENTION_UNIT, EndpointLoad, InFlight, PendingPrefills};
 use crate::endpoint::EndpointRef;
 use crate::metrics::EndpointMetrics;
+use crate::slo::Slo;
 
 /// The load of the others may be this many times the load that a scrape shows beyond our own:
 /// requests are on their way, and a scrape is some time old. With lies of this size, endpoints with
@@ -63,6 +64,8 @@ pub(super) struct OutsideClaim {
     claim: EndpointLoad,
     /// The part of the claim that counts.
     counted: EndpointLoad,
+    /// The lowest SLOs that are claimed.
+    pub(super) slo: Slo,
     /// The load that the endpoint shows beside our own; `None` if that is unknown.
     shown: Option<ShownLoad>,
     standing: ClaimStanding,
@@ -162,6 +165,7 @@ impl OutsideClaim {
     pub(super) fn clear(&mut self) {
         self.claim = EndpointLoad::default();
         self.counted = EndpointLoad::default();
+        self.slo = Slo::default();
     }
 
     /// Compares the claim with a new scrape. The process has `own` requests at the endpoint. A

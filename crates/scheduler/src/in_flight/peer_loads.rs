@@ -18,7 +18,8 @@ use std::collections::VecDeque;
 
 use super::EndpointLoad;
 use super::outside_claim::{OutsideClaim, ShownLoad};
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
+use crate::slo::Slo;
 
 /// The maximum number of recent picks that count for others at once: 20 ms at 50,000 picks per
 /// second. Beyond it, the oldest picks no longer count.
@@ -153,6 +154,28 @@ impl PeerLoads {
         !self.claims.is_empty()
     }
 
+    /// Adds SLOs that other proxies claim. They count while requests of theirs do.
+    pub fn add_peer_slos(&mut self, endpoint: EndpointRef, slos: EndpointLoad) {
+        if let Some((of, claim)) = self.claims.get_mut(usize::from(endpoint.slot.0))
+            && *of == endpoint.generation
+        {
+            claim.slo = claim.slo.strictest(slos.slo());
+        }
+    }
+
+    /// Replaces the SLOs that other proxies claim by those of them that are `possible`.
+    pub fn retain_peer_slos(&mut self, possible: impl Fn(EndpointRef, Slo) -> Slo) {
+        for ((of, claim), slot) in self.claims.iter_mut().zip(0..) {
+            if claim.slo.any() {
+                let endpoint = EndpointRef {
+                    slot: Slot(slot),
+                    generation: *of,
+                };
+                claim.slo = possible(endpoint, claim.slo);
+            }
+        }
+    }
+
     /// The requests of other proxies that count.
     pub fn outside_requests(&self) -> u64 {
         let counted = self.claims.iter().map(|(_, claim)| claim.counted());
@@ -164,6 +187,9 @@ impl PeerLoads {
         for (_, load) in self.rows.iter_mut().flatten() {
             load.ttft_slo_us = None;
             load.tpot_slo_us = None;
+        }
+        for (_, claim) in &mut self.claims {
+            claim.slo = Slo::default();
         }
     }
 
@@ -204,7 +230,15 @@ impl PeerLoads {
 
     /// The load of all others together at `endpoint`.
     pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
-        self.row(endpoint).copied().unwrap_or_default()
+        let mut load = self.row(endpoint).copied().unwrap_or_default();
+        if let Some((of, claim)) = self.claims.get(usize::from(endpoint.slot.0))
+            && *of == endpoint.generation
+            && claim.slo.any()
+            && claim.counted().requests > 0
+        {
+            load.set_slo(load.slo().strictest(claim.slo));
+        }
+        load
     }
 
     /// The requests of [`Self::load`].
@@ -239,7 +273,6 @@ fn exchange(sum: &mut EndpointLoad, was: &EndpointLoad, is: &EndpointLoad) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::Slot;
 
     fn endpoint(slot: u16, generation: u32) -> EndpointRef {
         EndpointRef {
