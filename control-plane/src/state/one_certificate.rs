@@ -14,7 +14,7 @@ use super::peer::{Origin, OriginQuotas, ProxyProcess, RemoteAddress, StreamQuota
 use super::placement_shares::tests::confirmed_of;
 use crate::learn::latency::ObservationIntake;
 
-fn of(certificate: &str, last: u8) -> Origin {
+fn pod_of(certificate: &str, last: u8) -> Origin {
     Origin {
         certificate: Some(certificate.into()),
         address: Some([10, 0, 0, last].into()),
@@ -23,11 +23,11 @@ fn of(certificate: &str, last: u8) -> Origin {
 
 /// The pods of a tenant that lies.
 fn pods(count: u8) -> impl Iterator<Item = Origin> + Clone {
-    (1..=count).map(|last| of("tenant", last))
+    (1..=count).map(|last| pod_of("tenant", last))
 }
 
 fn other() -> Origin {
-    of("other", 200)
+    pod_of("other", 200)
 }
 
 /// The streams that 20 proxies of another certificate get.

@@ -157,6 +157,7 @@ impl PeerRelay {
         } else {
             share.stamp
         };
+        let claims = process.claimed.admit(&share.claims);
         let origin = process.origin.clone();
         if share.row.len() <= ROW_BYTES_MAX
             && head.receive(&mut share.row)
@@ -178,7 +179,7 @@ impl PeerRelay {
             processes: pool.origins.get(&origin).map_or(1, |of| of.processes),
             divided_by: pool.origins.divided_by(&origin),
         };
-        for (piece, count) in placements::pieces(&share.claims, PLACEMENTS_BYTES_MAX) {
+        for (piece, count) in placements::pieces(&claims, PLACEMENTS_BYTES_MAX) {
             let claims = EncodedPlacements {
                 claims: piece.to_vec(),
                 ..EncodedPlacements::default()
@@ -457,6 +458,42 @@ mod tests {
                 0
             );
         }
+    }
+
+    #[test]
+    fn a_process_withdraws_only_what_it_claimed() {
+        let (pool, now) = relay();
+        let mut relay = with_pool(pool, now);
+        let at = EndpointRef {
+            slot: scheduler::Slot(1),
+            generation: scheduler::Generation(1),
+        };
+        let send = |relay: &mut PeerRelay, process_id, kind, block| {
+            let mut claims = Vec::new();
+            placements::push_claim(&mut claims, kind, at, &[block, block + 1]);
+            let share = state::LoadReport {
+                pool: "p".to_owned(),
+                claims,
+                ..state::LoadReport::default()
+            };
+            relay.receive(process_id, share, now);
+        };
+        use placements::PlacementKind::{Unconfirmed, Withdrawn};
+        send(&mut relay, 1, Unconfirmed, 10);
+        send(&mut relay, 2, Withdrawn, 10);
+        send(&mut relay, 1, Unconfirmed, 20);
+        send(&mut relay, 1, Withdrawn, 10);
+        send(&mut relay, 1, Withdrawn, 10);
+        let pool = relay.pools.get_mut("p").unwrap();
+        let (sent, _) = pool.placements_for(3, &mut RelayCursor::default());
+        let sent: Vec<_> = placements::each_claim(&sent.claims)
+            .map(|(kind, _, blocks)| (kind, blocks[0]))
+            .collect();
+        assert_eq!(
+            sent,
+            [(Unconfirmed, 10), (Unconfirmed, 20), (Withdrawn, 10)],
+            "before, the withdrawal of process 2 was sent too"
+        );
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! The processes of a pool that share their load, and the part of it that was sent to each.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use pool_state::PeerLoadReport;
+use proto::placements::{self, PlacementKind};
+use scheduler::EndpointRef;
 use tokio::time::Instant;
 
 use crate::state::backlog_sum::QueuedRequests;
@@ -39,11 +42,61 @@ pub(super) struct RelayProcess {
     pub(super) row_bytes: usize,
     /// The requests that its flow control queues.
     pub(super) backlog: QueuedRequests,
+    pub(super) claimed: ClaimedPrompts,
     pub(super) received_at: Instant,
     /// The time when its row last counted.
     pub(super) counted_at: Option<Instant>,
     /// The stamp of the last report that had one; 0 if no report had one.
     pub(super) stamp: u64,
+}
+
+/// The number of claims that a process may withdraw: twice the requests that a busy proxy has
+/// without a reply. Twice as many are remembered at most.
+const CLAIMS_MAX: usize = 1_024;
+
+/// The last prompts that a process claimed, each by its endpoint and first block. It may withdraw
+/// these, and no claims of others.
+#[derive(Debug, Default)]
+pub(super) struct ClaimedPrompts {
+    newest: BTreeSet<(EndpointRef, u64)>,
+    older: BTreeSet<(EndpointRef, u64)>,
+}
+
+// === impl ClaimedPrompts ===
+
+impl ClaimedPrompts {
+    /// The claims of a message, without withdrawals of what the process has not claimed.
+    pub(super) fn admit(&mut self, mut claims: &[u8]) -> Vec<u8> {
+        let mut admitted = Vec::new();
+        while let Some(claim) = placements::take(claims) {
+            let prompt = claim.blocks.first();
+            let prompt = prompt.map(|block| (claim.endpoint, u64::from_le_bytes(*block)));
+            let kind = PlacementKind::of_number(claim.kind);
+            let (bytes, rest) = claims.split_at(claims.len() - claim.rest.len());
+            let is_admitted = match (kind, prompt) {
+                (Some(PlacementKind::Withdrawn), Some(prompt)) => {
+                    self.newest.remove(&prompt) || self.older.remove(&prompt)
+                }
+                (Some(PlacementKind::Unconfirmed), Some(prompt)) => {
+                    self.add(prompt);
+                    true
+                }
+                _ => true,
+            };
+            if is_admitted {
+                admitted.extend_from_slice(bytes);
+            }
+            claims = rest;
+        }
+        admitted
+    }
+
+    fn add(&mut self, prompt: (EndpointRef, u64)) {
+        if self.newest.len() >= CLAIMS_MAX {
+            self.older = std::mem::take(&mut self.newest);
+        }
+        self.newest.insert(prompt);
+    }
 }
 
 // === impl RelayCursor ===
@@ -76,6 +129,7 @@ impl RelayProcess {
             row: PeerLoadReport::default(),
             row_bytes: 0,
             backlog: QueuedRequests::default(),
+            claimed: ClaimedPrompts::default(),
             received_at: now,
             counted_at: None,
             stamp: 0,
