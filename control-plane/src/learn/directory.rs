@@ -49,7 +49,7 @@ pub enum LearnerMessage {
     /// Observations of finished requests.
     Observations(ObservationReport),
     /// The learned models that the proxy has.
-    Models(Box<state::LearnedModels>),
+    Models(Origin, Box<state::LearnedModels>),
 }
 
 /// Observations of one proxy process.
@@ -173,7 +173,7 @@ impl LearnerDirectory {
 
     /// Queues the learned models of a proxy, if the learner of the pool wants any. Never waits. If
     /// the queue is full, the models of the next proxy are taken.
-    pub fn enqueue_models(&self, models: state::LearnedModels) {
+    pub fn enqueue_models(&self, origin: &Origin, models: state::LearnedModels) {
         let Some(learner) = self.pools.get(models.pool.as_str()) else {
             return;
         };
@@ -181,7 +181,7 @@ impl LearnerDirectory {
         if is_wanted
             && learner
                 .sender
-                .try_send(LearnerMessage::Models(Box::new(models)))
+                .try_send(LearnerMessage::Models(origin.clone(), Box::new(models)))
                 .is_err()
         {
             learner.wants_models.store(true, Ordering::Relaxed);

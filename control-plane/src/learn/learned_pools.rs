@@ -47,9 +47,9 @@ impl LearnedPools {
     }
 
     /// Queues the learned models that a proxy has, if the daemon lacks them. Never waits.
-    pub fn claimed(&self, models: state::LearnedModels) {
+    pub fn claimed(&self, origin: &Origin, models: state::LearnedModels) {
         if let Some(learners) = self.learners.get() {
-            learners.enqueue_models(models);
+            learners.enqueue_models(origin, models);
         }
     }
 }

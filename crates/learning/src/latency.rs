@@ -260,9 +260,19 @@ impl LatencyLearner {
         trust
     }
 
+    /// A learner that begins with these models. If everything must be forgotten, it goes back to
+    /// the models that this learner would go back to.
+    #[must_use]
+    pub fn going_on_from(&self, step: &StepModel, model: Option<&LatencyModel>) -> Self {
+        Self {
+            prior: self.prior.clone(),
+            ..Self::starting_from(step, model)
+        }
+    }
+
     /// Forgets everything that was learned, because one origin alone taught a part of it, and is
     /// outvoted or gone.
-    fn start_again(&mut self) {
+    pub fn start_again(&mut self) {
         let LearnerPrior { step, latency } = &*self.prior;
         let now_ms = self.steps.now_ms();
         let mut origins = std::mem::take(&mut self.origins);

@@ -2,7 +2,7 @@
 
 mod page;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -21,6 +21,7 @@ use crate::learn::directory::{LearnerInbox, LearnerMessage, ObservationReport};
 use crate::learn::learned_pools::LearnedPools;
 use crate::shutdown::Shutdown;
 use crate::state::life::DaemonLife;
+use crate::state::peer::Origin;
 use crate::state::pool_views::PoolTable;
 
 /// The interval at which new models are published. A proxy applies a model in well under a
@@ -37,6 +38,10 @@ const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
 /// of the file, which the previous leader learned. It is the number that a latency model needs to
 /// predict.
 const OWN_MIN: u64 = SAMPLES_MIN as u64;
+
+/// The maximum number of origins whose models are taken until the daemon has [`OWN_MIN`]
+/// observations. A few have what there is to know.
+const CLAIMS_MAX: usize = 64;
 
 /// The number of messages taken from the queue at once.
 const BATCH_MAX: usize = 64;
@@ -89,6 +94,11 @@ struct ModelOrigin {
     /// The number of observations learned before the daemon last stopped leading. Another leader
     /// may have learned since then.
     earlier: u64,
+    /// The origins whose models were taken since the daemon last began or ended to lead. Each may
+    /// claim models once.
+    claimed_by: BTreeSet<Origin>,
+    /// Whether models of a proxy were taken and are not published yet.
+    is_new: bool,
 }
 
 /// The models in the file, and when they were written.
@@ -111,6 +121,20 @@ struct LearningCounts {
     oversized: u64,
     /// The size of the last message in bytes.
     bytes: usize,
+}
+
+// === impl ModelOrigin ===
+
+impl ModelOrigin {
+    /// The prior or the models of a file. So many observations were learned before.
+    fn provisional(earlier: u64) -> Self {
+        Self {
+            provisional: true,
+            earlier,
+            claimed_by: BTreeSet::new(),
+            is_new: false,
+        }
+    }
 }
 
 // === impl LearningSettings ===
@@ -136,10 +160,7 @@ impl LearningTask {
         let now = Instant::now();
         Self {
             learner: LatencyLearner::starting_from(&model.step, model.latency.as_ref()),
-            origin: ModelOrigin {
-                provisional: true,
-                earlier: 0,
-            },
+            origin: ModelOrigin::provisional(0),
             kept: KeptModel {
                 at: now,
                 model: model.clone(),
@@ -184,7 +205,9 @@ impl LearningTask {
                     for report in batch.drain(..) {
                         match report {
                             LearnerMessage::Observations(report) => self.take(&report),
-                            LearnerMessage::Models(models) => self.take_models(*models),
+                            LearnerMessage::Models(origin, models) => {
+                                self.take_models(&origin, *models);
+                            }
                         }
                     }
                 }
@@ -223,17 +246,16 @@ impl LearningTask {
             return;
         };
         self.kept.model = model.clone();
-        self.start_from(model);
+        self.origin.claimed_by.clear();
+        self.learner = LatencyLearner::starting_from(&model.step, model.latency.as_ref());
+        self.model = model;
         self.publish();
     }
 
     /// From now on another daemon learns, so its models will be better than these.
     fn end_leading(&mut self) {
         self.save();
-        self.origin = ModelOrigin {
-            provisional: true,
-            earlier: self.intake.counts.learned,
-        };
+        self.origin = ModelOrigin::provisional(self.intake.counts.learned);
         self.publish();
     }
 
@@ -248,17 +270,22 @@ impl LearningTask {
 
     /// Takes the parts of a proxy's models that the daemon's own models lack. Own observations are
     /// added to them, as after a start from the file. So a proxy that lies is believed for some
-    /// tens of requests.
-    fn take_models(&mut self, models: state::LearnedModels) {
-        if let Ok(proto::LearnedModels {
-            step,
-            latency,
-            provisional,
-            ..
-        }) = proto::learned(models)
+    /// tens of requests, and nothing is forgotten in favour of its models later. Samples that are
+    /// learned already are given up for a first latency model only. The next tick publishes.
+    fn take_models(&mut self, origin: &Origin, models: state::LearnedModels) {
+        if !self.origin.claimed_by.contains(origin)
+            && self.wants_models()
+            && let Ok(proto::LearnedModels {
+                step,
+                latency,
+                provisional,
+                ..
+            }) = proto::learned(models)
+            && let latency = latency.filter(|_| self.settings.predict)
+            && (self.learner.standing().window == 0
+                || (self.model.latency.is_none() && latency.is_some()))
         {
             let own = std::mem::take(&mut self.model);
-            let latency = latency.filter(|_| self.settings.predict);
             let model = if self.origin.provisional {
                 SavedModel {
                     step,
@@ -275,23 +302,28 @@ impl LearningTask {
                 "a proxy has the models of the previous leader; learning continues from them"
             );
             self.origin.provisional &= provisional;
-            self.start_from(model);
-            self.publish();
+            self.origin.claimed_by.insert(origin.clone());
+            self.origin.is_new = true;
+            self.learner = self
+                .learner
+                .going_on_from(&model.step, model.latency.as_ref());
+            self.model = model;
         }
-        self.want_models();
+        self.report_wanted_models();
     }
 
-    fn start_from(&mut self, model: SavedModel) {
-        self.learner = LatencyLearner::starting_from(&model.step, model.latency.as_ref());
-        self.model = model;
+    /// Whether the models of a proxy are wanted.
+    fn wants_models(&self) -> bool {
+        let lacks_latency = self.settings.predict && self.model.latency.is_none();
+        (self.origin.provisional || lacks_latency)
+            && self.own() < OWN_MIN
+            && self.origin.claimed_by.len() < CLAIMS_MAX
     }
 
     /// Reports to the streams of proxies whether the models of a proxy are wanted.
-    fn want_models(&self) {
-        let lacks_latency = self.settings.predict && self.model.latency.is_none();
-        self.desk
-            .wants_models
-            .store(self.origin.provisional || lacks_latency, Ordering::Relaxed);
+    fn report_wanted_models(&self) {
+        let wants = self.wants_models();
+        self.desk.wants_models.store(wants, Ordering::Relaxed);
     }
 
     fn take(&mut self, report: &ObservationReport) {
@@ -369,7 +401,8 @@ impl LearningTask {
         let step = self.learner.step(now_ms);
         let is_settled = self.origin.provisional && self.own() >= OWN_MIN;
         self.origin.provisional &= !is_settled;
-        let is_new = latency.is_some() || step != self.model.step || is_settled;
+        let is_claimed = std::mem::take(&mut self.origin.is_new);
+        let is_new = latency.is_some() || step != self.model.step || is_settled || is_claimed;
         self.model.step = step;
         self.model.latency = latency.or(self.model.latency.take());
         if is_new {
@@ -391,7 +424,7 @@ impl LearningTask {
 
     /// Publishes the models to all proxies of the pool.
     fn publish(&mut self) {
-        self.want_models();
+        self.report_wanted_models();
         let SavedModel { step, latency } = self.model.clone();
         let pool = self.settings.pool.to_string();
         let version = self.tables.life.next_version();
@@ -494,7 +527,7 @@ mod tests {
         }
 
         /// A proxy sends its own learned models. Returns whether the models were wanted.
-        fn claims(&mut self, models: &SavedModel, provisional: bool) -> bool {
+        fn claims(&mut self, last: u8, models: &SavedModel, provisional: bool) -> bool {
             let SavedModel { step, latency } = models.clone();
             let learned = LearnedModels {
                 pool: "p".to_owned(),
@@ -504,11 +537,14 @@ mod tests {
                 provisional,
             };
             self.proxies
-                .enqueue_models(proto::encode_learned(&learned).unwrap());
-            let Ok(LearnerMessage::Models(models)) = self.task.desk.inbox.try_recv() else {
+                .enqueue_models(&of(last), proto::encode_learned(&learned).unwrap());
+            let Ok(LearnerMessage::Models(origin, models)) = self.task.desk.inbox.try_recv() else {
                 return false;
             };
-            self.task.take_models(*models);
+            let published = self.task.counts.published;
+            self.task.take_models(&origin, *models);
+            assert_eq!(self.task.counts.published, published, "the tick publishes");
+            self.task.tick();
             true
         }
 
@@ -527,6 +563,13 @@ mod tests {
                 ..
             } = proto::learned(message).unwrap();
             (SavedModel { step, latency }, provisional)
+        }
+    }
+
+    fn of(last: u8) -> Origin {
+        Origin {
+            certificate: None,
+            address: Some([10, 0, 0, last].into()),
         }
     }
 
@@ -553,9 +596,15 @@ mod tests {
         daemon.learns(OWN_MIN - 1);
         assert!(daemon.published().1);
         let [first, second] = [20.0, 30.0].map(models);
-        assert!(daemon.claims(&without_latency(&first), false));
+        assert!(daemon.claims(1, &without_latency(&first), false));
         assert_eq!(daemon.published(), (without_latency(&first), false));
-        assert!(daemon.claims(&second, false), "it lacks a latency model");
+        assert!(daemon.claims(1, &second, false));
+        assert_eq!(
+            daemon.published().0.latency,
+            None,
+            "each may claim once, however often it sends"
+        );
+        assert!(daemon.claims(2, &second, false), "it lacks a latency model");
         assert_eq!(
             daemon.published(),
             (
@@ -566,7 +615,7 @@ mod tests {
                 false
             )
         );
-        assert!(!daemon.claims(&second, false));
+        assert!(!daemon.claims(3, &second, false));
         daemon.learns(1);
         assert_eq!(daemon.published().0.step, first.step);
     }
@@ -580,14 +629,26 @@ mod tests {
             (SavedModel::default(), false),
             "they are settled, though nothing changed"
         );
-        assert!(daemon.claims(&models(20.0), false));
-        let (published, provisional) = daemon.published();
-        assert_eq!(
-            (&published.step, provisional),
-            (&StepModel::default(), false),
-            "its own"
-        );
-        assert_eq!(published.latency, models(20.0).latency, "which it has not");
+        assert!(!daemon.claims(1, &models(20.0), false));
+        assert_eq!(daemon.published(), (SavedModel::default(), false));
+    }
+
+    #[test]
+    fn a_claim_restarts_no_window_and_is_no_prior() {
+        let mut daemon = LearnerDrill::start(None);
+        let row = observed(1, 40.0);
+        daemon.task.learn(1, &row);
+        assert_eq!(daemon.task.learner.standing().window, 1);
+        // Before, each of these started the window again, and all were published.
+        for last in 1..=20 {
+            assert!(daemon.claims(last, &without_latency(&models(20.0)), false));
+        }
+        assert_eq!(daemon.task.learner.standing().window, 1);
+        assert!(daemon.claims(1, &models(20.0), false));
+        assert_eq!(daemon.published().0.latency, models(20.0).latency);
+        daemon.task.learner.start_again();
+        let step = daemon.task.learner.step(0);
+        assert_eq!(step, StepModel::default(), "the prior, not the claim");
     }
 
     #[test]
@@ -602,11 +663,11 @@ mod tests {
         daemon.task.begin_leading();
         assert_eq!(daemon.published(), (newer.clone(), true));
         assert!(
-            daemon.claims(&old, true),
+            daemon.claims(1, &old, true),
             "models that another daemon has read from a file"
         );
         assert!(daemon.published().1, "better ones may come");
-        assert!(daemon.claims(&claimed, false));
+        assert!(daemon.claims(2, &claimed, false));
         assert_eq!(daemon.published(), (claimed.clone(), false));
         daemon.task.begin_leading();
         assert_eq!(daemon.published(), (claimed, false), "the file is older");
@@ -622,16 +683,17 @@ mod tests {
     #[test]
     fn models_that_cannot_be_read_are_asked_for_again() {
         let mut daemon = LearnerDrill::start(None);
-        daemon.proxies.enqueue_models(state::LearnedModels {
+        let unreadable = state::LearnedModels {
             pool: "p".to_owned(),
             ..state::LearnedModels::default()
-        });
-        let Ok(LearnerMessage::Models(models)) = daemon.task.desk.inbox.try_recv() else {
+        };
+        daemon.proxies.enqueue_models(&of(1), unreadable);
+        let Ok(LearnerMessage::Models(origin, models)) = daemon.task.desk.inbox.try_recv() else {
             panic!("it was wanted")
         };
-        daemon.task.take_models(*models);
+        daemon.task.take_models(&origin, *models);
         assert_eq!(daemon.published(), (SavedModel::default(), true));
-        assert!(daemon.claims(&self::models(20.0), false));
+        assert!(daemon.claims(1, &self::models(20.0), false));
     }
 
     #[test]

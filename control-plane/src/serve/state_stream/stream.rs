@@ -142,7 +142,10 @@ impl StateStream {
                     .learned
                     .observed(*id, &remote.origin, observations);
             }
-            Some(AdmittedMessage::Models(models)) => self.shared.learned.claimed(models),
+            Some(AdmittedMessage::Models(models)) => {
+                let origin = &self.peer.remote.origin;
+                self.shared.learned.claimed(origin, models);
+            }
             None => {}
         }
         Ok(())
