@@ -141,7 +141,9 @@ impl EdsServer {
                 request = inbound.message(), if may_read => {
                     let Some(request) = request? else { return Ok(()) };
                     read_at = pay(V::bytes(&request));
-                    self.receive(&mut subscription, V::parse_request(request), &row)?;
+                    if self.receive(&mut subscription, V::parse_request(request), &row)? {
+                        read_at = permit.begin(Instant::now());
+                    }
                 }
                 () = tokio::time::sleep_until(read_at), if !may_read => {}
                 () = tokio::time::sleep_until(late_at.unwrap_or(read_at)), if late_at.is_some() => self.mark_late(&mut subscription, &row),
@@ -152,12 +154,13 @@ impl EdsServer {
         }
     }
 
+    /// Takes a request. Returns whether it changed the names.
     fn receive(
         &self,
         subscription: &mut EdsSubscription,
         asked: EdsRequest,
         row: &EdsStreamGuard,
-    ) -> Result<(), Status> {
+    ) -> Result<bool, Status> {
         if !asked.type_url.is_empty() && asked.type_url != TYPE_URL {
             return Err(Status::invalid_argument(format!(
                 "{} is not served here, only {TYPE_URL}",
@@ -200,9 +203,11 @@ impl EdsServer {
         if !is_whole && subscription.is_first_unserved() {
             self.report_unserved(&sorted, row);
         }
-        subscription.set_names(sorted.allowed.into_iter().collect());
+        let names: BTreeSet<String> = sorted.allowed.into_iter().collect();
+        let is_changed = names != *subscription.names();
+        subscription.set_names(names);
         row.update(subscription);
-        Ok(())
+        Ok(is_changed)
     }
 
     fn report_unserved(&self, sorted: &RequestedPools, row: &EdsStreamGuard) {

@@ -68,12 +68,12 @@ const COST_BURST: Duration = Duration::from_secs(1);
 /// The fixed cost of a message, in bytes.
 const MESSAGE_COST: usize = 1 << 10;
 
-/// The fixed cost of an EDS request, in bytes. It is high because a request may wake every state
+/// The fixed cost of an EDS request, in bytes. It is high because an answer may wake every state
 /// stream.
 pub const EDS_REQUEST_COST: usize = 64 << 10;
 
-/// The cost of starting a stream, in bytes. A new stream gets whole pools and wakes every other
-/// stream.
+/// The cost of starting a stream, or of changing its pools, in bytes. The stream gets whole pools
+/// and wakes every other stream.
 const STREAM_COST: usize = 1 << 20;
 
 /// The identity that a connection proves of its client.
@@ -403,7 +403,8 @@ impl QuotaPermit {
         &self.origin
     }
 
-    /// Charges the start of the stream. Returns the time when it may first be read.
+    /// Charges the start of the stream, or a change of its pools. Returns the time when it may be
+    /// read.
     pub fn begin(&self, now: Instant) -> Instant {
         self.charge(STREAM_COST, now)
     }
