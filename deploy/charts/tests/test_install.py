@@ -138,7 +138,11 @@ class Install(ChartTest):
             upgrade("tls.generation=3", "tls.caGeneration=2")
         with self.assertRaisesRegex(helm.HelmError, "tls.trustPreviousCa must be true"):
             upgrade("tls.generation=2", "tls.caGeneration=2", "tls.trustPreviousCa=false")
-        third = upgrade("tls.generation=2", "tls.caGeneration=2")
+        # Whoever may edit Secrets in a namespace of proxies cannot stop the upgrade by that.
+        third = upgrade("tls.generation=2", "tls.caGeneration=2", "istio.enabled=true")
+        edited = self.cluster.secret("istio-system", "sp-proxy-tls")
+        self.assertNotEqual(edited["tls.crt"], istio["tls.crt"], "its annotation has another generation")
+        self.assertEqual(edited["ca.crt"], third["sp-daemon-tls"]["ca.crt"])
         self.assertNotEqual(third["sp-ca"]["tls.crt"], ca["tls.crt"])
         self.assertEqual(third["sp-daemon-tls"]["tls.crt"], second["sp-daemon-tls"]["tls.crt"], "the old CA's certificate stays")
         both = helm.decoded(third["sp-daemon-tls"]["ca.crt"])

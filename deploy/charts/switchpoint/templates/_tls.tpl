@@ -90,7 +90,8 @@ certificate of the Secret in the cluster if it has the wanted generation and nam
   {{- end -}}
 {{- end -}}
 {{- if not (get $data "tls.key") -}}
-  {{- if and $found $ca.changes -}}
+  {{- /* A proxy's Secret may be another namespace's, which must not stop the upgrade: the new CA signs it. */ -}}
+  {{- if and $found $ca.changes (eq (index . 2) (include "switchpoint.daemonSecret" $root)) -}}
     {{- fail "tls.caGeneration is new, so tls.generation and the daemon's names must stay: raise tls.generation some minutes later, when all pods trust the new CA" -}}
   {{- end -}}
   {{- $pair := genSignedCert (first $names) nil $names (int $root.Values.tls.days) $ca.signer -}}
