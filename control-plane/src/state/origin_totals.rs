@@ -51,6 +51,11 @@ impl OriginTable {
         self.origins.get_mut(origin)
     }
 
+    /// All origins.
+    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut OriginTotals> {
+        self.origins.values_mut()
+    }
+
     /// The number of origins.
     pub(super) fn len(&self) -> usize {
         self.origins.len()

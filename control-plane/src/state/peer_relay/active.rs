@@ -51,7 +51,7 @@ impl PoolRelay {
 
     /// Counts the processes whose row counts or counted lately.
     pub(super) fn count_recent(&mut self, now: Instant) {
-        self.origins.values_mut().for_each(|of| of.recent = 0);
+        self.origins.all_mut().for_each(|of| of.recent = 0);
         let mut recent = 0;
         for process in self.processes.values_mut() {
             let is_recent = |at: &Instant| now.saturating_duration_since(*at) < RECENT;
