@@ -9,9 +9,12 @@ use crate::results::{CellResult, FigureResult, OURS, RaceResults, RouterResult};
 const HEAD: &str = "## Beside smg
 
 Each entry is the ratio of Switchpoint to smg, and Switchpoint's time in ms. The last row is the geometric mean over the
-cells with our own workloads, at half load or more.
+cells with our own workloads, at half load or more. Hits and failures are those of all sessions.
 
 ";
+
+/// The last columns of the first table.
+const COUNTS: [&str; 4] = ["hits", "smg's", "failed", "smg's"];
 
 /// Cells with this load or more count in the mean, in per cent.
 const HALF_LOAD: u32 = 50;
@@ -25,8 +28,8 @@ pub(super) fn section(results: &RaceResults) -> String {
     if compared.is_empty() {
         return String::new();
     }
-    let warm = table(results, "warm", |router| &router.warm);
-    let cold = table(results, "cold", |router| &router.cold);
+    let warm = table(results, "warm", |router| &router.warm, &COUNTS);
+    let cold = table(results, "cold", |router| &router.cold, &[]);
     format!("{HEAD}{warm}\n{cold}\n")
 }
 
@@ -36,10 +39,10 @@ fn pair(result: &CellResult) -> Option<[&RouterResult; 2]> {
     Some([router(OURS)?, router("smg")?])
 }
 
-fn table(results: &RaceResults, name: &str, figures: FiguresOf) -> String {
+fn table(results: &RaceResults, name: &str, figures: FiguresOf, counts: &[&str]) -> String {
     let header: Vec<&str> = std::iter::once(name)
         .chain(RaceFigure::ALL.iter().map(|figure| figure.name()))
-        .chain(["hits", "smg's", "failed", "smg's"])
+        .chain(counts.iter().copied())
         .collect();
     let mut table = MarkdownTable::with_header(&header);
     let mut loaded: Vec<&[FigureResult]> = Vec::new();
@@ -57,7 +60,8 @@ fn table(results: &RaceResults, name: &str, figures: FiguresOf) -> String {
             std::iter::once(result.cell.clone())
                 .chain(entries)
                 .chain(hits)
-                .chain(failed),
+                .chain(failed)
+                .take(header.len()),
         );
         if has_half_load(&result.cell) {
             loaded.push(figures(smg));
@@ -68,7 +72,7 @@ fn table(results: &RaceResults, name: &str, figures: FiguresOf) -> String {
     table.row(
         std::iter::once("mean".to_owned())
             .chain(means)
-            .chain(std::iter::repeat_n(String::new(), 4)),
+            .chain(std::iter::repeat_n(String::new(), counts.len())),
     );
     table.0
 }
