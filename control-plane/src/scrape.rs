@@ -88,8 +88,8 @@ pub enum ScrapeEvent {
     Metrics(EndpointRef, ScrapedMetrics),
     /// A failed scrape, and how many have failed in a row.
     Failed(EndpointRef, FailReason, u32),
-    /// Another process answers at the address. Its first page is dropped, because it belongs to the
-    /// next generation.
+    /// Another process answers at the address. The scraper drops the first page of the new process,
+    /// because that page belongs to the next generation.
     Restarted(EndpointRef),
 }
 

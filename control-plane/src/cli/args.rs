@@ -60,7 +60,7 @@ pub enum CliCommand {
     /// that is refused here.
     #[command(after_help = EXAMPLES)]
     Check(CheckArgs),
-    /// The former name of `switchpoint-migrate`, which it runs. The next version drops it.
+    /// Runs `switchpoint-migrate`, which replaces this command. The next version drops the command.
     #[command(disable_help_flag = true)]
     Migrate {
         /// Arguments of `switchpoint-migrate`.
@@ -91,11 +91,12 @@ pub struct ServeArgs {
 
     /// Accept loopback and link-local addresses from files, directories, etcd and Kubernetes. The
     /// risk: a proxy connects to such an address on its own machine, so a client that may write the
-    /// source can direct prompts to any port there. Addresses of --endpoint need no flag.
+    /// source can direct prompts to any port of that machine. Addresses of --endpoint need no flag.
     #[arg(long, env = "SWITCHPOINT_LOCAL_ENDPOINTS")]
     pub local_endpoints: bool,
 
-    /// Name of the pool; Envoy's EDS service_name and the filter's pool must be the same.
+    /// Name of the pool. Envoy's EDS service_name and the filter's configuration must have the same
+    /// name.
     #[arg(
         long,
         env = "SWITCHPOINT_POOL",

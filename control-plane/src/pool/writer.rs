@@ -5,10 +5,11 @@
 //! published only when something changed.
 //!
 //! When discovery reports an endpoint, the endpoint gets the lowest free slot and a new generation.
-//! When discovery removes an endpoint, it leaves the pool update at once. It keeps its slot and its
-//! place in EDS as *departing* until every connected proxy has acknowledged a pool update without
-//! it, or [`ACK_WAIT_MAX`] has passed. So nothing is recorded under a slot that already belongs to
-//! another endpoint, and no ranked list names a host that Envoy has removed.
+//! When discovery removes an endpoint, the pool update loses the endpoint at once. The endpoint
+//! keeps its slot and its place in EDS as *departing* until every connected proxy has acknowledged
+//! a pool update without it, or [`ACK_WAIT_MAX`] has passed. So nothing is recorded under a slot
+//! that already belongs to another endpoint, and no ranked list names a host that Envoy has
+//! removed.
 //!
 //! Readiness comes from discovery. An endpoint without metrics stays routable with unknown metrics.
 //! A failed scrape does not show that requests fail, and proxies see failing requests themselves.

@@ -36,7 +36,7 @@ pub const METRICS_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricMeaning {
-    /// A number of the scheduler's table. Its definition says how several series become one number.
+    /// A number of the scheduler's table. The definition says how several series become one number.
     Number(&'static MetricDefinition),
     /// LoRA adapters, in labels. The value is a timestamp, and the newest series counts.
     Lora,

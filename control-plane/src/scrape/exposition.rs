@@ -1,14 +1,14 @@
 //! Parser of the Prometheus text exposition: bytes in, samples out. It does no I/O.
 //!
 //! No library has all that a scraper of model servers needs. This parser takes chunks as they
-//! arrive and borrows data from them. It reads only the name of an unwanted sample (nine in ten
-//! lines of an engine's page are histogram buckets), and stops at the line after the last wanted
-//! family. A bad line is skipped and counted; the rest of the page is still read.
+//! arrive and borrows data from them. Of an unwanted sample the parser reads only the name (nine in
+//! ten lines of an engine's page are histogram buckets). The parser stops at the line after the
+//! last wanted family. A bad line is skipped and counted; the rest of the page is still read.
 //!
-//! It reads the text format 0.0.4, UTF-8 names in quotes (`{"name",label="x"} 1`), and the sample
-//! lines of OpenMetrics (exemplars are dropped, `# EOF` counts as a comment). Bytes that are not
-//! UTF-8 are passed on unchanged. Comments, HELP and TYPE are skipped: the engine table decides the
-//! meaning of a family.
+//! The parser reads the text format 0.0.4, UTF-8 names in quotes (`{"name",label="x"} 1`), and the
+//! sample lines of OpenMetrics (exemplars are dropped, `# EOF` counts as a comment). Bytes that are
+//! not UTF-8 are passed on unchanged. Comments, HELP and TYPE are skipped: the engine table decides
+//! the meaning of a family.
 //!
 //! Invariant: the division of the bytes into chunks changes neither the samples nor the counts.
 

@@ -1,5 +1,5 @@
-//! Decides when an endpoint is scraped next. This module is pure: it takes time and random numbers
-//! as arguments.
+//! Decides when an endpoint is scraped next. This module reads no clock and no entropy: the caller
+//! passes time and random numbers.
 //!
 //! Idle endpoints are scraped every `idle`; endpoints with work, or picked within the last 2 s,
 //! every `busy`. Failing endpoints are scraped less and less often. The exception is an address

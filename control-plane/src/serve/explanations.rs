@@ -44,7 +44,7 @@ impl ExplanationDesk {
         request: Request,
         explain: impl FnOnce(Q) -> Result<Value, QuestionRefusal> + Send + 'static,
     ) -> Result<Value, QuestionRefusal> {
-        // This comes before the body is read, so that memory holds at most one question.
+        // The turn is taken before the body is read, so that memory holds at most one question.
         let turn = Arc::clone(&self.0).try_acquire_owned().map_err(|_| {
             QuestionRefusal::new(
                 StatusCode::SERVICE_UNAVAILABLE,

@@ -74,8 +74,8 @@ pub struct DecisionSummary {
 // === impl DecisionLog ===
 
 impl DecisionLog {
-    /// Keeps a decision of `pool`. A record that is invalid, too long, or equal to the last one is
-    /// ignored, and so is one that arrives too soon after another.
+    /// Keeps a decision of `pool`. Ignores a record that is invalid, too long, equal to the last
+    /// record, or too soon after it.
     pub fn keep(&mut self, pool: &Arc<str>, source: &str, record: &str, now: Instant) {
         let at = self
             .pools

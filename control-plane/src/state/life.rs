@@ -1,4 +1,4 @@
-//! One run of the daemon: whether it leads, and the numbers that it gives out.
+//! One run of the daemon: whether the daemon leads, and the numbers that it assigns.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,8 +9,8 @@ use scheduler::Version;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// One run of the daemon, from start to stop: whether it leads, and the numbers it gives out. Only
-/// [`crate::daemon`] begins and ends terms.
+/// One run of the daemon, from start to stop: whether the daemon leads, and the numbers that it
+/// assigns. Only [`crate::daemon`] begins and ends terms.
 #[derive(Debug)]
 pub struct DaemonLife {
     leadership: watch::Sender<Leadership>,
@@ -22,7 +22,7 @@ pub struct DaemonLife {
 /// The proof that no other daemon leads.
 #[derive(Clone, Copy, Debug)]
 enum LeaseProof {
-    /// This is the only daemon.
+    /// No lease is needed, because there is only one daemon.
     NotNeeded,
     /// Renewals of the lease. The time when the last confirmed renewal began.
     Renewed(Option<Instant>),

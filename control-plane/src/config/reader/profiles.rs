@@ -1,4 +1,4 @@
-//! Profiles, and the pipeline built from them and the declared plugins. This module adds llm-d's
+//! Profiles, and the pipeline built from them and the declared plugins. The reader adds llm-d's
 //! implicit parts: a handler, a picker, weights of 1, and one profile of all declared plugins if
 //! the file has no profiles.
 

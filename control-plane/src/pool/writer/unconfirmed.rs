@@ -1,5 +1,5 @@
 //! Endpoints that discovery reports as not ready for a reason that is not their own report. This
-//! module is pure: it takes the time as an argument.
+//! module reads no clock: the caller passes the time.
 //!
 //! After an outage of the API server that is longer than the grace period of nodes, Kubernetes
 //! reports every pod of a node as not ready until its kubelet is back. The engines serve all the

@@ -53,8 +53,8 @@ pub(super) const PLAIN: BuiltInEngine = BuiltInEngine {
 /// (data-parallel ranks as label `engine`) and v0 `engine/metrics.py`; SGLang
 /// `observability/metrics_collector.py` (`priority=""` is the total, ranks in labels); TensorRT-LLM
 /// `metrics/collector.py`, mounted by `serve/openai_server.py` at `/prometheus/metrics` (`/metrics`
-/// is JSON there); Triton's documentation. All of them report KV-cache utilization from 0 to 1,
-/// also vLLM's `_perc`.
+/// is JSON there); Triton's documentation. All engines report KV-cache utilization from 0 to 1,
+/// also vLLM in its metric `_perc`.
 pub(super) const TABLE: &[BuiltInEngine] = &[
     BuiltInEngine {
         name: "vllm",

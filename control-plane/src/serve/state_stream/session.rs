@@ -26,8 +26,8 @@ use crate::state::shared::DaemonState;
 
 /// The maximum time from a Hello until an EDS stream of the same proxy opens. After that, the
 /// daemon assumes that the proxy's Envoy gets its hosts from another source (Istio, static
-/// clusters). For such an Envoy, this is also how long a new endpoint is withheld, so that the
-/// other source can deliver it.
+/// clusters). From such an Envoy, the daemon withholds a new endpoint for the same time, so that
+/// the other source can deliver the endpoint.
 pub const EDS_ABSENT_GRACE: Duration = Duration::from_millis(300);
 
 /// How long the first pool update of a stream waits to be complete. An Envoy acknowledges EDS

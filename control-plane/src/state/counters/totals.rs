@@ -24,8 +24,8 @@ pub const OTHER: &str = "other";
 /// The maximum number of drop reasons or HTTP statuses counted separately in one place.
 pub(super) const KEYS_MAX: usize = 64;
 
-/// The maximum number of endpoints of a pool that are counted: those that it has, and three times
-/// as many that it recently had.
+/// The maximum number of endpoints of a pool with counts: the endpoints that the pool has, and
+/// three times as many that it recently had.
 pub(super) const ENDPOINTS_KNOWN_MAX: usize = 4 * ENDPOINTS_MAX;
 
 /// The maximum number of bands of a VM that count. It equals the limit of a VM.
@@ -131,7 +131,8 @@ pub struct ModelTotals {
     pub completion_tokens: u64,
     /// Tokens of prompts that the engine had cached.
     pub cached_tokens: u64,
-    /// The other tokens of prompts by cause, in the order of [`pool_state::MISS_CAUSES`].
+    /// The prompt tokens that were not cached, by cause, in the order of
+    /// [`pool_state::MISS_CAUSES`].
     pub missed_tokens: [u64; MISS_CAUSES.len()],
     /// Bytes of request bodies.
     pub request_bytes: u64,
