@@ -4,8 +4,8 @@
 //! backends, and are in [`crate::Discovery`]. Three rules keep backends simple:
 //!
 //! - a [`BackendEvent::Apply`] has the full value, never a difference;
-//! - a [`BackendEvent::Reset`] replaces the whole set, so a backend may resynchronise at any
-//!   moment, and does so after every reconnect;
+//! - a [`BackendEvent::Reset`] replaces the whole set, so a backend may send its set again at any
+//!   time, and sends it after every reconnect;
 //! - a [`BackendEvent::Failed`] changes nothing, so the last set stays in use.
 
 use std::net::SocketAddr;

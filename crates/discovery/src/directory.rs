@@ -269,8 +269,9 @@ impl DirectoryScanner {
                 entry.record = read;
             }
             None => {
-                // This is only a hint, because it uses the wall clock. An old file must show a
-                // heartbeat before it counts, while a new file counts at once.
+                // The age of a file is only a hint, because it depends on the wall clock. An
+                // instance with a new file counts as alive at once; an instance with an old file
+                // counts only after a heartbeat.
                 let age = SystemTime::now()
                     .duration_since(modified)
                     .unwrap_or_default();

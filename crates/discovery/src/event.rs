@@ -23,7 +23,7 @@ pub struct ClockReading {
 /// new value of an instance, known or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstanceEvent {
-    /// This instance may get traffic. An unconfirmed one may get it only while it answers
+    /// The instance may get traffic. An unconfirmed instance may get traffic only while it answers
     /// ([`Instance::unconfirmed`]).
     Added(Arc<Instance>),
     /// The instance with this id may no longer get traffic.

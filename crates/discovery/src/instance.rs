@@ -53,15 +53,15 @@ pub enum MetricsScheme {
 
 /// Whether instances may have addresses of this machine (loopback) or of its link (link-local).
 ///
-/// A proxy connects to such an address on its own machine. So a client that may write such an
+/// A proxy connects to such an address on its own machine. So a client that may write a local
 /// address into a registry can direct prompts to any port of the gateway's pod, or to the metadata
 /// service of a cloud.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LocalAddresses {
-    /// Such instances are refused.
+    /// Instances with local addresses are refused.
     #[default]
     Refused,
-    /// Such instances are treated like all others, because everything runs on one machine.
+    /// Instances with local addresses are accepted, because everything runs on one machine.
     Allowed,
 }
 
@@ -71,9 +71,9 @@ pub const NAMESPACE_DEFAULT: &str = "default";
 /// The maximum number of instances of one source. It is the number of slots of a pool.
 pub const INSTANCES_MAX: usize = 1024;
 
-/// The maximum number of records of one component that a backend keeps. Those beyond
-/// [`INSTANCES_MAX`] are not published, and replace published ones that disappear. This number is
-/// enough for every instance to be replaced at once.
+/// The maximum number of records of one component that a backend keeps. Records beyond
+/// [`INSTANCES_MAX`] are not published until a published record disappears. The maximum allows
+/// every instance to be replaced at once.
 pub const RECORDS_MAX: usize = 2 * INSTANCES_MAX;
 
 /// The maximum number of bytes of labels of one instance, keys and values together, so that a full

@@ -1,5 +1,5 @@
-//! The instances of one component, and those of them that subscribers see. This module is pure: it
-//! has no I/O, and takes the time as an argument.
+//! The instances of one component, and which of them subscribers see. This module has no I/O and
+//! reads no clock: the caller passes the time.
 //!
 //! ```text
 //!           Apply, Reset                    metadata                 owns its address

@@ -753,7 +753,7 @@ async fn a_mass_disappearance_after_an_outage_is_held_and_listed_again() {
     fake.put("endpointslices", slice("s", "svc", 80, &all));
     until(0, held).await;
     assert_eq!(ready(&discovery).await.len(), 8);
-    // This time they do not come back, and are removed.
+    // The instances that are lost now do not come back, and are removed.
     lose(&all[..2]).await;
     until(names(&["p1", "p2"]), || ready(&discovery)).await;
 }
