@@ -6,9 +6,10 @@
 //! unexpected type counts as absent, because the engine checks its own fields. Skipping is a loop
 //! with one bit for each open container, so no input can exhaust the stack.
 //!
-//! It accepts RFC 8259 and no more (no byte order mark, no `NaN`). It uses one freedom that the RFC
-//! leaves and Python uses: a string may contain an escaped surrogate without its other half.
-//! Numbers are checked for form and converted only on request, so `1e999999` costs nothing.
+//! The reader accepts RFC 8259 and no more (no byte order mark, no `NaN`). As in Python, a string
+//! may contain an escaped surrogate without its other half; the RFC leaves readers free to accept
+//! or refuse that. Numbers are checked for form and converted only on request, so `1e999999` costs
+//! nothing.
 
 use crate::number;
 use std::borrow::Cow;

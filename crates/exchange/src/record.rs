@@ -2,10 +2,10 @@
 //! ([`ParsedRecord::replay`]) later and in another process.
 //!
 //! A record has the inputs of [`scheduler::schedule`]: the facts of the request, every endpoint
-//! with its metrics, load and matched blocks, and the state of the random generator. It has no
-//! prompt and no hash of one, and only the headers that the operator lists, because a record is a
-//! line in a log. It does not have the labels of endpoints and the pipeline: a replay uses the
-//! current ones and may try others.
+//! with its metrics, load and matched blocks, and the state of the random generator. Because a
+//! record is a line in a log, it has no prompt and no hash of a prompt, and only the headers that
+//! the operator lists. A record does not have the labels of endpoints or the pipeline: a replay
+//! uses the current labels and the current pipeline, or another pipeline.
 
 #[expect(
     clippy::indexing_slicing,

@@ -50,7 +50,7 @@ pub enum Refusal {
     Shed(ShedReason),
     /// The request names a scheduling profile that does not exist.
     UnknownProfile(Box<str>),
-    /// This pool does not serve the model.
+    /// The pool does not serve the model.
     UnknownModel(Box<str>),
     /// A header has an invalid value.
     Header {
@@ -78,7 +78,7 @@ pub enum Refusal {
     },
     /// The client does not read the reply. It gets a reset instead of this reply.
     Unread,
-    /// This proxy never received state.
+    /// The proxy never received state.
     NoState,
     /// The proxy refused the change that the request needs.
     Unsent,

@@ -1,11 +1,11 @@
 //! Reads the `model` of a form (`multipart/form-data`) that arrives in pieces. Uploads of audio and
 //! images name their model in a field before or after a large file.
 //!
-//! It accepts what clients' libraries write, and no more: parts between boundary lines, each with
-//! one `content-disposition` that has one `name`, quoted or not. Where parsers differ (text before
-//! the first boundary, bare line feeds, folded headers, `name*`), the form is refused: an engine
-//! could otherwise read another model than the picker. If a field is duplicated, the last one
-//! counts, as for engines.
+//! The reader accepts what clients' libraries write, and no more: parts between boundary lines,
+//! each with one `content-disposition` that has one `name`, quoted or not. Where parsers differ
+//! (text before the first boundary, bare line feeds, folded headers, `name*`), the form is refused:
+//! an engine could otherwise read another model than the picker. If a field is duplicated, the last
+//! one counts, as for engines.
 //!
 //! Of a file, only the bytes that may begin a boundary are kept.
 
@@ -20,8 +20,8 @@ const BOUNDARY_BYTES_MAX: usize = 70;
 /// long file name, and a type. Engines' parsers accept about as much.
 const HEAD_BYTES_MAX: usize = 8_192;
 
-/// The longest value of `model`, in bytes. It is four times the longest name that an object may
-/// give a model, and still short enough for an error message or a table.
+/// The longest value of `model`, in bytes. The limit is four times the longest name that an object
+/// may give a model, and short enough for an error message or a table.
 const MODEL_BYTES_MAX: usize = 1_024;
 
 /// The reason why a form is not accepted. The sender caused the error. Sending the same bytes again

@@ -148,7 +148,8 @@ impl Exchange {
             return QueuedAttempt::Nothing;
         };
         let is_sampled = self.why.record_if(queued.is_recorded, settings, pool, now);
-        // Its prompt may have crashed engines since it arrived. A probe was judged before.
+        // The prompt of a queued request may have crashed engines since the request arrived. A
+        // probe was judged before.
         if queued.pending.facts.suspicion == PromptSuspicion::None {
             queued.pending.facts.suspicion = self.suspect(pool, &queued.pending, now);
         }
@@ -392,7 +393,8 @@ impl DecisionReason {
         sampled
     }
 
-    /// Keeps the record of a sampled decision. It also stays here only if it is logged too.
+    /// Keeps the record of a sampled decision in the pool, and in this exchange only if the
+    /// decision is logged too.
     fn keep_sample(&mut self, sampled: bool, logged: bool, pool: &mut ManagedPool) {
         if sampled {
             pool.keep_sample(if logged {

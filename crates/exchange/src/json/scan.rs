@@ -148,8 +148,8 @@ fn operands() -> NoOperands {
 }
 
 /// Returns one bit for each quote, backslash and control character, and whether all bytes are
-/// ASCII. It avoids vector intrinsics, which would need `unsafe`. The compiler vectorises the check
-/// of whole blocks; only blocks that contain such a byte are read eight bytes at a time.
+/// ASCII. The function avoids vector intrinsics, which would need `unsafe`. The compiler vectorises
+/// the check of whole blocks. Only blocks with one of these bytes are read eight bytes at a time.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 #[inline(always)] // alone it halves the speed of long strings: a call for every block, its result through memory
 fn masks(block: &[u8; BLOCK_BYTES], _: NoOperands) -> (u64, bool) {
