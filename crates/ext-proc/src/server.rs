@@ -35,8 +35,9 @@ const PARKED_MAX: usize = 1_024;
 /// within seconds; one that cannot be read must not keep the daemon from the other pools.
 const ALL_POOLS_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// The list of streams whose requests were held is pruned once it is longer than this plus twice
-/// the number of requests held now: a stream whose request was sent leaves the list only then.
+/// The server prunes its list of streams with held requests once the list is longer than this
+/// constant plus twice the number of requests held now. A stream whose request was sent leaves the
+/// list only when it is pruned.
 const ENDED_STREAMS_MAX: usize = 64;
 
 /// Knows which pool a gateway wants by the Service that it calls.

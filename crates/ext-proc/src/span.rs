@@ -1,5 +1,5 @@
-//! The span of one request at the ext_proc server. It belongs to the trace of the gateway, by the
-//! W3C trace context; a request without a sampled trace has none.
+//! The span of one request at the ext_proc server. The span belongs to the trace of the gateway, by
+//! the W3C trace context. A request without a sampled trace has no span.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
