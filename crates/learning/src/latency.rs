@@ -397,7 +397,7 @@ impl LatencyLearner {
         })
     }
 
-    /// The same as [`StepLearner::has_compared`].
+    /// Calls [`StepLearner::has_compared`].
     pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
         self.steps.has_compared(endpoint)
     }
@@ -435,8 +435,8 @@ impl LatencyLearner {
         let ttft = self.ttft.candidate(&samples, &self.step, &step);
         let tpot = self.tpot.candidate(&samples, &self.step, &step);
         let first = self.ttft.shape.is_none() || self.tpot.shape.is_none();
-        // Both shapes use the same step model, so they are adopted or rejected together, by the sum
-        // of their gains.
+        // The shapes of TTFT and TPOT use the same step model, so the learner adopts or rejects
+        // both, by the sum of their gains.
         let better = ttft.gain + tpot.gain > 0.0;
         if !(better || first) {
             self.standing.rejected += 1;

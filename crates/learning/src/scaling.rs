@@ -373,8 +373,8 @@ impl RequestCost {
         )
     }
 
-    /// The work in flight at an endpoint, in seconds: the work in the proxies' ledgers, and mean
-    /// requests for those that the engine reports beyond them.
+    /// The work in flight at an endpoint, in seconds: the work in the proxies' ledgers. Requests
+    /// that only the engine reports count as mean requests.
     fn at(&self, endpoint: &OutstandingWork) -> f64 {
         let OutstandingWork {
             requests,

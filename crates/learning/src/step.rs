@@ -155,7 +155,7 @@ impl StepLearner {
         Some(self.prefill.log_of(&inputs, sample.service_ms))
     }
 
-    /// The same as [`Self::prefill_log`], for a decode step.
+    /// Does for a decode step what [`Self::prefill_log`] does for a prefill step.
     pub fn decode_log(&self, sample: &TokenGap) -> Option<f64> {
         let inputs = decode_inputs(sample).filter(|_| SAMPLE_MS.contains(&sample.gap_ms))?;
         Some(self.decode.log_of(&inputs, sample.gap_ms))
@@ -181,8 +181,8 @@ impl StepLearner {
         self.prefill_step(endpoint, sample, comparison)
     }
 
-    /// The same as [`Self::first_token`], where `comparison` says how the sample counts for the
-    /// endpoint.
+    /// Learns from a first token as [`Self::first_token`] does; `comparison` says how the sample
+    /// counts for the endpoint.
     pub(crate) fn prefill_step(
         &mut self,
         endpoint: EndpointRef,
@@ -219,7 +219,8 @@ impl StepLearner {
         self.decode_step(endpoint, sample, Comparison::Similar)
     }
 
-    /// The same as [`Self::gap`], where `comparison` says how the sample counts for the endpoint.
+    /// Learns from a gap between tokens as [`Self::gap`] does; `comparison` says how the sample
+    /// counts for the endpoint.
     pub(crate) fn decode_step(
         &mut self,
         endpoint: EndpointRef,

@@ -86,9 +86,10 @@ impl ErrorWindow {
         self.refresh();
     }
 
-    /// Adds one outcome: the predicted median and its error, as logarithms; whether it was above
-    /// the predicted p90 if that prediction is still current (otherwise `None`); and how many
-    /// outcomes came in between.
+    /// Adds one outcome. `said` is the predicted median and `error` its error, as logarithms.
+    /// `above_p90` says whether the outcome was above the predicted p90; it is `None` if that
+    /// prediction is no longer current. `delay` is the number of outcomes between prediction and
+    /// outcome.
     pub(super) fn push(&mut self, said: f32, error: f32, above_p90: Option<bool>, delay: f32) {
         let log = said + error;
         let mut level = self.level.unwrap_or(P90Tracker::starting_at(log));

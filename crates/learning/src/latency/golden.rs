@@ -53,7 +53,7 @@ fn engine(c: &Conditions) -> (f32, f32) {
     )
 }
 
-/// The same pool after an upgrade: each token costs more, and everything else less.
+/// The times of the pool after an upgrade: each token costs more, and everything else less.
 fn upgraded(c: &Conditions) -> (f32, f32) {
     (
         5.0 + 0.1 * (c.uncached_tokens + c.prefill_tokens),

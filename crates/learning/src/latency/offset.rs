@@ -5,11 +5,11 @@
 //! While they agree within the noise, the slow one is used. When they disagree, the endpoint has
 //! changed, and the slow one jumps to the fast one.
 //!
-//! If no outcome comes between a pick and its own, a third average (of the newest two errors) is
-//! ahead of the slow one: the next outcome deviates like the newest ones, as far as that has proved
-//! true. Engines that admit in waves jump. Between the jumps, the median would stay on one side of
-//! the outcomes for a long time. So each outcome also moves the median a little, until half of the
-//! outcomes are above it.
+//! If no other outcome comes between a pick and the outcome of that pick, a third average (of the
+//! newest two errors) is ahead of the slow average: the next outcome deviates like the newest two,
+//! as far as earlier outcomes did so. Engines that admit in waves jump. Between the jumps, the
+//! median would stay on one side of the outcomes for a long time. So each outcome also moves the
+//! median a little, until half of the outcomes are above it.
 
 use scheduler::latency::OFFSETS;
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation};
@@ -40,8 +40,8 @@ struct OffsetTrust {
 }
 
 /// The share of the newest errors that the next outcome repeats. It is 0 if outcomes are noise, 1
-/// if they come in long runs, and more if they drift. It is the least squares fit of the errors of
-/// outcomes to the errors of those just before them.
+/// if they come in long runs, and more if they drift. The share is the least squares fit of the
+/// errors of outcomes to the errors of the outcomes just before them.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetPersistence {
     products: f32,
@@ -141,8 +141,8 @@ impl OffsetPersistence {
     }
 
     fn share(self) -> f32 {
-        // The error of these outcomes is used, not `noise`, because that averages hundreds of
-        // outcomes, and the first of those had no prediction to correct.
+        // The formula uses the error of these outcomes and not `noise`, because `noise` averages
+        // hundreds of outcomes, and the first of them came before there was a prediction.
         let chance = self.errors / self.outcomes.max(1.0);
         (self.products / (self.squares + PERSISTENCE_PRIOR * chance).max(f32::MIN_POSITIVE))
             .clamp(0.0, PERSISTENCE_MAX)

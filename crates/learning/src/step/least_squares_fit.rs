@@ -209,7 +209,7 @@ impl LeastSquaresFit {
         scales.get(scales.len() / 2).copied().unwrap_or(1.0)
     }
 
-    /// These sums and one more sample, weighed and clipped by the present fit.
+    /// Adds one sample to `sums`, weighed and clipped by the present fit.
     fn with(&self, mut sums: FitSums, sample: &FitSample) -> FitSums {
         let terms = self.terms(&sample.inputs);
         let keep = self.keep;

@@ -48,8 +48,8 @@ const MEMORY_SAMPLES: f64 = 32.0;
 /// another reason. The endpoint is in use, so nothing fades with time, but it may have changed.
 const UNCOMPARED_KEEP: f64 = 0.997;
 
-/// "Like all others" counts as this many samples. It is one, so that half of a single sample's
-/// difference is believed.
+/// The assumption that an endpoint is as fast as the others weighs as much as this many samples.
+/// With one, the speed moves by half of the difference of a single sample.
 const SHRINK_SAMPLES: f64 = 1.0;
 
 /// The number of standard errors by which an endpoint must differ from the pool before any

@@ -479,8 +479,9 @@ fn equal_endpoints_hardly_differ_by_chance() {
     assert!(often < 1.12 && most < 1.5, "{often} {most} {differing}");
 }
 
-/// Idle engines that are equal: each prompt goes to the one that counts as fastest, and to the one
-/// that got none for longest where speeds differ by at most 2 %, as the default policy does.
+/// The engines are idle and equal. As in the default policy, each prompt goes to the engine with
+/// the fastest learned speed. Where speeds differ by at most 2 %, it goes to the engine that got no
+/// prompt for longest.
 #[test]
 fn engines_that_differ_by_chance_share_an_idle_pool() {
     let mut windows = 0;
