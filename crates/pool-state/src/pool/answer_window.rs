@@ -2,8 +2,8 @@
 
 use scheduler::Timestamp;
 
-/// The window of an endpoint's failure rate, in ms. It is long enough for some answers at one
-/// request a second, and short enough to forget old ones.
+/// The window of an endpoint's failure rate, in ms. The window is long enough for some answers at
+/// one request a second, and short enough to forget old answers.
 pub(super) const WINDOW_MS: u64 = 10_000;
 
 /// An endpoint may fail this many times as often as others, because endpoints never fail equally

@@ -71,8 +71,8 @@ pub struct TokenCounters {
     pub completion: u64,
     /// Prompt tokens that engines had cached, as reported by them.
     pub cached: u64,
-    /// The other prompt tokens by cause, in the order of [`MISS_CAUSES`]. With `cached` they add up
-    /// to `prompt`.
+    /// The prompt tokens that were not cached, by cause, in the order of [`MISS_CAUSES`]. With
+    /// `cached` they add up to `prompt`.
     pub missed: [u64; MISS_CAUSES.len()],
 }
 

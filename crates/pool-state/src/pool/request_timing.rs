@@ -39,7 +39,7 @@ pub struct RequestTiming {
     predicted: Option<Prediction>,
     /// Whether prompts of other VMs were ahead of it. This VM does not see their first tokens.
     is_behind_others: bool,
-    /// The position of the endpoint that serves. It is the first one until a retry is known.
+    /// The position of the endpoint that serves: the first position until a retry is known.
     serving: usize,
     service_ms: Option<f32>,
     tokens: u32,
