@@ -1,11 +1,11 @@
-//! All bytes that cross processes or VMs. They are the messages between the daemon and the proxies,
-//! their limits, and conversions from and to the scheduler's types; load reports and observations;
-//! and the values that the VMs of one process share.
+//! All bytes that cross processes or VMs: the messages between the daemon and the proxies with
+//! their limits, load reports, observations, and the values that the VMs of one process share. This
+//! crate also converts messages from and to the scheduler's types.
 //!
-//! Wire types are not domain types: only this crate builds a snapshot from bytes. It refuses a
-//! message that breaks a rule as a whole and names the field. The tonic service is behind feature
-//! `grpc`, so that the filter does not contain it. `tests/golden` has bytes of each format. Later
-//! versions must be able to read them.
+//! Wire types are not domain types: only this crate builds a snapshot from bytes. If a message
+//! breaks a rule, the crate refuses the whole message and names the field. The tonic service is
+//! behind feature `grpc`, so that the filter does not contain it. `tests/golden` has bytes of each
+//! format. Later versions must be able to read them.
 
 /// Generated from `state.proto` and committed. A test generates it again and compares.
 #[allow(
