@@ -245,8 +245,8 @@ impl EndpointTable {
     /// The number of adapters that fit into the engine's memory at once, if this model needs one of
     /// these places. `None` if the engine serves no adapters, or if the engine or the endpoint's
     /// metadata names the model as a base model. An endpoint's list of models contains adapters
-    /// too. So the list counts only if the engine names no base model; a name that such an engine
-    /// reports as an adapter is one.
+    /// too. So the list is used only if the engine names no base model. A name that such an engine
+    /// reports as an adapter is an adapter.
     pub fn adapter_places(&self, index: EndpointIndex, model: &str) -> Option<u32> {
         let lora = self.metrics_of(index)?.lora.as_ref()?;
         let is_named =

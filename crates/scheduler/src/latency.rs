@@ -2,7 +2,7 @@
 //!
 //! There are two models. [`step::StepModel`] is physical. It has the time of a prefill and of a
 //! decode step of this engine in ms, and a relative speed for each endpoint. [`LatencyModel`] is
-//! statistical and uses the first. It has TTFT and TPOT in log space from [`features()`], a
+//! statistical and uses the step model. It has TTFT and TPOT in log space from [`features()`], a
 //! residual for each endpoint (so a slow pod is learned without labels), and quantiles of the
 //! remaining error.
 //!

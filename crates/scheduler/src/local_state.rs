@@ -24,12 +24,13 @@ pub struct LocalState<'a> {
     pub last_answers: &'a [u64],
     /// Endpoints ejected now, parallel to the snapshot's endpoints; empty when none is.
     pub ejected: &'a [bool],
-    /// The failure rate of each endpoint minus that of the other endpoints, 0 to 1, parallel to the
-    /// snapshot's endpoints; empty when no endpoint fails more often than the others.
+    /// The failure rate of each endpoint minus the failure rate of the other endpoints, 0 to 1,
+    /// parallel to the snapshot's endpoints. The list is empty when no endpoint fails more often
+    /// than the others.
     pub failing: &'a [f32],
-    /// When each endpoint last got a request whose prefix was cached nowhere, in numbers that grow
-    /// with every such pick, parallel to the snapshot's endpoints; 0 is never, and an empty list
-    /// means never for all.
+    /// The number of the last pick that sent each endpoint a request whose prefix was cached
+    /// nowhere. The numbers grow with every such pick, and are parallel to the snapshot's
+    /// endpoints. 0 means never, and an empty list means never for all endpoints.
     pub last_cold_picks: &'a [u64],
     /// Whether each endpoint has the request's adapter in GPU memory, as estimated, parallel to the
     /// snapshot's endpoints; empty when that is unknown.
@@ -91,7 +92,7 @@ impl<'a> LocalState<'a> {
         self.last_cold_picks.get(index.get()).copied().unwrap_or(0)
     }
 
-    /// This endpoint's room for the request's adapter, as estimated.
+    /// Returns the estimated room of an endpoint for the request's adapter.
     pub fn adapter_room(&self, index: EndpointIndex) -> AdapterRoom {
         self.adapter_rooms
             .get(index.get())

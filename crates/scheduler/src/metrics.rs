@@ -41,7 +41,7 @@ pub struct MetricDefinition {
     pub unit: MetricUnit,
     /// How the series of several schedulers behind one address become one number.
     pub fold: MetricFold,
-    /// Reads the number. It is exact for whole numbers up to 2^24. Greater numbers are rounded.
+    /// Reads the number. Whole numbers up to 2^24 are exact; greater numbers are rounded.
     pub get: fn(&EndpointMetrics) -> Option<f32>,
     /// Sets the number.
     pub set: fn(&mut EndpointMetrics, Option<f32>),

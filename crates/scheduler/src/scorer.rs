@@ -53,8 +53,8 @@ pub(crate) fn rate_by_load(
     let mut min = f32::INFINITY;
     let mut max = f32::NEG_INFINITY;
     for &load in &*scores {
-        // Both comparisons are false for NaN. `f32::min` and `f32::max` would skip it too, but cost
-        // more in wasm.
+        // Comparisons with NaN are false, so NaN is skipped. `f32::min` and `f32::max` would skip
+        // NaN too, but cost more in wasm.
         if load < min {
             min = load;
         }

@@ -21,7 +21,7 @@ pub struct Version {
     pub sequence: u64,
 }
 
-/// The state of a pool at one version, with the pipeline that schedules its requests. It is
+/// The state of a pool at one version, with the pipeline that schedules its requests. A snapshot is
 /// immutable: a new version is a new value.
 #[derive(Debug)]
 pub struct Snapshot {

@@ -32,7 +32,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The same filter under a name that is deprecated in llm-d.
+/// `label-selector-filter` under a name that is deprecated in llm-d.
 pub(crate) const BY_LABEL_SELECTOR: PluginType = PluginType {
     name: "by-label-selector",
     doc: readable("Deprecated name of label-selector-filter."),

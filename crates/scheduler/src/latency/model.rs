@@ -18,7 +18,7 @@ pub const SAMPLES_MIN: u32 = 64;
 /// gives no prediction.
 pub const BEYOND_TIMES: f32 = 4.0;
 
-/// Predicts TTFT and TPOT. It is immutable: later learning creates another model.
+/// Predicts TTFT and TPOT. A model is immutable: later learning creates another model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatencyModel {
     /// The step model behind [`features()`]. All its endpoints are equal. Their differences are in

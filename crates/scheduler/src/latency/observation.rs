@@ -11,7 +11,7 @@ pub enum RequestEnd {
     /// The client disconnected before the last token. The full latency is unknown, so the request
     /// is not learned from.
     Aborted,
-    /// The endpoint failed the request. This says nothing about its speed.
+    /// The endpoint failed the request. A failure says nothing about the speed of the endpoint.
     Failed,
 }
 

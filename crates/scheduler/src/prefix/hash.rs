@@ -17,28 +17,28 @@
 //! block between two models, adapters or salts.
 //!
 //! **Before the whole prompt is known.** Clients write the fields of a body in any order: many
-//! write `messages` first, and `model` and `tools` after them. So a section is summed by itself
-//! ([`SectionSums`]) while its bytes come, and the model and the other sections are added at the
-//! end ([`block_hashes`]), for each kept block and not for each byte. For this each section begins
-//! a block of its own: the bytes behind the last kept block of a section count only in the whole,
-//! and have a hash of their own only where the prompt ends.
+//! write `messages` first, and `model` and `tools` after them. So each section is summed by itself
+//! ([`SectionSums`]) while its bytes arrive. The model and the other sections are added at the end
+//! ([`block_hashes`]), for each kept block and not for each byte. To make that possible, each
+//! section begins a block of its own. The bytes behind the last kept block of a section change only
+//! the hashes of later blocks, and have a hash of their own only where the prompt ends.
 //!
 //! A deployment has one secret of 128 bits. Hashes leave the process, and xxh64 is not a keyed
 //! function: a reader who knows the text of one sum can compute the seed, and then try other texts.
 //! So the hasher publishes only a pseudorandom function of each sum, keyed by the secret. A reader
 //! without the secret learns which hashes are equal, but no prompt, whatever prompts it can guess.
 //!
-//! Each of the first [`DENSE_BLOCKS`] blocks has a hash; after them only every [`STRIDE`]th block,
-//! whose hash stands for itself and the blocks since the previous hash. Positions are counted from
-//! the start, so prompts that extend each other agree on them. The shared part of a long prompt is
-//! therefore found too short by less than [`STRIDE`] blocks, at most 2 % of it; in return, storing,
-//! looking up and sending hashes costs a third. The lowest bit of a hash says how many blocks it
-//! stands for ([`blocks_of`]), in every message and table.
+//! Each of the first [`DENSE_BLOCKS`] blocks has a hash. After them only every [`STRIDE`]th block
+//! has a hash, which represents that block and the blocks since the previous hash. Positions are
+//! counted from the start, so a prompt and its extension have hashes at the same positions. The
+//! shared part of a long prompt is therefore found too short by less than [`STRIDE`] blocks, at
+//! most 2 % of it; in return, storing, looking up and sending hashes costs a third. The lowest bit
+//! of a hash says how many blocks it stands for ([`blocks_of`]), in every message and table.
 //!
 //! A trailing partial block counts, as in llm-d's approximate prefix producer. An engine caches
-//! only full blocks, but its blocks are smaller (16 tokens against our 64), so most of such a tail
-//! is cached; and a prompt shorter than one block keeps its affinity. The price: for prompts that
-//! are repeated unchanged, the estimate is too long by less than a block (after the first
+//! only full blocks, but its blocks are smaller (16 tokens, ours 64), so it caches most of the
+//! tail. A prompt shorter than one block also keeps its affinity. For prompts that are repeated
+//! unchanged, the estimate is therefore too long by less than a block (after the first
 //! [`DENSE_BLOCKS`], by less than [`STRIDE`]).
 
 use super::siphash::SipHash;
@@ -57,7 +57,7 @@ pub const BLOCK_BYTES_MIN: usize = STRIPE_BYTES;
 pub const BLOCK_BYTES_MAX: usize = 65_536;
 
 /// Maximum blocks of one prompt: a prompt of 1M tokens at [`BLOCK_BYTES_DEFAULT`]. llm-d stops at
-/// 131,072 tokens (2,048 blocks), but today's agents send 200,000 tokens in the median, and what is
+/// 131,072 tokens (2,048 blocks), but today's agents send 200,000 tokens in the median, and tokens
 /// beyond the limit would look uncached everywhere. The cost at the limit is bounded: 128 KB of
 /// hashes and about half a millisecond to record, for a prompt whose prefill takes minutes.
 pub const BLOCKS_MAX: usize = 16_384;

@@ -64,7 +64,7 @@ struct Owner {
     state: OwnerState,
     /// Capacity of the endpoint's cache, blocks, as reported.
     nominal: u32,
-    /// The same estimate, corrected by reported hits.
+    /// The capacity as corrected by the hits that engines report.
     capacity: u32,
     bands: ByClass<AgeBands>,
     entries: u32,
@@ -323,10 +323,10 @@ impl Owner {
     }
 
     /// Lowers the capacity to what fits according to one reported miss, but by at most an eighth,
-    /// the same step as `grow`. Running requests take cache memory for a while; and blocks no
-    /// longer counted as cached are no longer requested, so no report would show that there is room
-    /// again. A missing block that is too recent to have been evicted was not computed yet, and is
-    /// ignored.
+    /// the same step as `grow`. A larger step could be wrong, because running requests take cache
+    /// memory only for a while. If the capacity falls too low, no request goes to the blocks beyond
+    /// it, so no report could raise it again. A missing block that is too recent to have been
+    /// evicted was not computed yet, and is ignored.
     fn shrink(&mut self, ReuseDistance { at_least, at_most }: ReuseDistance) {
         let held = self.bands.confirmed.blocks();
         let believed = self.capacity.min(held);

@@ -26,8 +26,9 @@ struct BlockTraces {
 
 impl PrefixIndex {
     /// Finds how far the traces of these hashes reach beyond the first `cached`, which an endpoint
-    /// has or may have cached. Takes one probe for each region if the next block was never seen,
-    /// else a binary search: an endpoint that was given a block was given all earlier ones.
+    /// has or may have cached. If the next block was never seen, the search takes one probe for
+    /// each region. Otherwise it is a binary search, because an endpoint that received a block also
+    /// received all earlier blocks.
     pub fn recall(&self, blocks: &[u64], cached: usize) -> RecalledLength {
         let beyond = |from: usize, is_there: &dyn Fn(BlockTraces) -> bool| {
             let rest = blocks.get(from..).unwrap_or_default();

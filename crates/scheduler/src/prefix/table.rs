@@ -82,9 +82,9 @@ pub(super) struct BlockEntry {
 }
 
 /// How many epochs lie between the touches of an entry: 0 is less than one epoch, i is at least
-/// 2^(i-1) and less than 2^i, 15 is unknown. It follows the intervals by one step for each touch,
-/// so it is near their median, and one touch by chance changes little. 13 and 14 mark entries that
-/// may be withdrawn. Takes 4 bits.
+/// 2^(i-1) and less than 2^i, 15 is unknown. The value moves by one step towards the interval of
+/// each touch, so it stays near the median interval, and a single touch changes little. 13 and 14
+/// mark entries that may be withdrawn. Takes 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TouchInterval(u8);
 

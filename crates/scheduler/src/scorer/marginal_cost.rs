@@ -18,9 +18,10 @@
 //! - An endpoint that fails at once has no requests in flight and would look cheapest. So `failure`
 //!   charges the time that a patient client would have waited for a reply.
 //! - An adapter that is loaded, or that this proxy used there recently, costs nothing. Loading an
-//!   adapter costs `adapterLoadMs`. It costs sixteen times that if it evicts another adapter,
-//!   because that one will be needed again and evict a third. The factor comes from simulation: 8
-//!   is too low if loads take twice as long as configured, and 32 keeps requests in queues.
+//!   adapter costs `adapterLoadMs`. A load that evicts another adapter costs sixteen times as much,
+//!   because the evicted adapter will be needed again and will evict a third adapter. The factor
+//!   comes from simulation: 8 is too low if loads take twice as long as configured, and 32 keeps
+//!   requests in queues.
 
 mod cost;
 

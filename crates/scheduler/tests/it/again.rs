@@ -1,5 +1,5 @@
-//! Predictions of a request: at each endpoint, for the endpoint it is sent to, and recorded ones in
-//! place of the model's when a decision is repeated.
+//! Predictions of a request: at each endpoint, and for the endpoint that gets the request. When a
+//! decision is repeated, recorded predictions replace those of the model.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn snapshot() -> Snapshot {
     snapshot_with("")
 }
 
-/// The same with further plugins in its pipeline.
+/// The snapshot with further plugins in its pipeline.
 fn snapshot_with(plugins: &str) -> Snapshot {
     let rows: String = PREDICTED
         .iter()

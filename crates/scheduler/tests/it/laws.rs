@@ -183,9 +183,9 @@ proptest! {
         let totals = scores(&outcome);
         prop_assume!(!totals.is_empty());
         prop_assert!(totals.iter().all(|(_, score)| *score > 0.0 && *score <= 1.0) && totals.iter().any(|(_, score)| *score == 1.0));
-        // An endpoint with more of the prompt cached is passed by no other. Its score falls only
-        // among endpoints of equal cost, which share the highest hundredth: if others now cost more
-        // than it, fewer share that hundredth.
+        // An endpoint with more of the prompt cached is passed by no other. The score of that
+        // endpoint falls only among endpoints of equal cost, which share the highest hundredth: if
+        // others now cost more, fewer endpoints share that hundredth.
         let at = at.index(case.pool.len());
         let mut holding = case;
         holding.pool[at].matched_blocks = holding.pool[at].matched_blocks.saturating_add(1);

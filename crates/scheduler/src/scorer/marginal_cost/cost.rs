@@ -237,9 +237,9 @@ impl LoadInputs {
 // === impl RequestInputs ===
 
 impl RequestInputs<'_> {
-    /// x: the tokens that the request is charged for if `uncached_tokens` are not cached. 1/r more
-    /// requests will use the new copy, and all of them pay for it, so this request pays 1 / (1 +
-    /// 1/r) of it.
+    /// x: the tokens that the request is charged for if `uncached_tokens` are not cached. This
+    /// request and 1/r more will use the new copy, and each pays an equal part. So this request
+    /// pays 1 / (1 + 1/r) of the copy.
     fn charged_tokens(&self, uncached_tokens: f32) -> f32 {
         let again_tokens = (uncached_tokens - self.new_tokens).max(0.0);
         self.new_tokens + again_tokens * (self.reuse_interval / (1.0 + self.reuse_interval))
