@@ -1,5 +1,5 @@
 //! The connection to the daemon with the shipped configuration, for both transports (gRPC stream
-//! and HTTP calls): a stalled daemon is detected, a restarted one is found at once, and with
+//! and HTTP calls): the proxy detects a stalled daemon, finds a restarted daemon at once, and with
 //! `mtls.yaml` proxy and daemon verify each other.
 
 use std::path::Path;

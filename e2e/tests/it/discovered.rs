@@ -140,9 +140,9 @@ fn builder() -> StackBuilder {
     Stack::builder().servers_like(3, &options)
 }
 
-/// The whole life of a worker: registered with metadata, ready, picked for its models only; not
-/// ready and not picked. Returns the last worker, which alone serves `llama`, with the stack and
-/// the folder of its files.
+/// Plays the life of a worker: it registers with metadata, becomes ready, and is picked for its
+/// models only. When it is not ready, it is not picked. Returns the last worker, which alone serves
+/// `llama`, with the stack and the folder of its files.
 async fn whole_flow(
     source: Value,
     registry: Vec<String>,

@@ -1,5 +1,5 @@
-//! The set of shared-data keys is bounded: the proxy never frees a key, so the VMs must reuse the
-//! same ones whatever happens. A test-only build counts the keys in a gauge.
+//! The set of shared-data keys is bounded: the proxy never frees a key, so the VMs must reuse their
+//! keys whatever happens. A test-only build counts the keys in a gauge.
 
 use std::time::{Duration, Instant};
 

@@ -3,7 +3,7 @@
 //! routed to it. When it is not ready, it is removed and gets no requests. A Lease decides which of
 //! two daemons leads, and custom resources configure models and rewrites.
 //!
-//! The API server refuses loopback addresses in slices, so pods need other ones. Each test
+//! The API server refuses loopback addresses in slices, so pods need other addresses. Each test
 //! therefore runs itself again in its own network namespace, which has no connection to the
 //! outside. The test plays the kubelet: it calls the readiness probe and writes the pod's
 //! condition.

@@ -504,7 +504,7 @@ mod slow {
 
         stack.servers[1].restart(None).await;
         stack.servers[1].slow_down(1.0);
-        // The same name and address with another start time is a new generation.
+        // An endpoint whose start time changed at the same name and address has a new generation.
         let clean = page_that(&stack, "the new pod", |page| {
             outcomes(page, "server-1") == 0
         })

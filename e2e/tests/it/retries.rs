@@ -48,7 +48,8 @@ async fn every_early_failure_goes_to_the_next_of_the_list() -> Result<()> {
         FaultMode::ResetMidHeaders,
         FaultMode::Status,
     ];
-    // Each fault has an engine of its own: one that has failed is ejected for a while.
+    // Each fault has an engine of its own, because an engine that has failed is ejected for some
+    // time.
     let stack = Stack::start(modes.len() + 1).await?;
     for (index, mode) in modes.into_iter().enumerate() {
         stack.servers[index].fault(ServerFault::new(mode)).await;

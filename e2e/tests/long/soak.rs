@@ -83,7 +83,7 @@ async fn one(address: SocketAddr, number: usize, tally: &SoakCounts) -> Result<(
             count(&tally.refused);
         }
         1 => {
-            // This client disconnects in the middle of the stream.
+            // The client disconnects in the middle of the stream.
             let mut events = EventStream::new(
                 client::start(address, post(chat(number, true).to_string())?).await?,
             );

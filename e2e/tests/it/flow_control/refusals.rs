@@ -101,8 +101,8 @@ async fn refusals(
     let mut stack = builder(front, workers, has_flow_control, folder.path())?
         .start()
         .await?;
-    // With flow control, four run and two wait. They come one after another: while nothing is held,
-    // two workers may give the same room away.
+    // With flow control, four requests run and two wait. The test sends them one after another,
+    // because two workers may use the same room twice while nothing is held.
     let mut running = Vec::new();
     for _ in 0..6 {
         running.extend(queued_requests::send(&stack, 1, "batch", ENDLESS)?);

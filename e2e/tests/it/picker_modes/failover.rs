@@ -171,8 +171,8 @@ async fn the_served_endpoint_is_reported(front: PickerMode) -> Result<()> {
     .await?;
     stack.envoy.access_log_of("failed-over", LIMIT).await?;
     let lines = stack.envoy.access_log();
-    // Envoy writes the endpoint that it tried, whatever the result: for the pool that failed its
-    // own server, never that of the other pool.
+    // Envoy writes the endpoint that it tried, whatever the result. For the pool that failed, that
+    // is a server of this pool, never of the other pool.
     let logged: Vec<(&Value, &Value)> = lines
         .iter()
         .filter(|line| line["request_id"] == "failed-over")

@@ -1,5 +1,5 @@
-//! Both picker modes at once, the filter in one Envoy and ext_proc in another: for the daemon, its
-//! ext_proc server is one more proxy.
+//! The filter in one Envoy and ext_proc in another, with one daemon. The daemon treats its ext_proc
+//! server as one more proxy.
 
 use std::time::Duration;
 

@@ -16,7 +16,7 @@ use crate::echo;
 /// A text that occurs nowhere else.
 const SECRET: &str = "Zanzibar-Quixote-Ocelot";
 
-/// This many bytes of the secret in a row cannot occur by chance.
+/// So many bytes of the secret in a row cannot occur by chance.
 const WINDOW: usize = 7;
 
 /// One request of each API with the secret in every text field, long enough to be placed, and
