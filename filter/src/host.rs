@@ -2,11 +2,11 @@
 //! proxy-wasm ABI.
 //!
 //! The bindings are the filter's own, not the SDK's. The SDK returns a status as a Rust enum, which
-//! is undefined behaviour for statuses it does not list. It panics on most statuses that it lists,
-//! and on every header that is not UTF-8, and a panic fails all streams of a worker. Here a status
-//! is a number, a value is bytes, and every answer of the host is a `Result`. Only opening streams
-//! and making calls goes through the SDK, because its dispatcher knows only the streams and calls
-//! that it made itself: see `abi`.
+//! is undefined behaviour for statuses it does not list. The SDK also panics on most statuses that
+//! it lists, and on every header that is not UTF-8; a panic fails all streams of a worker. In our
+//! bindings a status is a number, a value is bytes, and every answer of the host is a `Result`.
+//! Only streams and calls are opened by the SDK, because the SDK's dispatcher knows only those that
+//! it opened itself: see `abi`.
 
 #[cfg(target_arch = "wasm32")]
 mod abi;
@@ -38,7 +38,7 @@ pub enum HeaderMap {
 pub enum BodyBuffer {
     /// The part of the request body that is buffered.
     RequestBody = 0,
-    /// This piece of the response body.
+    /// A piece of the response body.
     ResponseBody = 1,
     /// The body of the answer to a call.
     Answer = 4,

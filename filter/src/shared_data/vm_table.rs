@@ -1,5 +1,4 @@
-//! The table of this process's VMs. It is one shared table with a row for each VM, kept up to date
-//! by heartbeats.
+//! The table of the VMs of this process: one row for each VM, which the VM updates by heartbeats.
 //!
 //! The first [`VM_SLOTS_MAX`] rows are VM slots. The number of the slot is in the names of the data
 //! that a VM shares (queue, counters, load report, ring), so that the names are a fixed set: the
@@ -13,8 +12,8 @@ use proto::shared_data::VmEntry;
 
 use crate::host::{Host, Result, WriteCondition};
 
-/// The number of VM slots of a process. Each worker thread and the main thread have a VM. This is
-/// more than twice the number of VMs on 192 cores, because all VMs may be replaced at once, and
+/// The number of VM slots of a process. Each worker thread and the main thread have a VM. The
+/// number is more than twice the VMs on 192 cores, because all VMs may be replaced at once, and
 /// slots of lost VMs are free only after [`EXPIRY_MS`]. The table has 32 bytes for each row, and
 /// each VM reads it every 100 ms.
 pub const VM_SLOTS_MAX: usize = 512;

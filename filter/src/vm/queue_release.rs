@@ -183,7 +183,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Handles the ask of another VM for room: gives up a running request, or asks the next VM.
+    /// Handles another VM's message that asks for room: gives up a running request, or asks the
+    /// next VM.
     pub(super) fn on_ask(
         &self,
         replica: &mut PoolReplica,
@@ -191,7 +192,7 @@ impl<H: Host> VmState<H> {
         left: u32,
         now: Timestamp,
     ) {
-        // Through this, the VM knows that the other one holds requests, and wakes it.
+        // By reading the loads, this VM learns that the other VM holds requests, and wakes it.
         self.receive_loads(replica, now, SharingOccasion::Claim);
         if !replica.pool.queues_mut().give_room(ask, now) {
             self.pass_ask(&replica.name, ask, left, now);

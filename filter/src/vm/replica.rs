@@ -1,4 +1,5 @@
-//! One pool in one VM: the daemon's state that this VM has applied, and the VM's own state.
+//! The state of one pool in one VM: what the daemon sent and this VM has applied, and what the VM
+//! knows itself.
 //!
 //! A replica changes only in [`PoolReplica::apply`], as a whole or not at all, and never while a
 //! request is being decided. (A VM that replaced a lost one applies the state before its first

@@ -221,7 +221,7 @@ fn a_worker_that_sees_room_wakes_the_one_whose_request_came_first() {
             .iter()
             .filter(|call| matches!(call.call, FakeCall::Shared | FakeCall::Share))
             .count();
-        // The other three are tried too, each by its worker, in case there is more room.
+        // Each of the other three workers tries its request too, in case there is more room.
         assert!(
             calls.len() <= 120 && shared <= 64,
             "{} calls, {shared} of shared data",
