@@ -28,7 +28,7 @@ use crate::load::cpu_ns;
 
 /// The longest time from the first proxy to the last pool update.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The longest age recorded, in tenths of a ms; older ones count as this age.
+/// The longest age that is recorded, in tenths of a ms. Older messages are recorded with this age.
 const AGE_TENTHS_MAX: usize = 100_000;
 /// Pause before measuring, so that the start of the daemon and of the streams is not counted.
 const SETTLE: Duration = Duration::from_secs(2);
