@@ -26,8 +26,9 @@ const ROUNDS_ALONE: usize = 3;
 /// Makes the loopback of the new namespace usable, then becomes the program.
 const IN_NAMESPACE: &str = "ip link set lo up && exec \"$0\" \"$@\"";
 
-/// Does the same, and lets the receiver of a segment acknowledge it at once. Dynamo's frontend does
-/// not set TCP_NODELAY, so on a connection that is kept its next tokens wait for that: up to 40 ms.
+/// Brings loopback up, and lets the receiver of a segment acknowledge it at once. Dynamo's frontend
+/// does not set TCP_NODELAY, so on a kept connection its next tokens would wait up to 40 ms for the
+/// acknowledgement.
 const IN_DYNAMO_NAMESPACE: &str = concat!(
     "ip link set lo up && for to in 127.0.0.0/8 127.0.0.1; do ",
     "ip route change local $to dev lo table local proto kernel scope host src 127.0.0.1 quickack 1 || exit; done && ",
@@ -85,7 +86,7 @@ impl RouterGroup {
         Self::new("core", &["ours", "ours-again", "smg"])
     }
 
-    /// The other routers, each beside ours: with one seed in the cells at half load.
+    /// Runs of each other router beside Switchpoint, with one seed, in the cells at half load.
     #[must_use]
     pub fn others() -> [Self; 2] {
         [

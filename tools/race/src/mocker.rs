@@ -26,7 +26,7 @@ const HTTP_PORT: u16 = 8000;
 /// The port of a mocker's metrics page.
 pub const METRICS_PORT: u16 = 9100;
 /// The mocker's own speed, with as many sequences as our engines run at once. The blocks hold
-/// 262,144 tokens. That is some 670 KB of text, where our engines hold a megabyte: both hold a
+/// 262,144 tokens, or 670 KB of text; our engines hold a megabyte. Both sizes are enough for a
 /// dozen contexts of agents.
 const MOCKER_OPTIONS: [&str; 6] = [
     "--max-num-seqs",

@@ -131,8 +131,8 @@ impl RaceEngines {
         }
     }
 
-    /// Starts the engines of a cell, and one more if one is added during the run. Their steps take
-    /// `slowdown` times as long as the profile says.
+    /// Starts the engines of a cell, and one more if one is added during the run. Steps of these
+    /// engines take `slowdown` times as long as the profile says.
     fn start_servers(cell: &Cell, profile: EngineProfile, slowdown: f64) -> Result<Self> {
         let added = usize::from(cell.change == CellChange::KillAddRestart);
         let mut servers = Vec::new();

@@ -143,8 +143,8 @@ impl RunRecord {
         self.generator_late_p99_ms() <= LATE_MS_MAX && self.engines_late_p99_ms() <= LATE_MS_MAX
     }
 
-    /// The share of prompt tokens that engines had cached, by their own count, or by the usage of
-    /// the replies if the engines count no prompt tokens; 0 without a prompt.
+    /// The share of prompt tokens that engines had cached. The engines count them or, if they count
+    /// no prompt tokens, the usage of the replies has the numbers. 0 without a prompt.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         let counted = |[cached, all]: [u64; 2], engine: &EngineRecord| {

@@ -14,8 +14,8 @@ use crate::session::{RaceSession, SessionClass, Turn};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RaceWorkload {
-    /// One system prompt of 4,000 words for all; sessions of 6 to 20 turns that grow by 100 to 900
-    /// words each, 1.5 s apart.
+    /// All sessions have one system prompt of 4,000 words. A session has 6 to 20 turns, 1.5 s
+    /// apart, and each turn adds 100 to 900 words.
     Agents,
     /// 16 system prompts of 3,000 words, a few of them in most sessions; 2 to 6 short turns.
     Tenants,

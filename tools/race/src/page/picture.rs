@@ -1,5 +1,5 @@
-//! The picture of a workload: for each cell, the ratio of ours to the rival and to ours run once
-//! more, with intervals; left of 1, ours is faster.
+//! The picture of a workload. For each cell it has the ratio of Switchpoint's time to the rival's,
+//! and to a second run of Switchpoint, with intervals. Left of 1, Switchpoint is faster.
 
 use std::path::Path;
 
