@@ -97,7 +97,7 @@ impl SimulatedLearner {
     }
 
     /// Records a gap between two tokens of a stream, at an endpoint with this load as far as its
-    /// proxies know. It counts where no prefill is known to run.
+    /// proxies know. The learner uses the gap if no prefill is known to run there.
     pub(crate) fn gap(
         &mut self,
         at: usize,

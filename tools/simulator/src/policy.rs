@@ -183,7 +183,7 @@ impl RoutingPolicy {
     }
 }
 
-/// The same profile for decode and for prefill. A separate prefill happens if the decode engine has
+/// Uses one profile for decode and for prefill. A separate prefill happens if the decode engine has
 /// too little of the prompt cached.
 fn disaggregated(spec: &PipelineSpec) -> PipelineSpec {
     /// Uncached tokens from which on a transfer is worth it.

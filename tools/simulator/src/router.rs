@@ -26,7 +26,7 @@ pub(crate) struct PolicyRouter {
     vm: u64,
     pool: ManagedPool,
     report: OwnLoadReport,
-    /// The last load report of each proxy; of this one it stays empty.
+    /// The last load report of each proxy. The report of the router's own proxy stays empty.
     peers: Vec<PeerLoadReport>,
     /// The requests that each other proxy holds, by band.
     peers_held: Vec<Vec<QueuedInBand>>,

@@ -30,13 +30,13 @@ const SMALL_LOAD: f64 = 0.3;
 const LOW_LOAD: f64 = 0.3;
 const HUGE_LOAD: f64 = 0.2;
 
-/// How much longer the slow engines of `unlike` take, and the capacity of four fast and four slow
-/// engines, of that of eight fast ones.
+/// `SLOWDOWN` is how much longer the slow engines of `unlike` take. `UNLIKE_CAPACITY` is the
+/// capacity of four fast and four slow engines, relative to eight fast engines.
 const SLOWDOWN: f64 = 2.0;
 const UNLIKE_CAPACITY: f64 = 0.75;
 
-/// The engines of `pd` that compute prompts for the other ones, and the capacity of all of them, of
-/// that of eight that do both.
+/// `PREFILLERS` is the number of engines of `pd` that compute prompts for the others.
+/// `SPLIT_CAPACITY` is the capacity of all engines of `pd`, relative to eight engines that do both.
 const PREFILLERS: usize = 4;
 const SPLIT_CAPACITY: f64 = 0.8;
 

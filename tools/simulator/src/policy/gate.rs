@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 
 use crate::workload::RequestClass;
 
-/// The time when another router sends the requests that it holds. Both check the pool as a whole,
-/// send the request at the head of the highest priority, and let no request pass it.
+/// When another router (llm-d's or Dynamo's) sends the requests that it holds. Both routers check
+/// the pool as a whole, send the request at the head of the highest priority, and let no request
+/// pass it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum GateRule {
     /// llm-d: at most one request for each arrival and each millisecond, while the detector of the
