@@ -1,5 +1,5 @@
-//! Pools in which one engine of four is broken: it answers at once and its metrics look healthy,
-//! but its answers are errors, or have no output.
+//! Pools with one broken engine of four. The broken engine answers at once and its metrics look
+//! healthy, but its answers are errors, or have no output.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -419,8 +419,8 @@ impl EnvoyProcess {
             .collect())
     }
 
-    /// One counter or gauge; 0 if Envoy has none of that name, because most appear at their first
-    /// use.
+    /// Returns one counter or gauge, or 0 if Envoy has none of that name: most appear at their
+    /// first use.
     ///
     /// # Errors
     /// Fails if the admin port does not answer.

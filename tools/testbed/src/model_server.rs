@@ -6,8 +6,8 @@
 //!  and reset   echo      limits      blocks, step times       JSON
 //! ```
 //! Everything that tests depend on is real: sockets close and reset, streams break in the middle,
-//! queues build up because steps take as long as measured ones, prefixes are cached because their
-//! blocks are there. Only the text is not real: it is seeded filler, and a token is four bytes.
+//! queues build up because steps take measured times, and prefixes are cached because their blocks
+//! are in memory. Only the text is not real: it is seeded filler, and a token has four bytes.
 //!
 //! The engine ([`engine`]) is a pure state machine owned by one task ([`driver`]). All other parts
 //! read what that task publishes.

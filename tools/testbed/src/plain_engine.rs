@@ -55,7 +55,7 @@ pub enum PlainAnswer {
     /// The regular reply of the requested API.
     #[default]
     Reply,
-    /// This status with this body as JSON, after the whole delay and never as a stream.
+    /// A status and a body of JSON, after the whole delay and never as a stream.
     Fixed(StatusCode, String),
     /// A reply with status 200 and `finish_reason` `abort` in which nothing was generated, as of an
     /// engine that sleeps or shuts down.
@@ -71,7 +71,7 @@ pub enum AnswerDelay {
     /// No delay.
     #[default]
     AtOnce,
-    /// The same delay for every request; then the complete reply at once.
+    /// Every request waits for an equal delay, and then gets the complete reply at once.
     Constant(Duration),
     /// A time to the first token, and a time between tokens.
     PerToken {
@@ -80,7 +80,7 @@ pub enum AnswerDelay {
         /// Time from each token to the next.
         next: Duration,
     },
-    /// This time per prompt token (of four bytes), however many requests run.
+    /// A time per prompt token (of four bytes), however many requests run.
     PerPromptToken(Duration),
     /// A number of requests at once; the others wait in a queue.
     Slots {

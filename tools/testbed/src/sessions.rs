@@ -39,8 +39,8 @@ const TOOL_ANSWER: TokenCount = TokenCount {
     range: (50.0, 12_000.0),
 };
 
-/// Time until the next turn: at least this, the time per token of the reply, and the time of a tool
-/// (exponential, this mean), in seconds.
+/// The three parts of the time until the next turn, in seconds: a minimum, the time per token of
+/// the reply, and the mean of the (exponential) time of a tool.
 const PAUSE: (f64, f64, f64) = (2.0, 0.012, 3.0);
 
 /// A log-normal number of tokens.

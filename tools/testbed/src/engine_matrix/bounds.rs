@@ -92,9 +92,9 @@ const OPEN: [(&str, MatrixBounds); 5] = [
     ),
 ];
 
-/// The engine that answers at once. Its conversations need not return: a cached prompt saves less
-/// than a millisecond there, and costs that differ by no more are equal, so they are spread by
-/// turns.
+/// The engine that answers at once. Conversations need not return to a server of this engine: a
+/// cached prompt saves less than a millisecond there, which is less than the policy distinguishes.
+/// So the policy spreads the requests in turn.
 pub(super) const AT_ONCE: &str = "at-once";
 
 /// Bounds for all engines if requests alternate between two proxies, on a busy machine. Proxies
