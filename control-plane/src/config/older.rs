@@ -3,8 +3,8 @@
 
 use super::yaml::{YamlKey, YamlNode, YamlValue};
 
-/// Plugin type, older name, and the path of the newer one. If two older names mean the same, the
-/// first counts.
+/// Plugin type, older name, and the path of the newer one. If a file has two older names of one
+/// parameter, the first in this table is used.
 const MOVED: &[(&str, &str, &[&str])] = &[
     (
         "disagg-profile-handler",

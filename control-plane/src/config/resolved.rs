@@ -263,7 +263,7 @@ fn json_of_default(default: &ParameterDefault) -> serde_json::Value {
     }
 }
 
-/// A number as JSON; whole numbers without a decimal point.
+/// A number as JSON. Whole numbers have no decimal point.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "whole and within 2^53, where every f64 is an i64"

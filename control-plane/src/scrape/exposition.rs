@@ -1,9 +1,10 @@
 //! Parser of the Prometheus text exposition: bytes in, samples out. It does no I/O.
 //!
 //! No library has all that a scraper of model servers needs. This parser takes chunks as they
-//! arrive and borrows data from them. Of an unwanted sample the parser reads only the name (nine in
-//! ten lines of an engine's page are histogram buckets). The parser stops at the line after the
-//! last wanted family. A bad line is skipped and counted; the rest of the page is still read.
+//! arrive, and borrows data from the chunks. Of an unwanted sample the parser reads only the name
+//! (nine in ten lines of an engine's page are histogram buckets). The parser stops at the line
+//! after the last wanted family. A bad line is skipped and counted; the rest of the page is still
+//! read.
 //!
 //! The parser reads the text format 0.0.4, UTF-8 names in quotes (`{"name",label="x"} 1`), and the
 //! sample lines of OpenMetrics (exemplars are dropped, `# EOF` counts as a comment). Bytes that are

@@ -139,8 +139,8 @@ impl PageReading {
 }
 
 impl<'e> Extraction<'e> {
-    /// Reads until the families in `until` are complete; `None` or an empty set: to the end of the
-    /// page.
+    /// Creates a reader that stops when the families in `until` are complete. With `None` or an
+    /// empty set it reads to the end of the page.
     #[must_use]
     pub(super) fn new(engine: &'e EngineSpec, until: Option<FamilySet>) -> Self {
         let cells = engine

@@ -89,8 +89,8 @@ pub enum FailReason {
 pub(super) struct FetchHabit {
     /// The time since when the whole page is requested. `None` means that the filter is used.
     full_page_since: Option<Instant>,
-    /// The families on the endpoint's last complete page or filtered answer; `None` before the
-    /// first one.
+    /// The families on the endpoint's last complete page or filtered answer. `None` before the
+    /// first page.
     settled: Option<FamilySet>,
     /// The time when a whole page was last read to its end.
     learned_at: Option<Instant>,

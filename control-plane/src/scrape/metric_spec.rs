@@ -3,8 +3,8 @@
 
 use super::exposition::MetricSample;
 
-/// The longest spec, in bytes. Real ones have less than a hundred; the limit keeps the scrape URL
-/// short.
+/// The longest spec, in bytes. Real specs have less than a hundred bytes. The limit keeps the
+/// scrape URL short.
 pub const SPEC_BYTES_MAX: usize = 512;
 
 /// A metric name, and the label values that a series must have.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The maximum number of scrapes begun in a second, over all endpoints of a pool. A scrape costs
-/// 0.11 ms of CPU (0.14 ms for a whole page of 38 KB), so this is 0.07 core.
+/// 0.11 ms of CPU (0.14 ms for a whole page of 38 KB), so the maximum costs 0.07 core.
 pub const SCRAPES_PER_SECOND_MAX: f64 = 500.0;
 
 /// How long an endpoint counts as busy after it last had work or was picked.

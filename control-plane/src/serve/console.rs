@@ -115,7 +115,7 @@ pub(super) fn router(shown: &ShownState) -> Router {
     api.merge(page).layer(from_fn(secure))
 }
 
-/// Whether a path is a file of the page. These hold no data, so they need no token.
+/// Whether a path is a file of the page. The files of the page hold no data, so they need no token.
 pub(super) fn is_asset(path: &str) -> bool {
     ASSETS.iter().any(|asset| asset.path == path)
 }

@@ -88,7 +88,7 @@ fn without_port(authority: &str) -> &str {
     }
 }
 
-/// The value of a header; an unreadable one is `?`, which admits nothing.
+/// The value of a header. An unreadable value is `?`, which admits nothing.
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).map(|value| value.to_str().unwrap_or("?"))
 }

@@ -95,8 +95,8 @@ impl DaemonLife {
         self.leadership.borrow().hash_secret
     }
 
-    /// The key of the hashes of prompt blocks in `pool`. It is the same for all proxies of the
-    /// pool, so that they can share placements. It does not work for the prompts of another pool.
+    /// The key of the hashes of prompt blocks in `pool`. All proxies of the pool have one key, so
+    /// that they can share placements. The key does not work for the prompts of another pool.
     #[must_use]
     pub fn pool_hash_secret(&self, pool: &str) -> u128 {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &self.hash_secret().to_be_bytes());

@@ -1,10 +1,10 @@
 //! The snapshot file, with the data that the next start of the daemon needs to continue without a
 //! change for proxies.
 //!
-//! It has the term, the hash secret, and the endpoints of every pool with slots and generations. It
-//! has no metrics, because they would be stale. It is written completely and renamed into place
-//! whenever a pool update changes. A file that cannot be read is renamed with a warning, and the
-//! daemon starts without it.
+//! The file has the term, the hash secret, and the endpoints of every pool with slots and
+//! generations. It has no metrics, because metrics would be stale. Whenever a pool update changes,
+//! the daemon writes a new file completely and renames it into place. A file that cannot be read is
+//! renamed with a warning, and the daemon starts without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};

@@ -12,7 +12,7 @@ use super::values::{collector, duration, header_name, listen};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
 pub struct ExtProcArgs {
-    /// The ext_proc listener, for gateways without the filter; `none`: not opened.
+    /// Address of the ext_proc listener, for gateways without the filter, or `none`.
     #[arg(long, env = "SWITCHPOINT_LISTEN_EXT_PROC", value_name = "IP:PORT", default_value = "127.0.0.1:9002", value_parser = listen)]
     pub listen_ext_proc: OptionalAddress,
 
@@ -219,7 +219,7 @@ pub enum DestinationFormatArg {
     /// The best endpoint, and the second one under x-gateway-destination-endpoint-fallback, as
     /// ORIGINAL_DST clusters expect.
     Single,
-    /// The whole list, comma-separated, for clusters that try one endpoint after the other
+    /// The whole list, comma-separated, for clusters that try its endpoints in order
     /// (`override_host`).
     List,
 }

@@ -314,7 +314,7 @@ impl ConfigReader {
         Some(first.clone())
     }
 
-    /// Checks the pipeline as a whole. Its parts were checked when they were read.
+    /// Checks the pipeline as a whole. The parts of the pipeline were checked when they were read.
     fn check(&mut self, pipeline: &PipelineSpec) {
         if !self.report.errors.is_empty() || self.report.refuses() {
             return;

@@ -1,5 +1,5 @@
-//! A proxy's stream without the sockets. It distributes the messages of the proxy, and makes the
-//! messages for it.
+//! A proxy's stream without the sockets: distributes the messages of the proxy, and makes the
+//! messages for the proxy.
 
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -187,7 +187,7 @@ impl CounterTotals {
             + running
     }
 
-    /// Adds the counts of `other` under the shown `names`. Its requests in flight count only if
+    /// Adds the counts of `other` under `names`. Adds the requests in flight of `other` only if
     /// `fresh`.
     pub(super) fn add(&mut self, other: &Self, fresh: bool, names: &PoolNames, others: OtherNames) {
         if fresh {
@@ -318,7 +318,7 @@ impl EndpointTotals {
 // === impl ModelTotals ===
 
 impl ModelTotals {
-    /// Adds the counts of `other`. Its requests in flight count only if `fresh`.
+    /// Adds the counts of `other`, and its requests in flight only if `fresh`.
     pub(crate) fn add(&mut self, other: &Self, fresh: bool) {
         add_to(&mut self.requests, other.requests);
         add_counts(
