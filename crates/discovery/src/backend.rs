@@ -33,9 +33,9 @@ pub struct InstanceRecord {
     pub readiness: InstanceReadiness,
     /// The source of the instance's metadata.
     pub metadata: MetadataSource,
-    /// If two records have the same address, the one with the greater value wins, because an IP
-    /// address may be given to a new pod while the old pod still exists. Each backend uses its own
-    /// number, which grows with time.
+    /// If two records have one address, the record with the greater value wins, because a new pod
+    /// may get an IP address while the old pod still exists. Each backend uses its own number,
+    /// which grows with time.
     pub freshness: u64,
 }
 
@@ -45,8 +45,8 @@ pub enum InstanceReadiness {
     /// The instance may get traffic.
     Ready,
     /// The registry reports the instance as not ready, but not because of the instance's own
-    /// report: for example its node has lost contact with the API server. It may get traffic as
-    /// long as it answers.
+    /// report: for example its node has lost contact with the API server. The instance may get
+    /// traffic as long as it answers.
     Unconfirmed(String),
     /// The instance may not get traffic, for this reason.
     NotReady(String),

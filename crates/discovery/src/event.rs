@@ -20,7 +20,7 @@ pub struct ClockReading {
 }
 
 /// A change of the published set. An [`InstanceEvent::Added`] is an upsert: it carries the whole
-/// new value of an instance, known or not.
+/// new value of a known or unknown instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstanceEvent {
     /// The instance may get traffic. An unconfirmed instance may get traffic only while it answers

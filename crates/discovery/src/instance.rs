@@ -16,8 +16,8 @@ pub struct Instance {
     /// learned about another generation does not apply to this one. Empty if the source has no
     /// generation.
     pub generation: String,
-    /// The address for requests. It is always an IP address, because Envoy gets it unchanged and
-    /// resolves no names.
+    /// The address for requests. The address is always an IP address, because Envoy gets it
+    /// unchanged and resolves no names.
     pub address: SocketAddr,
     /// Labels, sorted by key.
     pub labels: Vec<(String, String)>,
@@ -26,8 +26,8 @@ pub struct Instance {
     /// The metadata of the instance, if it has any; [`Self::metadata`] reads it.
     pub metadata: Option<Arc<Metadata>>,
     /// The reason why the registry cannot confirm that the instance is ready, although the instance
-    /// itself has not reported that it is not ready. Such an instance may get traffic only while it
-    /// answers. `None` means that it is ready.
+    /// itself has not reported that it is not ready. An unconfirmed instance may get traffic only
+    /// while it answers. `None` means that the instance is ready.
     pub unconfirmed: Option<Arc<str>>,
 }
 
@@ -132,9 +132,9 @@ impl Instance {
         Self { metadata, ..self }
     }
 
-    /// The metadata of the instance. It is empty if there is none, as for plain vLLM. It came with
-    /// the instance, so reading it cannot fail. A change of the metadata causes another `Added`
-    /// event with the new value.
+    /// The metadata of the instance. The metadata is empty if the instance has none, as for plain
+    /// vLLM. It came with the instance, so reading it cannot fail. A change of the metadata causes
+    /// another `Added` event with the new value.
     pub fn metadata(&self) -> &Metadata {
         self.metadata.as_deref().unwrap_or(Metadata::empty())
     }

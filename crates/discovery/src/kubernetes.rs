@@ -13,10 +13,10 @@
 //! | endpoint gone from its last slice, slice deleted, or absent from a new list | Removed |
 //!
 //! A Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`],
-//! not by its name, because two namespaces may have a component of the same name. Its slices are
-//! found by `kubernetes.io/service-name`, because the slice controller copies the labels of the
-//! Service to the slices, not those of the pods. Labels of pods are read from the pods
-//! ([`labels`]).
+//! not by its name, because two namespaces may have a component of the same name. The slices of a
+//! Service are found by `kubernetes.io/service-name`, because the slice controller copies the
+//! labels of the Service to the slices, and not the labels of the pods. Labels of pods are read
+//! from the pods ([`labels`]).
 //!
 //! [`InferencePools`] is the alternative: an `InferencePool` names its pods by selector.
 

@@ -129,7 +129,7 @@ struct HubState {
 // === impl Discovery ===
 
 impl<B: Backend> Discovery<B> {
-    /// Creates discovery over `backend`; `policy` says how metadata is fetched.
+    /// Creates discovery over `backend`. `policy` says how metadata is fetched.
     #[must_use]
     pub fn new(backend: B, policy: MetadataPolicy) -> Self {
         Self {

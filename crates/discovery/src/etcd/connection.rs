@@ -43,7 +43,7 @@ pub(super) struct EtcdConnection {
     pub(super) channel: Channel,
     pub(super) prefix: Arc<str>,
     user: Option<(String, String)>,
-    /// The token of the user. It is renewed when etcd refuses it.
+    /// The token of the user. The connection renews the token when etcd refuses it.
     token: Arc<Mutex<Option<MetadataValue<tonic::metadata::Ascii>>>>,
 }
 

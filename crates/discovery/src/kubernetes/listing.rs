@@ -21,8 +21,8 @@ use crate::wait::wait_after;
 /// After this many seconds a watch ends and starts again.
 const WATCH_SECONDS: u32 = 30;
 
-/// A watch that ends earlier than this was ended by a fault: the API server restarted, or a proxy
-/// closed the connection.
+/// If a watch ends earlier than this, a fault ended it: the API server restarted, or a proxy closed
+/// the connection.
 const WATCH_LASTS_MIN: Duration = Duration::from_secs(25);
 
 /// A watch without an event and without an end is given up after this time, so a network that

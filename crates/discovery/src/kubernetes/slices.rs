@@ -84,7 +84,7 @@ impl SliceIndex {
         self.replace(&name.into(), Vec::new())
     }
 
-    /// Applies the complete list of slices; returns the whole set.
+    /// Applies the complete list of slices. Returns the whole set of records.
     pub fn reset(&mut self, slices: &[EndpointSlice]) -> Vec<Arc<InstanceRecord>> {
         self.slices.clear();
         self.endpoints.clear();
