@@ -79,7 +79,8 @@ macro_rules! apis {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum RequestApi {
             $($(#[$about])* $api,)*
-            /// Any other path. Its body is opaque, but an endpoint is picked for it.
+            /// Any other path. The body of such a request is opaque, but the picker picks an
+            /// endpoint.
             Other {
                 /// The shape its errors must have.
                 family: ApiFamily,

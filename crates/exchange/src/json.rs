@@ -1,10 +1,11 @@
 //! A JSON reader that validates everything it passes, copies nothing and never recurses.
 //!
-//! Chat bodies are a few long strings in a thin frame, so nearly all the time goes into finding the
-//! ends of strings ([`scan`]); the frame is read byte by byte. The caller walks the parts it knows
-//! with [`JsonReader::members`] and [`JsonReader::elements`]. The rest is skipped. A field of an
-//! unexpected type counts as absent, because the engine checks its own fields. Skipping is a loop
-//! with one bit for each open container, so no input can exhaust the stack.
+//! Chat bodies are a few long strings in a thin frame, so the reader spends nearly all the time on
+//! finding the ends of strings ([`scan`]). It reads the frame byte by byte. The caller reads the
+//! parts that it knows with [`JsonReader::members`] and [`JsonReader::elements`], and the reader
+//! skips the rest. A field of an unexpected type is treated as absent, because the engine checks
+//! its own fields. Skipping is a loop with one bit for each open container, so no input can exhaust
+//! the stack.
 //!
 //! The reader accepts RFC 8259 and no more (no byte order mark, no `NaN`). As in Python, a string
 //! may contain an escaped surrogate without its other half; the RFC leaves readers free to accept

@@ -16,8 +16,8 @@ const POWER_EXACT_MAX: u32 = 22;
 const F32_DIGITS_MAX: i32 = 9;
 
 /// Reads a complete number such as `-12.5e3`. Digits may be missing on one side of the point.
-/// Numbers with at most 15 digits and a power of ten up to 22 are exact; others are off by a few
-/// units in the last place. A number that is too large becomes infinite.
+/// Numbers with at most 15 digits and a power of ten up to 22 are exact. Other numbers are off by a
+/// few units in the last place. A number that is too large becomes infinite.
 #[must_use]
 pub fn parse(text: &[u8]) -> Option<f64> {
     let (negative, mut rest) = match text.split_first()? {

@@ -33,16 +33,16 @@ pub const RECORDED_ENDPOINTS_MAX: usize = 256;
 /// path, but clients may send any name.
 const MODEL_BYTES_MAX: usize = 256;
 
-/// The maximum number of running requests recorded for each endpoint. They are the strictest,
-/// because only these count.
+/// The maximum number of running requests recorded for each endpoint. The requests with the
+/// strictest SLOs are recorded, because only these limit other requests.
 const RUNNING_MAX: usize = 4;
 
 /// The maximum number of running requests of a pool that [`running`] returns: some 10 KB, once a
 /// second.
 const RUNNING_SHOWN_MAX: usize = 64;
 
-/// The maximum number of held requests of a pool that [`running`] returns. They are those that have
-/// waited longest.
+/// The maximum number of held requests of a pool that [`running`] returns. It returns those that
+/// have waited longest.
 const QUEUED_SHOWN_MAX: usize = 64;
 
 /// Returns the running requests with an SLO, by endpoint, and those that flow control holds, as

@@ -100,7 +100,7 @@ pub struct RetrySettings {
     pub per_try_timeout_ms: u64,
 }
 
-/// The settings of all exchanges of one filter configuration. Its fields are those of the
+/// The settings of all exchanges of one filter configuration. The fields have the names of the
 /// configuration.
 #[derive(Clone, Debug)]
 pub struct ExchangeSettings {

@@ -3,9 +3,9 @@
 //!
 //! A stream is cut into events ([`EventSplitter`]) and each event is read on its own ([`event`]).
 //! An unstreamed body is read at its end. Between chunks only [`HeldEvent`] is kept, which is
-//! bounded. If a body (embeddings, log probabilities) or an event is longer, only its end is kept,
-//! where every engine writes `usage`. A body with more than [`HELD_BYTES_MIN`] after its `usage`
-//! counts as a body without `usage`.
+//! bounded. Of a longer body (embeddings, log probabilities) or event only the end is kept, where
+//! every engine writes `usage`. If more than [`HELD_BYTES_MIN`] follow the `usage`, the body is
+//! read as one without `usage`.
 
 use crate::api::RequestApi;
 use crate::json::{JsonError, JsonKind, JsonReader};

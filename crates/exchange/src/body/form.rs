@@ -243,8 +243,8 @@ fn is_model(head: &[u8]) -> Option<bool> {
 }
 
 /// The value of a parameter that occurs once: `name="value"` or `name=value`, between semicolons.
-/// `None` also if parsers may disagree on the value: it is encoded or in several pieces (`name*`),
-/// or has a backslash or a quote in it.
+/// Also `None` if parsers may disagree on the value, because it is encoded or in several pieces
+/// (`name*`), or contains a backslash or a quote.
 #[inline(never)]
 fn one_parameter<'t>(text: &'t [u8], wanted: &[u8]) -> Option<&'t [u8]> {
     let mut found = None;

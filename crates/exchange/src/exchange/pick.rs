@@ -192,8 +192,8 @@ impl Exchange {
         }
     }
 
-    /// Ends the attempt. The request goes on if the host could claim its room; otherwise it stays
-    /// queued.
+    /// Ends the attempt. If the host could claim the room, the request goes to its endpoint.
+    /// Otherwise it stays queued.
     pub fn settle_claim(
         &mut self,
         settings: &ExchangeSettings,

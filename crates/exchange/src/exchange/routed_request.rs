@@ -102,7 +102,8 @@ pub(crate) struct RoutedRequest {
 #[derive(Debug)]
 pub(super) struct SentPick {
     pub(super) at: Timestamp,
-    /// How long flow control had held the request. Its client waited for this time too.
+    /// How long flow control had held the request, which is a part of the time that its client
+    /// waited.
     pub(super) held_ms: u64,
     pub(super) ranked: Vec<(EndpointRef, Box<str>)>,
     pub(super) hold: LedgerHold,

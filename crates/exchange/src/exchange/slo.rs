@@ -1,4 +1,4 @@
-//! The SLO headers of a request. They count only if the pool predicts latency. In that case a
+//! The SLO headers of a request. They have an effect only if the pool predicts latency. Then a
 //! request with an invalid header is refused (400).
 
 use crate::number;

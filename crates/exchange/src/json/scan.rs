@@ -1,4 +1,4 @@
-//! Finds the end of a JSON string: the one hot loop of reading bodies.
+//! Finds the end of a JSON string. This loop takes most of the time of reading a body.
 //!
 //! Bytes are read in blocks. A block becomes a mask with one bit for each byte that needs a
 //! decision (quote, backslash, control character), and only those bytes are visited. The same pass
