@@ -229,7 +229,7 @@ impl MessageLayout {
         let mut parts = Vec::new();
         for field in ProtoFields::from_bytes(bytes, message.clone()) {
             let field = field?;
-            // The request of the message; only one is allowed.
+            // The request of the message. A message may have only one request.
             if (2..=7).contains(&field.tag) {
                 parts.push(field);
                 parts.truncate(2);

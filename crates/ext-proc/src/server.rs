@@ -1,8 +1,8 @@
 //! The state of the ext_proc server: one [`ManagedPool`] for each pool, as each worker of a proxy
 //! has one.
 //!
-//! The server applies the messages that proxies receive. It refuses and acknowledges them as a
-//! proxy does, so that the daemon reuses no slot that is still in use here.
+//! The server applies the messages that proxies receive. The server refuses and acknowledges
+//! messages as a proxy does, so that the daemon reuses no slot that the server still uses.
 //!
 //! A pool is behind a lock that is held for one step of one exchange, some tens of µs, and never
 //! across a wait.
@@ -32,7 +32,7 @@ use super::wire;
 const PARKED_MAX: usize = 1_024;
 
 /// After this time the server is ready as soon as one pool has state. A reachable source is read
-/// within seconds; one that cannot be read must not keep the daemon from the other pools.
+/// within seconds. A source that cannot be read must not prevent picks in the other pools.
 const ALL_POOLS_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The server prunes its list of streams with held requests once the list is longer than this
