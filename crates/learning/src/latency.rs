@@ -1,11 +1,11 @@
 //! Learns a [`LatencyModel`] from finished requests.
 //!
 //! Each observation goes into a bounded, stratified window, so common requests do not displace rare
-//! ones. It updates the offset of its endpoint at once. When enough new observations have arrived,
-//! the learner fits new shapes to the older part of the window. It tests them on the newest part,
-//! which was used neither for this fit nor for the current model. A new shape is adopted only if it
-//! is better there. So there is one model at any time. Its shape changes slowly, and its offsets
-//! change quickly.
+//! ones. An observation updates the offset of its endpoint at once. When enough new observations
+//! have arrived, the learner fits new shapes to the older part of the window. The learner tests the
+//! new shapes on the newest part, which was used neither for this fit nor for the current model. It
+//! adopts a new shape only if the shape is better there. So there is one model at any time. Its
+//! shape changes slowly, and its offsets change quickly.
 //!
 //! ```text
 //! observe ──► endpoint offset, error of the prediction (for p90), window
@@ -71,8 +71,9 @@ pub struct LearnerStatus {
     pub drifts: u64,
 }
 
-/// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. It has one writer, and takes the
-/// time as an argument. It has many fields because each observation changes nearly all of them.
+/// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. The learner has one writer, and
+/// the caller passes the time. It has many fields because each observation changes nearly all of
+/// them.
 #[derive(Clone, Debug)]
 pub struct LatencyLearner {
     steps: StepLearner,

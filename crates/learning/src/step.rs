@@ -11,8 +11,9 @@
 //! An endpoint's speed is the ratio of its observed times to those of other endpoints for similar
 //! inputs, divided by the same ratio over all endpoints. So a change of the whole pool belongs to
 //! the pool's model. Comparing similar inputs matters for engines that the formula does not fit.
-//! They take longer than expected for some inputs on every endpoint, and an endpoint that gets more
-//! of those inputs is not slower. The knowledge of a speed fades with time, see the module `speed`.
+//! Such engines take longer than expected for some inputs on every endpoint, and an endpoint that
+//! gets more of these inputs is not slower. The knowledge of a speed fades with time, see the
+//! module `speed`.
 //!
 //! Source: the simulations in which the default policy was tuned. In them this learner is as good
 //! as the true formulas.
@@ -116,8 +117,8 @@ impl Default for StepLearner {
 
 impl StepLearner {
     /// Creates a learner with this model as its prior, for example from an earlier run or another
-    /// pool. It does not take over the endpoints' speeds, but learns them again within some tens of
-    /// requests.
+    /// pool. The learner does not take over the endpoints' speeds, but learns the speeds again
+    /// within some tens of requests.
     #[must_use]
     pub fn starting_from(model: &StepModel) -> Self {
         Self {
@@ -258,8 +259,8 @@ impl StepLearner {
         }
     }
 
-    /// Mean output tokens of the pool. It is the median of its endpoints, so that the report of one
-    /// engine does not count for the others.
+    /// Output tokens of a request of the pool: the median of the means of its endpoints, so that
+    /// wrong reports of one engine do not change the number.
     fn output_tokens(&self) -> f64 {
         let known = self.endpoints.iter().map(|row| row.output);
         let known = known.filter(|output| output.requests > 0.0);

@@ -1,5 +1,6 @@
 //! The numbers that are learned from fixed streams of outcomes: `tests/latency/learned.txt`. Other
-//! tests check that they are right within the noise. This one detects every change of them.
+//! tests check that the numbers are right within the noise. This test detects every change of the
+//! numbers.
 //!
 //! `UPDATE_GOLDENS=1` writes the present result into the file; read the diff before committing it.
 //! All mathematics is from the crate `libm`, so builds with and without optimisation agree to the

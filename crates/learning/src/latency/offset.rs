@@ -189,9 +189,9 @@ impl EndpointOffsets {
         self.trust.share()
     }
 
-    /// Adds a sample of `endpoint`. It deviated from the shape by `error`, as a logarithm, and
-    /// `delay` outcomes came between its pick and its own. Returns whether a change of the endpoint
-    /// was detected.
+    /// Adds a sample of `endpoint`. The sample deviated from the shape by `error`, as a logarithm,
+    /// and `delay` outcomes came between its pick and its outcome. Returns whether a change of the
+    /// endpoint was detected.
     pub(super) fn push(&mut self, endpoint: EndpointRef, error: f32, delay: f32) -> bool {
         let slot = usize::from(endpoint.slot.0);
         if slot >= ENDPOINTS_MAX {

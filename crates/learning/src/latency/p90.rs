@@ -83,7 +83,7 @@ pub(super) struct LogOutcome {
     pub(super) value: f32,
     /// The value that the tracked p90 is added to.
     pub(super) base: f32,
-    /// The number of outcomes that came between this one's pick and this one.
+    /// The number of outcomes that came between the pick and its outcome.
     pub(super) delay: f32,
 }
 
