@@ -53,8 +53,8 @@ pub struct EndpointCounters {
 /// The label of request counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelLabel {
-    /// The model name in the client's request; `other` beyond [`MODELS_MAX`]; empty for opaque
-    /// requests.
+    /// The model name in the client's request. It is `other` beyond [`MODELS_MAX`] names, and empty
+    /// for opaque requests.
     pub model: Box<str>,
     /// The model name that the engine got.
     pub target_model: Box<str>,

@@ -236,8 +236,8 @@ impl ManagedPool {
             != self.ledger.in_flight.own(endpoint).prefills.prompts
     }
 
-    /// Records the first token. Measures the prefill, unless the endpoint had prompts of other VMs
-    /// at the pick, or has some now, because this VM does not see their first tokens.
+    /// Records the first token and measures the prefill. There is no measurement if the endpoint
+    /// had or has prompts of other VMs, because this VM does not see their first tokens.
     pub(super) fn observe_first_token(&mut self, held: &mut LedgerHold, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
         let Some(endpoint) = watch.prefills_at() else {
