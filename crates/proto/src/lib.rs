@@ -67,8 +67,8 @@ pub use encode::{PoolState, encode_metrics, encode_pool_update};
 /// misunderstand raises it.
 pub const SCHEMA: u32 = 3;
 
-/// The oldest wire schema that this release speaks: not newer than [`SCHEMA`] of the release
-/// before, so that a daemon and a filter of neighbouring releases understand each other.
+/// The oldest wire schema that this release speaks. It is not newer than [`SCHEMA`] of the release
+/// before, so that a daemon and a filter of two releases in a row understand each other.
 pub const SCHEMA_MIN: u32 = 3;
 
 /// The schema that this release speaks with a peer whose newest schema is `peer`: the older of the

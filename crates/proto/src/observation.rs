@@ -119,7 +119,7 @@ impl EncodedObservation {
         bytes
     }
 
-    /// Decodes an observation and checks each number; `None` when one is invalid.
+    /// Decodes an observation and checks each number. `None` if a number is invalid.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; OBSERVATION_BYTES]) -> Option<Self> {
         let mut words = bytes

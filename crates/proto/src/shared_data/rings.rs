@@ -36,7 +36,7 @@ pub struct SegmentHead {
 /// The end of a ring of placements: the newest segment, and how many bytes it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RingPosition {
-    /// Grows by one with each new segment; 0 means before the first.
+    /// Grows by one with each new segment. 0 means that there is no segment yet.
     pub segment: u64,
     /// Bytes in the segment.
     pub bytes: u32,

@@ -4,8 +4,8 @@
 //! ```text
 //!  mark | priority, VMs that may still be asked: 32 bits each | endpoint | name of the pool
 //! ```
-//! If the ask names no endpoint, the word has a slot that no snapshot has. Other messages of the
-//! queue only announce that there is news.
+//! If the message names no endpoint, the word has a slot that no snapshot has. Other messages of
+//! the queue only wake the VM.
 
 use scheduler::flow::RoomAsk;
 
