@@ -17,7 +17,7 @@ pub struct LocalState<'a> {
     /// [`REQUESTED_ONCE`].
     pub reuse_interval: f32,
     /// The share of the recently computed prompt tokens that an endpoint had cached before and had
-    /// evicted, 0 to 1. It shows how scarce the memory of caches is.
+    /// evicted, 0 to 1. The greater the share, the scarcer is the memory of caches.
     pub evicted_share: f32,
     /// When each endpoint last answered a request of this proxy, by slot. The numbers grow with
     /// time, 0 means never, and an empty list means never for all.

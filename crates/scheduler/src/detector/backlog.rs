@@ -117,8 +117,8 @@ impl BacklogDetector {
 
     /// The share of the endpoint's KV cache in use with a prompt of `more` tokens, `uncached` of
     /// which are not cached there; `None` if the size of the cache is unknown. The ledger counts a
-    /// shared prefix once for each request, and the engine's report is late, so the lower of the
-    /// two counts.
+    /// shared prefix once for each request, and the engine's report is late, so the lower of both
+    /// numbers is used.
     fn kv_cache(
         context: &Context<'_>,
         endpoint: EndpointIndex,

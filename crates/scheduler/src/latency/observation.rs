@@ -27,8 +27,8 @@ pub struct Observation {
     /// Time from sending the request to its first token, ms; `None` if the response was not
     /// streamed.
     pub ttft_ms: Option<f32>,
-    /// Mean time per output token after the first, ms; `None` if the response was not streamed or
-    /// had only one token.
+    /// Mean time per output token after the first token, ms. `None` if the response was not
+    /// streamed or had only one token.
     pub tpot_ms: Option<f32>,
     /// Output tokens; `None` if unknown.
     pub output_tokens: Option<u32>,

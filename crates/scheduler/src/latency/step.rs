@@ -1,9 +1,9 @@
 //! The cost of an engine's steps.
 //!
-//! For `n` prompt tokens with `u` uncached ones, a prefill takes `c0 + c1 u + c2 (n² - (n-u)²)` ms:
-//! a constant, the work for each uncached token, and the attention of each uncached token to all
-//! tokens before it. A decode step of a batch of `B` requests with `K` context tokens takes `e0 +
-//! e1 B + e2 K` ms. Each time is multiplied by the relative speed of the endpoint.
+//! For `n` prompt tokens with `u` uncached tokens, a prefill takes `c0 + c1 u + c2 (n² - (n-u)²)`
+//! ms: a constant, the work for each uncached token, and the attention of each uncached token to
+//! all tokens before it. A decode step of a batch of `B` requests with `K` context tokens takes `e0
+//! + e1 B + e2 K` ms. Each time is multiplied by the relative speed of the endpoint.
 
 use std::ops::RangeInclusive;
 

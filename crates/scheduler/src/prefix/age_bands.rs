@@ -129,8 +129,9 @@ impl AgeBands {
         })
     }
 
-    /// Starts an age band with the next epoch when the newest has an eighth of the capacity. Not
-    /// with the current epoch: entries already stamped with it stay counted where they are.
+    /// Starts an age band with the next epoch when the newest has an eighth of the capacity. The
+    /// band does not start with the current epoch, because entries with the stamp of that epoch
+    /// stay in their band.
     pub(super) fn age(&mut self, epoch: u64, capacity: u32) {
         let Some(newest) = self.live().last() else {
             return;

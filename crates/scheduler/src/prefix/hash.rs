@@ -32,10 +32,11 @@
 //! has a hash, which represents that block and the blocks since the previous hash. Positions are
 //! counted from the start, so a prompt and its extension have hashes at the same positions. The
 //! shared part of a long prompt is therefore found too short by less than [`STRIDE`] blocks, at
-//! most 2 % of it; in return, storing, looking up and sending hashes costs a third. The lowest bit
-//! of a hash says how many blocks it stands for ([`blocks_of`]), in every message and table.
+//! most 2 % of it. In return, storing, looking up and sending hashes costs a third. In every
+//! message and table, the lowest bit of a hash says how many blocks the hash represents
+//! ([`blocks_of`]).
 //!
-//! A trailing partial block counts, as in llm-d's approximate prefix producer. An engine caches
+//! A trailing partial block has a hash, as in llm-d's approximate prefix producer. An engine caches
 //! only full blocks, but its blocks are smaller (16 tokens, ours 64), so it caches most of the
 //! tail. A prompt shorter than one block also keeps its affinity. For prompts that are repeated
 //! unchanged, the estimate is therefore too long by less than a block (after the first
@@ -218,7 +219,7 @@ impl SectionSums {
     }
 
     /// Appends the hashes of the section to those of `blocks` blocks before it. Returns the sum of
-    /// the whole section; `None` if the prompt has no room for more.
+    /// the whole section. `None` if the prompt has no room for more hashes.
     fn hash(
         &self,
         keyed: &SipHash,

@@ -11,8 +11,8 @@
 //!
 //! Age is counted in touches, not in time: an epoch is a fixed number of touches, and an entry
 //! carries the low 16 bits of the epoch of its last touch. When both buckets of a block are full,
-//! its entry replaces a dead or expired one, else the oldest. Every epoch sweeps a few buckets and
-//! drops entries too old for their stamp, so that no old entry ever looks young.
+//! its entry replaces a dead or expired entry, else the oldest entry. In every epoch a few buckets
+//! are swept: entries too old for their stamp are dropped, so that no old entry ever looks young.
 
 use super::age_bands::EntryState;
 use super::lookup::{IndexLookup, MatchLength};
@@ -187,8 +187,8 @@ impl PrefixIndex {
     }
 
     /// How rarely the longest cached prefix of these hashes is requested: the mean number of
-    /// prompts of this length that each of `endpoints` is given between two requests for it.
-    /// [`REQUESTED_ONCE`] if there was no second one. `known` is the result of
+    /// prompts of this length that each of `endpoints` receives between two requests for the
+    /// prefix. [`REQUESTED_ONCE`] if there was no second request. `known` is the result of
     /// [`matched`](Self::matched), parallel to `endpoints`.
     pub fn reuse_interval(
         &self,

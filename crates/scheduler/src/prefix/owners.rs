@@ -42,7 +42,7 @@ const CAPACITY_FACTOR_MAX: u32 = 2;
 pub struct ReuseDistance {
     /// Lower bound, in blocks.
     pub at_least: u32,
-    /// Upper bound, in blocks; counts the block itself too.
+    /// Upper bound, in blocks, including the block itself.
     pub at_most: u32,
 }
 
@@ -254,7 +254,7 @@ impl OwnerTable {
     }
 
     /// Updates `id` after touches of a class up to `epoch`: starts an age band when the newest is
-    /// full, and recomputes which entries count as cached.
+    /// full, and recomputes which entries are estimated to be cached.
     pub(super) fn touched(&mut self, id: u16, class: EntryClass, epoch: u64) {
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
             let bands = row.bands.of_mut(class);

@@ -59,8 +59,8 @@ impl PrefixIndex {
         known
     }
 
-    /// Records that `endpoint` is said to have these blocks. Those that are confirmed and cached
-    /// there stay as they are.
+    /// Records a claim that `endpoint` has these blocks. Blocks that are confirmed and cached there
+    /// stay as they are.
     pub fn claim(&mut self, endpoint: EndpointRef, blocks: &[u64], claim: BlockClaim) {
         self.touch_all(
             endpoint,
@@ -72,8 +72,8 @@ impl PrefixIndex {
         );
     }
 
-    /// Whether a prompt of these hashes may fit into the cache of `endpoint`. One that does not is
-    /// not recorded: the engine cannot have it cached as a whole.
+    /// Whether a prompt of these hashes may fit into the cache of `endpoint`. A prompt that does
+    /// not fit is not recorded, because the engine cannot have cached all of it.
     pub fn fits(&self, endpoint: EndpointRef, blocks: &[u64]) -> bool {
         self.owners
             .get(endpoint)

@@ -23,7 +23,7 @@
 //!   ...
 //! ```
 //!
-//! The same file serves the tests and the example `golden`, which runs in wasm too.
+//! The tests and the example `golden`, which also runs in wasm, use this file.
 
 use scheduler::in_flight::InFlight;
 use scheduler::latency::LatencyModel;
@@ -228,7 +228,7 @@ impl DecisionCase {
         }
     }
 
-    /// Reads a case; the error says which line is wrong.
+    /// Reads a case. The error says which line is wrong.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut case = Self::new(PipelineSpec::default(), Vec::new());
         let mut section = "";
