@@ -259,8 +259,8 @@ async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
         })
         .await;
     let mut running = Vec::new();
-    // One after the other: the second at the latest is picked for the failing endpoint, which has
-    // no load.
+    // The test sends these requests one after the other. The second request at the latest is picked
+    // for the failing endpoint, which has no load.
     for _ in 0..6 {
         running.extend(streams::open(stack.address(), 1, 1_000).await?);
     }

@@ -11,8 +11,8 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// For two workers: rings of placements and observations and some other keys each; plus the keys of
-/// the main thread's VM.
+/// Each of two workers has rings of placements and observations and some other keys. The VM of the
+/// main thread has keys too.
 const KEYS_MAX: i64 = 2 * 200 + 50;
 
 /// How often the endpoints change, each time with a new generation. If each generation added a key,

@@ -1,4 +1,5 @@
-//! Several pools in one proxy, and several proxies on one daemon: neither affects the other.
+//! Several pools in one proxy do not affect each other, and neither do several proxies on one
+//! daemon.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The picked endpoint fails before it answers: the next of the ranked list is tried at once, and
-//! the failed endpoint is ejected for a while.
+//! The picked endpoint fails before it answers. Envoy tries the next endpoint of the ranked list at
+//! once, and the failed endpoint is ejected for some time.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,8 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Sends chat requests until one is picked for `index` first; returns the result of that request.
+/// Sends chat requests until the first endpoint of a request's list is `index`. Returns the result
+/// of that request.
 async fn picked_first(stack: &Stack, index: usize, tag: &str) -> Result<Value> {
     let wanted = stack.servers[index].addr().to_string();
     for attempt in 0..100 {

@@ -249,8 +249,8 @@ async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
 
 #[tokio::test]
 async fn a_destination_outside_the_pool_is_refused() -> Result<()> {
-    // No client header can do this, so a filter behind the picker does: it sets a destination that
-    // is not in the pool.
+    // No client header can set a destination that is not in the pool, so a filter behind the picker
+    // sets it.
     let stack = Stack::builder()
         .servers(2)
         .envoy_config(overwrite_destination)

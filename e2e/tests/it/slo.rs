@@ -400,7 +400,7 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
 /// With this pause, it receives the models of a proxy before that.
 const PREDICTED_TRAFFIC_PAUSE: Duration = Duration::from_millis(25);
 
-/// Requests with SLOs, one after the other, until this is dropped.
+/// Sends requests with SLOs, one after the other, until the value is dropped.
 struct PredictedTraffic {
     served: Arc<AtomicU64>,
     /// Requests that failed, or were picked without a prediction.

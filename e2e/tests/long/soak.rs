@@ -7,7 +7,7 @@
 //! squares, one-sided 95 % each (t with 14 degrees of freedom). Neighbouring blocks are not quite
 //! independent, so the bounds are a little too narrow. Only hours of traffic can show growth below
 //! 1 MB an hour. Shorter runs therefore fail only if even the lower bound of the slope is above the
-//! limit; runs of an hour or more fail if the upper bound is.
+//! limit. Runs of an hour or more fail if the upper bound is above the limit.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The bytes that a proxy sends to the daemon: they contain no word of a prompt or of a reply, in
-//! any encoding, and their hashes mean nothing without the secret.
+//! The bytes that a proxy sends to the daemon contain no word of a prompt or of a reply, in any
+//! encoding, and the hashes in them are useless without the secret.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
