@@ -1,9 +1,9 @@
 //! The filter's JSON configuration, which is read strictly: an error names the field and its
 //! allowed values, and an unknown field is an error.
 //!
-//! [`FIELDS`] is the only table of plain fields. It is used to parse and check them, has their
-//! defaults, and prints the reference. Reading has no side effects, because the proxy tries every
-//! configuration in a temporary VM first.
+//! [`FIELDS`] is the only table of plain fields. The table is used to parse and check the fields,
+//! has their defaults, and prints the reference. Reading has no side effects, because the proxy
+//! tries every configuration in a temporary VM first.
 
 mod fields;
 mod value;

@@ -56,8 +56,8 @@ impl LeaderElection {
         }
     }
 
-    /// Takes, renews or loses the lease, which lasts `term_ms` without renewal. `serves` says
-    /// whether this VM has ever had a request. Returns the epoch while this VM leads.
+    /// Takes, renews or loses the lease, which lasts `term_ms` without renewal. `serves` is true if
+    /// this VM has ever had a request. Returns the epoch while this VM leads.
     pub fn poll<H: Host>(
         &mut self,
         host: &H,

@@ -91,8 +91,8 @@ impl ObservationRingWriter {
 // === impl ObservationRingReader ===
 
 impl ObservationRingReader {
-    /// Returns the observations that the VM wrote since the last call, at most the whole ring;
-    /// `None` if there are none.
+    /// Returns the observations that the VM wrote since the last call, at most the whole ring.
+    /// `None` if the VM wrote none.
     pub fn read<H: Host>(&mut self, host: &H, owner: RingOwner<'_>) -> Option<state::Observations> {
         let RingOwner { pool, vm_slot, vm } = owner;
         if self.vm != vm {

@@ -1,11 +1,11 @@
 //! The placements that each VM publishes to the other VMs: a ring of segments in shared data, of
 //! fixed size.
 //!
-//! A segment has its VM and a number that grows. Its place in the ring is the number modulo
-//! [`SEGMENTS`]. The VM's load report has the write position of its ring, so a reader never reads
-//! beyond it. A segment with another number than expected was overwritten before it was read. Such
-//! a gap is counted and skipped. Because its placements are missing here, this VM uses rendezvous
-//! endpoints for cold prompts for a while ([`super::load_sharing`]).
+//! A segment has its VM and a number that grows. The place of a segment in the ring is its number
+//! modulo [`SEGMENTS`]. The VM's load report has the write position of its ring, so a reader never
+//! reads beyond it. A segment with another number than expected was overwritten before it was read.
+//! The reader counts and skips the gap. Because it lacks the placements of the gap, it uses
+//! rendezvous endpoints for cold prompts for some time ([`super::load_sharing`]).
 
 use proto::placements::PlacementKind;
 use proto::shared_data::{

@@ -20,13 +20,13 @@ use crate::shared_data::placement_ring::{PlacementRingReader, ReadBudget};
 const BLOCKS_MAX: usize = 1_024;
 /// After this long without a change, in ms, traffic counts as stopped.
 const QUIET_MS: u64 = 1_000;
-/// Tick period under traffic, in ms. Picks with load that is 10 ms old are nearly as good as with
-/// current load; at 100 ms, all proxies pick the same endpoint.
+/// Tick period under traffic, in ms. Picks with load that is 10 ms old are nearly as good as picks
+/// with current load. With load that is 100 ms old, all proxies pick the same endpoint.
 const BUSY_TICK_MS: u32 = 5;
 /// Tick period without traffic, in ms: the delay until the first request of a burst is published.
 const QUIET_TICK_MS: u32 = 10;
-/// A stamp that comes back later than this, in ms, is ignored, because the daemon was away
-/// meanwhile.
+/// If a stamp comes back later than this, in ms, it is ignored, because the daemon was away in the
+/// meantime.
 const DELAY_MAX_MS: u64 = proto::SHARE_EXPIRY_MS;
 /// A new measured delay has a weight of one in this many.
 const DELAYS: u32 = 8;
@@ -53,7 +53,7 @@ pub struct PeerPublisher {
 struct ReportDelay {
     /// The stamp that came back last.
     stamp: u64,
-    /// A recent mean, µs; 0 before the first.
+    /// A recent mean of the delay, µs. 0 before the first measurement.
     mean_us: u32,
 }
 

@@ -114,7 +114,7 @@ impl<H: Host> VmState<H> {
         self.link.close(&self.host, root);
     }
 
-    /// Calls `act` as the leader; `None` if this VM does not lead.
+    /// Calls `act` as the leader. Returns `None` if this VM does not lead.
     pub(super) fn with_leader<R>(
         &mut self,
         root: u32,
