@@ -42,7 +42,7 @@ pub(crate) const CONNECTIONS: usize = 16;
 pub(crate) const MANY: usize = 64;
 pub(crate) const WORKERS: u32 = 4;
 
-/// The pace of a real engine: 20 events, each 10 ms after the one before it.
+/// The pace of a real engine: 20 events, 10 ms apart.
 const PACE: &str = "?chunks=20&every_ms=10";
 
 /// One row of the result file. Its fields are the columns of the published JSON table.
