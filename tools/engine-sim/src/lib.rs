@@ -2,10 +2,9 @@
 //! prefill, first come first served, paged KV memory with a prefix cache, preemption by recompute,
 //! and LoRA adapters.
 //!
-//! The engine is a pure state machine. The engine reads no clock: the caller passes the time,
-//! starts a step with [`BatchingEngine::start`] and ends it with [`BatchingEngine::end`] at the
-//! time that `start` returned. The testbed's model server drives it in real time, the simulator in
-//! virtual time.
+//! The engine is a state machine that reads no clock: the caller passes the time, starts a step
+//! with [`BatchingEngine::start`] and ends it with [`BatchingEngine::end`] at the time that `start`
+//! returned. The testbed's model server drives it in real time, the simulator in virtual time.
 //!
 //! All times are milliseconds of engine time.
 #![deny(clippy::indexing_slicing)]
