@@ -1,5 +1,6 @@
-//! Sends the same requests at the same times through two Envoys: one spreads them by round robin,
-//! the other has the picker. Shows both side by side while they run.
+//! Sends equal requests at equal times through two Envoys. One Envoy spreads the requests by round
+//! robin, and the other has the picker. The demo prints the results of both side by side while they
+//! run.
 #![allow(
     clippy::print_stdout,
     reason = "a command-line program prints its results"
