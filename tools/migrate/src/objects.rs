@@ -1,5 +1,5 @@
-//! The objects of a running endpoint picker: its Deployment, the ConfigMap with its configuration,
-//! its InferencePool and its Service, as `kubectl get -o yaml` prints them.
+//! Reads the objects of a running endpoint picker (its Deployment, the ConfigMap with its
+//! configuration, its InferencePool and its Service) as `kubectl get -o yaml` prints them.
 
 mod deployment;
 
@@ -302,8 +302,8 @@ fn config_of<'n>(
     Some((format!("ConfigMap {map}, {file}"), text.to_owned()))
 }
 
-/// The configuration of a pool without a Deployment: that of the ConfigMap named like the Service
-/// of its picker, or the only one of its namespace that no other picker uses.
+/// The configuration of a pool without a Deployment. It is in the ConfigMap with the name of the
+/// picker's Service, or in the only ConfigMap of the namespace that no other picker uses.
 fn config_near<'n>(
     pool: &FoundObject<'_>,
     objects: &[FoundObject<'n>],
