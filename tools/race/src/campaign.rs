@@ -1,8 +1,8 @@
 //! Runs the cells, some at the same time, and the routers of a cell side by side.
 //!
-//! Each stack runs in its own namespaces of processes and of the network, so it has all ports for
-//! itself and shares only the cores. A run that is on disk is not repeated, so a campaign that was
-//! stopped continues where it was.
+//! Each router with its engines runs in its own namespaces of processes and of the network, so it
+//! has all ports for itself and shares only the cores. A run that is on disk is not repeated, so a
+//! campaign that was stopped continues where it was.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -40,7 +40,7 @@ const IN_DYNAMO_NAMESPACE: &str = concat!(
 pub struct RouterGroup {
     /// The name of the group's folder.
     pub name: &'static str,
-    /// The names of its routers; the first is ours.
+    /// The names of the cell's routers. The first is Switchpoint.
     pub routers: Vec<String>,
 }
 

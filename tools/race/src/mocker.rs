@@ -113,7 +113,8 @@ impl MockerEngines {
         Ok(engines)
     }
 
-    /// Starts the frontend that routes to all mockers. It answers once it knows all of them.
+    /// Starts the frontend that routes to all mockers. The frontend answers once it knows all
+    /// mockers.
     ///
     /// # Errors
     /// Fails if the program cannot be run.

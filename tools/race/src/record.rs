@@ -24,7 +24,7 @@ pub struct RequestRecord {
     pub ttft_ms: f64,
     /// Time until the last byte.
     pub e2e_ms: f64,
-    /// Time between two tokens after the first; `None` for a reply of one token.
+    /// Time between two tokens after the first token. `None` for a reply of one token.
     pub tpot_ms: Option<f64>,
     /// Tokens, as the engine counts them.
     pub tokens: RequestTokens,

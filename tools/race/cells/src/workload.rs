@@ -21,8 +21,8 @@ pub enum RaceWorkload {
     Tenants,
     /// A system prompt of 100 words for all; 3 to 8 turns of 20 to 600 words, 6 s apart.
     Chat,
-    /// Documents of 4,000 to 9,000 words; each of 40 is asked a few times, by sessions of 1 to 3
-    /// short questions.
+    /// 40 documents of 4,000 to 9,000 words. A few sessions ask each document 1 to 3 short
+    /// questions.
     Documents,
     /// Chat, and beside it waves of single prompts of 800 to 2,000 words with long replies.
     BatchBesideChat,
