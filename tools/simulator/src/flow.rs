@@ -59,8 +59,8 @@ pub(crate) struct FlowCampaign {
         default_value = "prompts,outputs,prefixes"
     )]
     scenarios: Vec<String>,
-    /// The policies: none, ours, oracle, llm-d-default, llm-d-tuned, dynamo; separated by
-    /// semicolons. The last two take their limit after a colon: `llm-d-tuned:100`.
+    /// The policies, separated by semicolons: none, ours, oracle, llm-d-default, llm-d-tuned,
+    /// dynamo. llm-d-tuned and dynamo take their limit after a colon: `llm-d-tuned:100`.
     #[arg(
         long,
         value_delimiter = ';',
@@ -218,10 +218,10 @@ impl FlowRun<'_> {
         Ok((workload, names, outcomes))
     }
 
-    /// The figures of a class. Tokens count for requests that ended before the last arrival; those
-    /// that no cache had are `computed_per_s`. `served` is the share of the tokens that arrived in
-    /// time to end. For `overshoot`, `per_proxy` and `beyond` see [`overshoot`]: those of other
-    /// policies than ours are 0.
+    /// The figures of a class. Tokens are those of requests that ended before the last arrival.
+    /// Tokens that no cache had are in `computed_per_s`. `served` is the share of the tokens that
+    /// arrived in time to end. For `overshoot`, `per_proxy` and `beyond` see [`overshoot`]. They
+    /// are 0 for all policies except ours.
     fn row(
         &self,
         class: &str,

@@ -172,8 +172,8 @@ impl RoutingPolicy {
         }
     }
 
-    /// The prompt tokens of a request, as far as the policy knows them. Rivals count them; our
-    /// proxy and llm-d's picker estimate them from bytes.
+    /// The prompt tokens of a request, as far as the policy knows them. Other routers count the
+    /// tokens. Our proxy and llm-d's picker estimate them from bytes.
     pub(crate) fn prompt_tokens(&self, job: &EngineJob<'_>, class: RequestClass) -> u32 {
         match self {
             Self::Config(_) => class.estimate(job.request, job.prompt),

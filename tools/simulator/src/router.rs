@@ -488,7 +488,8 @@ impl PolicyRouter {
         self.estimate_peer_picks(now);
     }
 
-    /// Has picks stand for those that other proxies make meanwhile, if there are any.
+    /// If there are other proxies, adds an estimate of the picks that they make before their
+    /// reports arrive.
     fn estimate_peer_picks(&mut self, now: f64) {
         if self.delay_us > 0 {
             let others = u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX);

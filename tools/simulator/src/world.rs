@@ -78,7 +78,7 @@ enum WorldEvent {
         update: ProxyUpdate,
     },
     Changes(PoolChange),
-    /// The client of a closed session gives up, if it has no whole reply.
+    /// The client of a closed session gives up if it has no complete reply.
     TimesOut {
         request: u32,
     },
@@ -273,7 +273,7 @@ impl<'w> Simulation<'w> {
         Ok(0)
     }
 
-    /// The part of the request that this engine computes: only the prompt where another one
+    /// The part of the request that this engine computes: only the prompt if another engine
     /// decodes.
     fn job_at(&self, request: u32, engine: usize) -> Option<EngineJob<'w>> {
         let job = self.workload.job(request)?;

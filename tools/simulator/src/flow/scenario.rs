@@ -63,8 +63,9 @@ pub(super) struct BatchKind {
     output_spread: f64,
     /// Tokens of the prompt that all requests of one of 150 tenants share.
     shared: u32,
-    /// The rate that eight engines sustain without other requests, requests a second: what `none`
-    /// serves beside chat when it is offered far too much, divided by the share that chat leaves.
+    /// The rate that eight engines sustain without other requests, in requests a second. It is the
+    /// rate that `none` serves beside chat when far too many requests arrive, divided by the share
+    /// that chat leaves.
     capacity: f64,
 }
 

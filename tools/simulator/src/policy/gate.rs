@@ -12,8 +12,8 @@ pub(crate) enum GateRule {
     /// llm-d: at most one request for each arrival and each millisecond, while the detector of the
     /// pipeline says that the pool is not saturated.
     Paced(GateFairness),
-    /// Dynamo: whenever a prompt or a request has ended, as many as it takes until each engine has
-    /// more than this many tokens of prompts to compute.
+    /// Dynamo: whenever a prompt or a request has ended, the router sends requests until each
+    /// engine has more than this many tokens of prompts to compute.
     PrefillTokens(f64),
 }
 

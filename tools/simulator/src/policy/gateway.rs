@@ -5,8 +5,8 @@
 //! 2026, its pull requests #2161 (choice among holders, spill gate) and #2341 (expected wait), and
 //! the help text of 1.13.0:
 //!
-//! 1. It remembers the text of every prompt that it sent to a worker. A prompt matches the longest
-//!    text that any worker got; the holders of the match are at most eight workers.
+//! 1. The gateway remembers the text of every prompt that it sent to a worker. A prompt matches the
+//!    longest text that any worker got. At most eight workers are holders of the match.
 //! 2. If the match is more than 0.3 of the prompt, the holder with the lowest expected wait is
 //!    chosen. The worker with the lowest expected wait of all is chosen instead if the holder's
 //!    requests in flight exceed 1.5 times the mean of all workers, and exceed the mean by more than

@@ -1,6 +1,6 @@
 //! Compares the race in virtual time with the race in real time: the ratio of ours to each other
-//! router. p99 is shown and not judged. Only warm requests count, except in hit rates, which the
-//! race has for all requests only.
+//! router. The table has p99 but does not judge it. It compares warm requests only, except in hit
+//! rates, which the race has for all requests only.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Closed sessions: a client sends its next request some time after the reply to the one before.
+//! Closed sessions: a client sends its next request some time after the reply to its last request.
 
 use super::{Simulation, WorldEvent};
 use crate::workload::{Sampler, mix};

@@ -166,7 +166,7 @@ impl Simulation<'_> {
     }
 
     /// Updates the ledgers with the output of an engine's streams. (A proxy counts every token at
-    /// once; others learn of them with the next load report.)
+    /// once. Other proxies learn of the tokens with the next load report.)
     fn progress(&mut self, at: usize, now: f64) {
         let Some(engine) = self.engines.get(at) else {
             return;
