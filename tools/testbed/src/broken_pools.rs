@@ -51,7 +51,7 @@ pub struct BrokenPools {
 #[derive(Clone, Debug)]
 pub struct PoolRequests {
     pub fault: String,
-    /// Requests to each engine; the first is broken.
+    /// Requests to each engine. The first engine is broken.
     pub requests: Vec<u64>,
 }
 

@@ -1,9 +1,9 @@
 //! A real Envoy on a shipped config.
 //!
 //! The file in `envoy-config/` is parsed and edited: ports become leased ports, and a test may set
-//! keys of the picker's configuration or insert a filter before it. All other settings are those
-//! that users mount. Envoy runs from the repository root, so the relative paths of the file work,
-//! as its header says.
+//! keys of the picker's configuration or insert a filter before it. All other settings are as users
+//! mount them. Envoy runs from the repository root, so the relative paths of the file work, as its
+//! header says.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -63,7 +63,8 @@ impl EnvoyConfig {
         Self::read(&root().join("envoy-config").join(file))
     }
 
-    /// Reads any config file, for example that of a running Envoy, to start another one like it.
+    /// Reads any config file, for example the file of a running Envoy, to start a second Envoy with
+    /// it.
     ///
     /// # Errors
     /// Fails if the file does not exist or is not YAML.

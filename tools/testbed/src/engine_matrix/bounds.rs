@@ -52,8 +52,8 @@ const BUSY_BOUNDS: MatrixBounds = MatrixBounds {
 pub const BUSIEST_MAX: f64 = 1.3;
 
 /// Engines with wider bounds in tests. On a quiet machine (docs/reference/engines.md) all
-/// conversations are spread. An engine that answers at once is a known fault: it is never seen
-/// busy, so only the order of past picks distinguishes its servers.
+/// conversations are spread. An engine that answers at once is a known fault: no worker ever finds
+/// it busy, so only the order of past picks distinguishes its servers.
 const OPEN: [(&str, MatrixBounds); 5] = [
     (
         "constant-per-token",
