@@ -1,5 +1,5 @@
 //! Parameters under the names that they had in older versions of llm-d, which its picker still
-//! reads. They are moved to their new places before any other code reads the file.
+//! reads. The reader moves them to their new places before any other code reads the file.
 
 use super::yaml::{YamlKey, YamlNode, YamlValue};
 

@@ -1,4 +1,4 @@
-//! Leader election among several daemons. Those that do not lead stand by.
+//! Leader election among several daemons. Daemons that do not lead stand by.
 //!
 //! A standby follows and scrapes its endpoints and answers ext_proc, so gateways do not notice a
 //! change of the leader. A standby serves no proxy: its state listener is closed. When a standby

@@ -1,5 +1,5 @@
-//! The event loop of one pool. It turns events of discovery, the scraper, the configuration file
-//! and the proxies into calls of [`Pool`], and publishes the result.
+//! The event loop of one pool. The loop turns events of discovery, the scraper, the configuration
+//! file and the proxies into calls of [`Pool`], and publishes the result.
 
 use std::sync::Arc;
 use std::time::Duration;

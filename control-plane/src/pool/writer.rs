@@ -1,8 +1,8 @@
 //! The state of one pool and its only writer.
 //!
 //! `[ discovery ] -> [ Pool ] <- [ scraper ]`. The pool publishes one [`PoolView`] after another. A
-//! view is an immutable value that readers get by a watch channel. It is always complete, and is
-//! published only when something changed.
+//! view is an immutable value that readers get by a watch channel. A view is always complete, and
+//! is published only when something changed.
 //!
 //! When discovery reports an endpoint, the endpoint gets the lowest free slot and a new generation.
 //! When discovery removes an endpoint, the pool update loses the endpoint at once. The endpoint
@@ -45,7 +45,7 @@ pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
 /// lost its stream, or will get the whole state again.
 pub const ACK_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// The writer of a pool. It is synchronous and takes the time as an argument.
+/// The writer of a pool. The writer is synchronous, and the caller passes the time.
 #[derive(Debug)]
 pub struct Pool {
     /// The last view. [`Pool::take_view`] fills in its members, metrics and absent endpoints.

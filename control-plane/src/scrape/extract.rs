@@ -1,4 +1,4 @@
-//! Reads the numbers of an engine from the samples of a page. It does no I/O.
+//! Reads the numbers of an engine from the samples of a page, without I/O.
 //!
 //! A value that is missing or invalid (NaN, infinite, negative, a share above one) is unknown:
 //! `None`, never zero and never the previous value. One engine process may have several series of a
@@ -299,7 +299,8 @@ impl SampleVisitor for Extraction<'_> {
 impl RestartWatch {
     /// Compares a page with the previous one, and returns whether another process wrote it. If this
     /// page lacks a value, the next page that has it is compared instead. A counter with fewer
-    /// series than before may fall without a restart. It only becomes the new reference.
+    /// series than before may fall without a restart. Its lower value only becomes the new
+    /// reference.
     pub fn observe(&mut self, reading: &PageReading) -> bool {
         let moved = |(old, new): (f64, f64)| (new - old).abs() > PROCESS_START_TOLERANCE_S;
         let mut restarted = self

@@ -72,7 +72,8 @@ impl MetricSpec {
         &self.name
     }
 
-    /// Whether the series has the required label values. Its name is not checked.
+    /// Whether the series has the required label values. The function does not check the name of
+    /// the series.
     #[must_use]
     pub fn selects(&self, sample: &MetricSample<'_>) -> bool {
         self.labels.iter().all(|(key, value)| {

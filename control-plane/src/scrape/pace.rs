@@ -21,7 +21,7 @@ pub const SCRAPES_PER_SECOND_MAX: f64 = 500.0;
 /// How long an endpoint counts as busy after it last had work or was picked.
 const BUSY_HOLD: Duration = Duration::from_secs(2);
 
-/// The longest pause after failures. It is also the longest delay until a recovery is noticed.
+/// The longest pause after failures. A recovery is noticed after at most this pause.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
 /// The largest share of time that an endpoint may spend on answering when it is scraped more often

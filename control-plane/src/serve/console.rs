@@ -142,7 +142,8 @@ async fn send(asset: &'static Asset, headers: HeaderMap) -> Response {
         .into_response()
 }
 
-/// An FNV-1a hash, which distinguishes releases of a file. Its strength does not matter.
+/// An FNV-1a hash, which distinguishes releases of a file. The strength of the hash does not
+/// matter.
 fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

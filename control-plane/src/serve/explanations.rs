@@ -1,6 +1,6 @@
-//! Explanations that operators request over HTTP. They are computed one at a time, on a separate
-//! thread. Scrapes, probes and state streams run on the other threads, so they never wait for an
-//! explanation.
+//! Explanations that operators request over HTTP. The daemon computes them one at a time, on a
+//! separate thread. Scrapes, probes and state streams run on the other threads, so they never wait
+//! for an explanation.
 
 use std::sync::Arc;
 

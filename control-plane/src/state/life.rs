@@ -33,7 +33,7 @@ enum LeaseProof {
 pub struct Leadership {
     /// Whether the daemon leads now.
     pub leads: bool,
-    /// The newest term that the daemon knows: its own while it leads. It never shrinks.
+    /// The newest term that the daemon knows: its own while it leads. The term never shrinks.
     pub term: u64,
     /// The secret behind each pool's key of the hashes of prompt blocks.
     pub hash_secret: u128,

@@ -34,7 +34,7 @@ const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
 
 /// From this number of own observations on, a daemon prefers its own models to those of proxies and
-/// of the file, which the previous leader learned. It is the number that a latency model needs to
+/// of the file, which the previous leader learned. A latency model needs as many observations to
 /// predict.
 const OWN_MIN: u64 = SAMPLES_MIN as u64;
 
@@ -58,8 +58,8 @@ pub struct LearningTables {
     pub learned: Arc<LearnedPools>,
 }
 
-/// The learner of one pool. It has many fields because one task owns all state of learning: the
-/// state can then move as a whole to the training thread.
+/// The learner of one pool. The learner has many fields because one task owns all state of
+/// learning: the state can then move as a whole to the training thread.
 #[derive(Debug)]
 pub struct LearningTask {
     settings: LearningSettings,

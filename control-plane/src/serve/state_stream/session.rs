@@ -38,7 +38,7 @@ pub const FIRST_POOL_UPDATE_WAIT: Duration = Duration::from_secs(1);
 /// than their steps of about 20 ms, and a proxy's own in-flight ledger is newer anyway.
 pub const METRICS_INTERVAL_MIN: Duration = Duration::from_millis(50);
 
-/// The interval at which unchanged metrics are sent. It is half of the interval that the filter
+/// The interval at which unchanged metrics are sent. The interval is half of that which the filter
 /// requires.
 const HEARTBEAT: Duration = Duration::from_millis(METRICS_INTERVAL_MAX_MS / 2);
 
@@ -127,8 +127,8 @@ impl StateSession {
         }
     }
 
-    /// The state that the proxy has of each pool. It is used for display, and to wait for the
-    /// proxy's acknowledgement.
+    /// The state of each pool that the proxy has, for debug pages and to wait for the proxy's
+    /// acknowledgement.
     #[must_use]
     pub fn status(&self) -> BTreeMap<String, ProxyPool> {
         self.pools
@@ -244,8 +244,8 @@ impl StateSession {
         at
     }
 
-    /// Records an acknowledgement or refusal of a pool update. It ignores a version that was not
-    /// sent.
+    /// Records an acknowledgement or refusal of a pool update. A version that was not sent is
+    /// ignored.
     pub fn ack(&mut self, ack: state::Ack, now: Instant) -> Option<&ProxyPool> {
         let state::Ack {
             pool,

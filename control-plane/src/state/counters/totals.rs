@@ -14,7 +14,7 @@ use super::pool_names::{OtherNames, PoolNames};
 /// has the same limit.
 pub const MODELS_MAX: usize = 1000;
 
-/// The maximum number of these that only clients name, over all VMs. It equals the limit of one VM.
+/// The maximum number of these that only clients name, over all VMs. One VM has an equal limit.
 /// With some 90 lines each, they are at most 2.5 MB of a page.
 const UNLISTED_MAX: usize = pool_state::MODELS_MAX;
 
@@ -28,7 +28,7 @@ pub(super) const KEYS_MAX: usize = 64;
 /// three times as many that it recently had.
 pub(super) const ENDPOINTS_KNOWN_MAX: usize = 4 * ENDPOINTS_MAX;
 
-/// The maximum number of bands of a VM that count. It equals the limit of a VM.
+/// The maximum number of bands of a VM that count. A VM has an equal limit.
 pub(super) const BANDS_MAX: usize = 64;
 
 /// Counts of a pool.
@@ -111,7 +111,7 @@ pub struct EndpointTotals {
     pub unread: u64,
 }
 
-/// Counts of one model. It has many fields because each is a separate metric.
+/// Counts of one model. The type has many fields because each is a separate metric.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelTotals {
     /// Whether discovery, an object or an engine lists the model. Otherwise only clients name it.

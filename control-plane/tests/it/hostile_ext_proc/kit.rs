@@ -32,8 +32,8 @@ use crate::daemon::harness::{get, get_json, until};
 /// daemon to 1 GiB.
 pub(crate) const RSS_BYTES_MAX: u64 = 700 << 20;
 
-/// How long a pick of the neighbour may take. It takes a millisecond. The rest is for a busy
-/// machine, where the flood itself takes the cores for seconds.
+/// How long a pick of the neighbour may take. Normally a pick takes a millisecond. The rest is for
+/// a busy machine, where the flood itself takes the cores for seconds.
 pub(crate) const PICK_MAX: Duration = Duration::from_secs(15);
 
 const PATH: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
