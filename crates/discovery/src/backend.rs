@@ -107,7 +107,7 @@ pub struct PickerService {
 /// An event of a backend. The first event that changes the set is a [`BackendEvent::Reset`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendEvent {
-    /// The whole set. It replaces everything reported before.
+    /// The whole set. The new set replaces everything reported before.
     Reset(Vec<Arc<InstanceRecord>>),
     /// A new record, or a new value of a known record.
     Apply(Arc<InstanceRecord>),

@@ -68,7 +68,7 @@ pub enum LocalAddresses {
 /// The namespace of instances whose source names none.
 pub const NAMESPACE_DEFAULT: &str = "default";
 
-/// The maximum number of instances of one source. It is the number of slots of a pool.
+/// The maximum number of instances of one source. A pool has as many slots.
 pub const INSTANCES_MAX: usize = 1024;
 
 /// The maximum number of records of one component that a backend keeps. Records beyond
@@ -83,7 +83,7 @@ pub const LABEL_BYTES_MAX: usize = 2048;
 /// The maximum number of labels of one instance, for the same reason.
 pub const LABELS_MAX: usize = 64;
 
-/// The longest name or namespace, in bytes. It is the limit of DNS names, and so of pods.
+/// The longest name or namespace, in bytes. DNS names, and so pods, have this limit.
 pub const NAME_BYTES_MAX: usize = 253;
 
 // === impl LocalAddresses ===
@@ -133,8 +133,8 @@ impl Instance {
     }
 
     /// The metadata of the instance. The metadata is empty if the instance has none, as for plain
-    /// vLLM. It came with the instance, so reading it cannot fail. A change of the metadata causes
-    /// another `Added` event with the new value.
+    /// vLLM. The metadata came with the instance, so reading it cannot fail. A change of the
+    /// metadata causes another `Added` event with the new value.
     pub fn metadata(&self) -> &Metadata {
         self.metadata.as_deref().unwrap_or(Metadata::empty())
     }

@@ -65,8 +65,8 @@ pub const COMPONENT_LABEL: &str = "nvidia.com/dynamo-component";
 /// The label of a slice with the name of its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// The maximum number of Services that may select one component. Their names go into a label
-/// selector, which is part of a URL.
+/// The maximum number of Services that may select one component. The names of the Services go into
+/// a label selector, which is part of a URL.
 const SERVICES_MAX: usize = 32;
 
 /// The maximum time that connecting to the API server may take. A running API server answers much

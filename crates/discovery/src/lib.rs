@@ -92,7 +92,7 @@ pub use watch::{
 /// [`SetChange::Unreadable`] before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetChange {
-    /// The whole set. It replaces everything reported before.
+    /// The whole set. The new set replaces everything reported before.
     Reset(Vec<Instance>),
     /// The source cannot be read or is invalid, for this reason. The last set stays in use.
     Unreadable(String),

@@ -16,8 +16,8 @@
 //! published one is removed. The oldest record then takes its place.
 //!
 //! **Mass disappearance.** If the first list after an outage lacks more than half of the published
-//! instances, the backend has more likely lost its state than the servers have gone. Those rows
-//! then stay unchanged for [`HOLD`]. The backend is requested to list again, and rows that are
+//! instances, the backend has more likely lost its state than the servers have gone. The missing
+//! rows then stay unchanged for [`HOLD`]. The backend is requested to list again, and rows that are
 //! still missing at the end are removed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
