@@ -41,8 +41,8 @@ const RUNNING_MAX: usize = 4;
 /// second.
 const RUNNING_SHOWN_MAX: usize = 64;
 
-/// The maximum number of held requests of a pool that [`running`] returns. It returns those that
-/// have waited longest.
+/// The maximum number of held requests of a pool that [`running`] returns. The function returns the
+/// requests that have waited longest.
 const QUEUED_SHOWN_MAX: usize = 64;
 
 /// Returns the running requests with an SLO, by endpoint, and those that flow control holds, as

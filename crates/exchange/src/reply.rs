@@ -11,12 +11,12 @@ use crate::body::BodyError;
 use crate::headers;
 use crate::json::write::JsonWriter;
 
-/// The `Retry-After` of a 429, in seconds. It is long enough for a queue to move, and short enough
-/// to be useful.
+/// The `Retry-After` of a 429, in seconds. A second is long enough for a queue to move, and short
+/// enough to be useful.
 const RETRY_AFTER_S: u32 = 1;
 
-/// How much of a header's value an error message repeats, in bytes. It is enough to recognise the
-/// value.
+/// How much of a header's value an error message repeats, in bytes. So many bytes are enough to
+/// recognise the value.
 const QUOTED_BYTES_MAX: usize = 64;
 
 /// The drop reasons that several refusals share.
@@ -76,7 +76,7 @@ pub enum Refusal {
         /// Whether this body has been arriving for a long time.
         is_slow: bool,
     },
-    /// The client does not read the reply. It gets a reset instead of this reply.
+    /// The client does not read the reply. The client gets a reset instead of this reply.
     Unread,
     /// The proxy never received state.
     NoState,

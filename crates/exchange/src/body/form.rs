@@ -16,8 +16,8 @@ use memchr::memmem;
 /// The longest boundary, in bytes, as in RFC 2046.
 const BOUNDARY_BYTES_MAX: usize = 70;
 
-/// The maximum number of bytes of the headers of one part. This is enough for a disposition with a
-/// long file name, and a type. Engines' parsers accept about as much.
+/// The maximum number of bytes of the headers of one part. The maximum is enough for a disposition
+/// with a long file name, and a type. Engines' parsers accept about as much.
 const HEAD_BYTES_MAX: usize = 8_192;
 
 /// The longest value of `model`, in bytes. The limit is four times the longest name that an object
@@ -62,8 +62,8 @@ enum FormState {
     End,
 }
 
-/// The boundary in a `content-type`, if that is the type of forms. It is empty if no readable
-/// boundary is named.
+/// The boundary in a `content-type`, if that is the type of forms. The boundary is empty if the
+/// type names no readable boundary.
 pub(crate) fn boundary(content_type: &[u8]) -> Option<&[u8]> {
     let kind = content_type
         .split(|&byte| byte == b';')

@@ -25,7 +25,7 @@ pub struct ParsedBody {
     pub(super) body_bytes: usize,
 }
 
-/// A request with the pool's objects applied. Its fields are the inputs of the pick.
+/// A request with the pool's objects applied. The fields are the inputs of the pick.
 #[derive(Debug)]
 pub struct PendingRequest {
     pub(super) parsed: Option<ParsedRequest<PromptSums>>,

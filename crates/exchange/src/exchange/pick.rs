@@ -357,7 +357,7 @@ impl HeaderFacts {
             .sum()
     }
 
-    /// The fairness id. It comes from the proxy's metadata, or else from the header if that is
+    /// The fairness id. The id comes from the proxy's metadata, or else from the header if that is
     /// trusted, and is empty if there is none.
     pub(super) fn flow_id(&self, settings: &ExchangeSettings) -> &str {
         let header = |name: &&str| {

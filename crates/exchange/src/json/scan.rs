@@ -15,8 +15,7 @@ pub struct ScannedString {
     /// Offset of the closing quote.
     pub end: usize,
     pub escaped: bool,
-    /// Whether all bytes are ASCII. It is also false if a byte shortly after the string is not
-    /// ASCII.
+    /// Whether all bytes are ASCII. Also false if a byte shortly after the string is not ASCII.
     pub ascii: bool,
 }
 
@@ -31,12 +30,12 @@ pub struct StringStop {
     pub scanned: usize,
     /// Whether those bytes have an escape.
     pub escaped: bool,
-    /// Whether those bytes are ASCII. It is also false if a byte shortly after them is not ASCII.
+    /// Whether those bytes are ASCII. Also false if a byte shortly after them is not ASCII.
     pub ascii: bool,
 }
 
-/// The number of bytes that are examined together. They fit one mask register, and four vectors of
-/// SSE2 or wasm.
+/// The number of bytes that are examined together. So many bytes fit one mask register, and four
+/// vectors of SSE2 or wasm.
 const BLOCK_BYTES: usize = 64;
 
 /// Finds the end of the string whose first byte (after the opening quote) is at `start`.
