@@ -512,8 +512,8 @@ mod tests {
     }
 
     proptest! {
-        /// Our reader decodes a message to the same value as prost, and fails where prost fails. It
-        /// also fails for messages that it refuses.
+        /// Our reader decodes a message to the same value as prost, and fails where prost fails.
+        /// Our reader also fails for messages that it refuses.
         #[test]
         fn it_reads_what_prost_reads(bytes in prop::collection::vec(any::<u8>(), 0..64), nested in prop::collection::vec(any::<u8>(), 0..32), as_body: bool) {
             let bytes = if as_body {

@@ -342,8 +342,8 @@ impl ServedPoolState {
         self.held.insert(number, Arc::downgrade(wakes));
     }
 
-    /// Wakes the stream of the next held request that may have room now. That stream wakes the next
-    /// one, so that the picks have the order of the queues.
+    /// Wakes the stream of the next held request that may have room now. The woken stream wakes the
+    /// next stream, so that the picks have the order of the queues.
     pub(super) fn release_next(&mut self, now: Timestamp) {
         while let Some(number) = self.pool.next_due(now) {
             if let Some(wakes) = self.held.get(&number).and_then(Weak::upgrade) {

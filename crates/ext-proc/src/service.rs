@@ -23,8 +23,8 @@ use super::server::{ExtProcServer, ServedPool};
 use super::session::{SessionAction, StreamSession};
 
 /// The gRPC metadata that names the pool of a stream (`initial_metadata` in Envoy's
-/// `grpc_service`). It is not needed where there is one pool, nor where the stream's authority is
-/// the Service that the pool's InferencePool names.
+/// `grpc_service`). The metadata is not needed if there is one pool, nor where the stream's
+/// authority is the Service that the pool's InferencePool names.
 pub const POOL: &str = "x-switchpoint-pool";
 
 /// The gRPC metadata with the format of the destination: `list` or `single`.

@@ -15,7 +15,7 @@ pub const SPANS_WAITING_MAX: usize = 8_192;
 /// The most attributes of a span; a request has about fifteen.
 const ATTRIBUTES_MAX: usize = 32;
 
-/// A span. Its attributes are names and values.
+/// A span. The attributes of a span are names and values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestSpan {
     /// The trace and the parent.
