@@ -3,9 +3,9 @@
 //! Each observation goes into a bounded, stratified window, so common requests do not displace rare
 //! ones. An observation updates the offset of its endpoint at once. When enough new observations
 //! have arrived, the learner fits new shapes to the older part of the window. The learner tests the
-//! new shapes on the newest part, which was used neither for this fit nor for the current model. It
-//! adopts a new shape only if the shape is better there. So there is one model at any time. Its
-//! shape changes slowly, and its offsets change quickly.
+//! new shapes on the newest part, which was used neither for this fit nor for the current model. A
+//! new shape is adopted only if it is better there. So there is one model at any time. The shape of
+//! the model changes slowly, and its offsets change quickly.
 //!
 //! ```text
 //! observe ──► endpoint offset, error of the prediction (for p90), window
@@ -72,8 +72,8 @@ pub struct LearnerStatus {
 }
 
 /// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. The learner has one writer, and
-/// the caller passes the time. It has many fields because each observation changes nearly all of
-/// them.
+/// the caller passes the time. The type has many fields because each observation changes nearly all
+/// of them.
 #[derive(Clone, Debug)]
 pub struct LatencyLearner {
     steps: StepLearner,
@@ -403,8 +403,8 @@ impl LatencyLearner {
         self.steps.has_compared(endpoint)
     }
 
-    /// The step model as learned until `now_ms`, on the clock of [`Self::publish`]. It changes
-    /// without observations too, because knowledge of an endpoint's speed fades.
+    /// The step model as learned until `now_ms`, on the clock of [`Self::publish`]. The step model
+    /// changes without observations too, because knowledge of an endpoint's speed fades.
     pub fn step(&mut self, now_ms: u64) -> StepModel {
         self.advance(now_ms);
         self.steps.model()

@@ -386,7 +386,8 @@ impl RequestCost {
         let requests = known(requests).max(known(prompts));
         let prompts = known(prompts);
         // If lengths are exponential, the output that is left of a decoding request is on average a
-        // whole mean output (residual life, Kleinrock, section 5.2). They are nearly exponential.
+        // whole mean output (residual life, Kleinrock, section 5.2). Real lengths are nearly
+        // exponential.
         let own = prompts * self.prompt_s
             + known(uncached_tokens) * self.uncached_token_s
             + requests * self.decode_s;

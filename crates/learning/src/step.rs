@@ -83,9 +83,9 @@ struct OutputMean {
 const PREFILL_KEEP: f64 = 0.999;
 const DECODE_KEEP: f64 = 0.998;
 
-/// The minimum cost of each term of a step: in ms, and relative to the first term. It is a tenth of
-/// the time of the fastest accelerators. Without it, the model of an engine whose time does not
-/// grow with the prompt or the batch would say that load and lost prefixes cost nothing.
+/// The minimum cost of each term of a step: in ms, and relative to the first term. The minimum is a
+/// tenth of the time of the fastest accelerators. Without it, the model of an engine whose time
+/// does not grow with the prompt or the batch would say that load and lost prefixes cost nothing.
 const PREFILL_FLOORS: WeightFloors = WeightFloors {
     least_ms: [0.0, 0.001, 0.0],
     of_first: [0.0, 1e-4, 0.0],
@@ -99,8 +99,8 @@ const DECODE_FLOORS: WeightFloors = WeightFloors {
 const SAMPLE_MS: std::ops::RangeInclusive<f32> = 0.01..=600_000.0;
 const SAMPLE_COUNT_MAX: f32 = 16_777_216.0;
 
-/// Minimum weight of each new output length in the mean of its endpoint. It corresponds to a memory
-/// of about 200 requests.
+/// Minimum weight of each new output length in the mean of its endpoint. The weight corresponds to
+/// a memory of about 200 requests.
 const OUTPUT_WEIGHT: f64 = 0.005;
 
 /// The prior counts as this many requests of each endpoint. A mean of eight is right within a third
@@ -337,7 +337,7 @@ fn decode_inputs(sample: &TokenGap) -> Option<[f64; 3]> {
     ])
 }
 
-/// The row of an endpoint. It starts empty if the row was of another generation.
+/// The row of an endpoint. The row starts empty if it was of another generation.
 fn row(
     endpoints: &mut Vec<EndpointEvidence>,
     endpoint: EndpointRef,

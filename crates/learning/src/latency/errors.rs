@@ -6,10 +6,10 @@
 //! own errors from cross-validation. The errors of another shape say nothing about it.
 //!
 //! There are two candidates for the p90: a multiple of the median, by the size of the median, and
-//! one level for all requests. They are mixed by their recent pinball losses, so the mix is hardly
-//! worse than the better one. Future errors may be distributed differently from past ones. So each
-//! outcome also moves the mix until a tenth of the outcomes are above it: online conformal
-//! prediction by quantile tracking.
+//! one level for all requests. Both candidates are mixed by their recent pinball losses, so the mix
+//! is hardly worse than the better candidate. Future errors may be distributed differently from
+//! past ones. So each outcome also moves the mix until a tenth of the outcomes are above it: online
+//! conformal prediction by quantile tracking.
 
 use std::collections::VecDeque;
 
@@ -25,8 +25,8 @@ pub(super) struct ErrorWindow {
     errors: VecDeque<(f32, f32)>,
     /// Errors pushed since `multiple` was computed.
     fresh: usize,
-    /// The p90 of `errors` as a multiple of the median. It is an assumed value until there are
-    /// enough errors.
+    /// The p90 of `errors` as a multiple of the median. The multiple is an assumed value until
+    /// there are enough errors.
     multiple: P90Spread,
     /// One p90 for all requests, as a logarithm.
     level: Option<P90Tracker>,

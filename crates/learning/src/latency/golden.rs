@@ -40,8 +40,8 @@ struct GoldenPool {
 /// TTFT and TPOT of a request under these conditions, before noise.
 type TrueTimes = fn(&Conditions) -> (f32, f32);
 
-/// An engine whose prefills queue, and which preempts when its cache is nearly full. That is a jump
-/// that no sum of terms can express.
+/// An engine whose prefills queue, and which preempts when its cache is nearly full. The preemption
+/// is a jump that no sum of terms can express.
 fn engine(c: &Conditions) -> (f32, f32) {
     let preempts = if c.kv_utilization.is_some_and(|share| share > 0.7) {
         1.6
@@ -101,7 +101,7 @@ impl GoldenPool {
     }
 
     /// The observation of a request under random conditions, with a quarter of noise in both
-    /// directions. Its first token and one gap are samples of steps.
+    /// directions. The first token and one gap of the request are samples of steps.
     fn outcome(&mut self, truth: TrueTimes) -> Observation {
         let slot = self.rng.below(usize::from(SLOTS));
         let conditions = self.conditions();

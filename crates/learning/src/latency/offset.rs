@@ -1,5 +1,5 @@
-//! The deviation of each endpoint from the shape. It is learned at once from each sample, so a pod
-//! that slows down is known before any shape is fitted again.
+//! The deviation of each endpoint from the shape. The deviation is learned at once from each
+//! sample, so a pod that slows down is known before any shape is fitted again.
 //!
 //! Two averages follow the errors of an endpoint: a slow one with little noise, and a fast one.
 //! While they agree within the noise, the slow one is used. When they disagree, the endpoint has
@@ -31,17 +31,17 @@ pub(super) struct EndpointOffsets {
 }
 
 /// The share of an offset that is still true when a request is served. A slow pod is still slow
-/// then, but a short disturbance is over. It is the least squares fit of the errors of requests to
-/// the offset at their pick.
+/// then, but a short disturbance is over. The factor is the least squares fit of the errors of
+/// requests to the offset at their pick.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetTrust {
     products: f32,
     squares: f32,
 }
 
-/// The share of the newest errors that the next outcome repeats. It is 0 if outcomes are noise, 1
-/// if they come in long runs, and more if they drift. The share is the least squares fit of the
-/// errors of outcomes to the errors of the outcomes just before them.
+/// The share of the newest errors that the next outcome repeats. The share is 0 if outcomes are
+/// noise, 1 if they come in long runs, and more if they drift. The share is the least squares fit
+/// of the errors of outcomes to the errors of the outcomes just before them.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetPersistence {
     products: f32,

@@ -37,8 +37,8 @@ const INTEGRAL_OUTCOMES: f32 = 300.0;
 const INTEGRAL_LONGEST: f32 = 3.0;
 
 /// The maximum number of outcomes too many, or too few, that are corrected during the first
-/// `INTEGRAL_OUTCOMES`. It is n times as many in a run that is n times as long. A larger surplus
-/// was a change, which the trackers follow, and not an error to compensate.
+/// `INTEGRAL_OUTCOMES`. The maximum is n times as high in a run that is n times as long. A larger
+/// surplus was a change, which the trackers follow, and not an error to compensate.
 const INTEGRAL_MAX: f32 = 3.0;
 
 /// The scale before any data is known, and the minimum scale. Outcomes that were exact so far may

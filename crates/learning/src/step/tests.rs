@@ -573,7 +573,7 @@ proptest! {
 }
 
 /// If two prompts are done in one step, the second takes no time at all, and on a stalled machine a
-/// short prompt takes a minute. Both may come first.
+/// short prompt takes a minute. Each of these samples may come first.
 #[test]
 fn the_first_samples_do_not_decide() {
     let truth = StepModel::from_parts([12.0, 0.084, 4.2e-7], [20.0, 0.0248, 5.81e-5], 60.0);
