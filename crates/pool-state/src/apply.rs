@@ -5,8 +5,8 @@
 //!                     └─► RejectedMessage ──► log line, refusal
 //! ```
 //! A message applies as a whole or not at all. A host decides when to decode, and where updates
-//! come from. It sends the acknowledgement, and turns an outcome into log lines and statistics. The
-//! load of other proxies goes to [`crate::peers`].
+//! come from. The host also sends the acknowledgement, and turns an outcome into log lines and
+//! statistics. The load of other proxies goes to [`crate::peers`].
 
 use std::ops::Deref;
 

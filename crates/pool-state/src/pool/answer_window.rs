@@ -22,7 +22,7 @@ pub(super) struct AnswerWindow {
 pub(super) struct AnswerCounts {
     pub(super) good: f32,
     pub(super) bad: f32,
-    /// The failures of clients without a success. They are included in the bad answers.
+    /// The failures of clients without a success. The bad answers include them.
     pub(super) outsiders: f32,
 }
 

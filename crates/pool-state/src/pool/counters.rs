@@ -1,5 +1,5 @@
-//! The counters of one pool in one VM. They are cumulative since the VM started, so a lost report
-//! loses nothing.
+//! The counters of one pool in one VM. The counters are cumulative since the VM started, so a lost
+//! report loses nothing.
 
 mod labels;
 mod sums;
@@ -53,12 +53,12 @@ pub struct EndpointCounters {
 /// The label of request counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelLabel {
-    /// The model name in the client's request. It is `other` beyond [`MODELS_MAX`] names, and empty
-    /// for opaque requests.
+    /// The model name in the client's request. The name is `other` beyond [`MODELS_MAX`] names, and
+    /// empty for opaque requests.
     pub model: Box<str>,
     /// The model name that the engine got.
     pub target_model: Box<str>,
-    /// The priority. It is 0 if the model is `other`.
+    /// The priority. 0 if the model is `other`.
     pub priority: i32,
 }
 
@@ -254,8 +254,8 @@ impl PoolCounters {
         row.request_bytes += counted.bytes;
     }
 
-    /// Counts a request with an SLO that was shed. Its model gets no label, because no endpoint
-    /// confirmed that the model exists.
+    /// Counts a request with an SLO that was shed. The model of the request gets no label, because
+    /// no endpoint confirmed that the model exists.
     #[cold]
     pub fn count_shed(&mut self, model: &str, target_model: &str, priority: i32) {
         let known = self

@@ -50,8 +50,8 @@ impl PlacementQueue {
         if !self.enabled {
             return;
         }
-        // A placement without blocks still counts as a request. Its prompt is not read, or is
-        // shorter than a block.
+        // A placement without blocks still counts as a request. The prompt of that request is not
+        // read, or is shorter than a block.
         self.blocks += blocks.len().max(1);
         self.placements.push_back(Placement {
             kind,

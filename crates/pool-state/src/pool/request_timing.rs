@@ -20,8 +20,8 @@ use crate::usage::TokenUsage;
 use proto::observation::EncodedObservation;
 use scheduler::Timestamp;
 
-/// The number of tokens over which a gap is measured. It is large enough to average the jitter of
-/// single tokens, and small enough that the batch does not change.
+/// The number of tokens over which a gap is measured. The number is large enough to average the
+/// jitter of single tokens, and small enough that the batch does not change.
 const GAP_TOKENS: u32 = 4;
 
 /// The first token after which a gap is measured. Each next gap is measured after twice as many
