@@ -67,8 +67,8 @@ pub use encode::{PoolState, encode_metrics, encode_pool_update};
 /// misunderstand raises it.
 pub const SCHEMA: u32 = 3;
 
-/// The oldest wire schema that this release speaks. It is not newer than [`SCHEMA`] of the release
-/// before, so that a daemon and a filter of two releases in a row understand each other.
+/// The oldest wire schema that this release speaks. This schema is not newer than [`SCHEMA`] of the
+/// release before, so that a daemon and a filter of two releases in a row understand each other.
 pub const SCHEMA_MIN: u32 = 3;
 
 /// The schema that this release speaks with a peer whose newest schema is `peer`: the older of the
@@ -87,8 +87,8 @@ pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// message that never ends can occupy this much memory for each.
 pub const PROXY_MESSAGE_BYTES_MAX: usize = 512 << 10;
 
-/// The maximum number of bytes of the messages of one call, if calls replace the stream. It is the
-/// largest message of a proxy with its frame.
+/// The maximum number of bytes of the messages of one call, if calls replace the stream. The
+/// largest message of a proxy and its frame fit exactly.
 pub const CALL_BYTES_MAX: usize = PROXY_MESSAGE_BYTES_MAX + 4;
 
 /// A daemon sends metrics at least this often, changed or not. A filter that gets none knows that

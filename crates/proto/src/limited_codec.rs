@@ -1,5 +1,5 @@
-//! The codec of the state stream. It works as prost's codec, but counts the entries of a message
-//! before it decodes the message.
+//! The codec of the state stream. This codec works as prost's codec, but counts the entries of a
+//! message before it decodes the message.
 
 use std::marker::PhantomData;
 

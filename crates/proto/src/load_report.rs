@@ -29,9 +29,9 @@ pub const SLOS_BYTES: usize = 2 * WORD;
 /// Bytes of a failure.
 pub const FAILURE_BYTES: usize = 4 * WORD;
 
-/// A failure that another process reports causes an ejection of at most this long, in ms. It is as
-/// long as an ejection for local failures can last. The other process may be hostile, or its clock
-/// may be wrong.
+/// A failure that another process reports causes an ejection of at most this long, in ms. An
+/// ejection for local failures can last as long. The other process may be hostile, or its clock may
+/// be wrong.
 pub const PEER_EJECTION_MS_MAX: u64 = 30_000;
 
 /// The maximum number of prompts of one process that can wait at an endpoint. Requests have the

@@ -15,7 +15,7 @@ use scheduler::latency::{Conditions, FirstToken, Observation, Prediction, Reques
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
 /// The maximum number of observations in a message, and of those that a VM keeps until its host
-/// takes them. It is a tenth of a second at 5,000 requests a second.
+/// takes them. At 5,000 requests a second, the maximum covers a tenth of a second.
 pub const OBSERVATIONS_MAX: usize = 512;
 
 /// 32-bit words of an observation.

@@ -17,7 +17,7 @@ pub const SEGMENT_HEAD_BYTES: usize = 2 * WORD;
 /// The maximum number of blocks of a placement in a ring. A longer prompt has several placements.
 pub const RECORD_BLOCKS_MAX: usize = 1_000;
 
-/// The number of observations in a segment: 3 to 4 KB. Its VM rewrites the segment at the end of
+/// The number of observations in a segment: 3 to 4 KB. The VM rewrites the segment at the end of
 /// each request, which takes about 1 µs and delays no request.
 pub const OBSERVATION_SEGMENT_ROWS: u64 = 32;
 

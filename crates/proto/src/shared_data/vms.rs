@@ -7,8 +7,8 @@ use crate::words;
 
 const ROW_WORDS: usize = 4;
 
-/// The row of a VM in the VM table. Its bytes have: VM, last heartbeat, queue, and 1 if the VM
-/// serves requests.
+/// The row of a VM in the VM table. The bytes of the row have: VM, last heartbeat, queue, and 1 if
+/// the VM serves requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmEntry {
     /// The random identity of the VM; 0 means none.
