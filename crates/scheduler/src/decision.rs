@@ -37,8 +37,8 @@ pub struct Route {
     pub ranked: RankedList,
     /// The endpoint that computes the prompt first, if it is not the one that decodes.
     pub prefill: Option<EndpointIndex>,
-    /// The endpoints that encode images, videos and audio first. It is empty if the prefill
-    /// endpoint does that.
+    /// The endpoints that encode images, videos and audio first. The list is empty if the prefill
+    /// endpoint also encodes.
     pub encode: Vec<EndpointIndex>,
     /// The data-parallel rank that serves the request behind the only endpoint of the list.
     pub data_parallel: Option<EndpointIndex>,

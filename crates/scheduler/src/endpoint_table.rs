@@ -229,8 +229,8 @@ impl EndpointTable {
         self.endpoints.iter().any(|endpoint| endpoint.names(model))
     }
 
-    /// Whether this endpoint may serve this model. It may if its metadata names the model or no
-    /// model at all, or if its engine reports the model as an adapter.
+    /// Whether this endpoint may serve this model. True if its metadata names the model or no model
+    /// at all, or if its engine reports the model as an adapter.
     #[inline(never)]
     pub fn serves(&self, index: EndpointIndex, model: &str) -> bool {
         let lora = || {

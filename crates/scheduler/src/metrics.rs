@@ -1,7 +1,7 @@
 //! The last report of a model server about itself.
 
 /// The maximum number of attributes of an endpoint. Each attribute is a metric that the operator
-/// named in a configuration file. It is sent with every refresh of every endpoint.
+/// named in a configuration file. The attribute is sent with every refresh of every endpoint.
 pub const ATTRIBUTES_MAX: usize = 32;
 
 /// The attribute with the maximum number of requests that an engine runs at once, if its metadata

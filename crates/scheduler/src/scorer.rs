@@ -24,8 +24,8 @@ pub(crate) mod token_load;
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Parameter, producer_name};
 
-/// The score of all candidates if no metric is known. It is the middle, so that a sampling picker
-/// weighs the other scorers as in an average pool.
+/// The score of all candidates if no metric is known. The score is the middle, so that a sampling
+/// picker weighs the other scorers as in an average pool.
 pub(crate) const UNKNOWN: f32 = 0.5;
 
 /// The name of the prefix index that a plugin reads.

@@ -4,8 +4,8 @@
 //! and every proxy process needs about a hundred bytes of memory for each byte of the module. The
 //! lists in this crate are short.
 
-/// Sorts in place by heapsort: O(n log n) for any input, in a few hundred bytes of code. It is not
-/// stable.
+/// Sorts in place by heapsort: O(n log n) for any input, in a few hundred bytes of code. The sort
+/// is not stable.
 pub fn sort_by<T>(rows: &mut [T], mut before: impl FnMut(&T, &T) -> bool) {
     let count = rows.len();
     for root in (0..count / 2).rev() {

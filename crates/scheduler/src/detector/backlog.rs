@@ -65,9 +65,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 /// A burst in lower bands takes the sequences before the tokens of the highest band have become
-/// slower. It keeps the sequences until its outputs end. The highest band then needs up to twice
-/// the sequences. With long outputs at twice the capacity, chat's time to first token is 3 s at p99
-/// with a tenth, and 125 ms with a quarter, for 2 % of the tokens (`simulator flow`).
+/// slower. The burst keeps the sequences until its outputs end. The highest band then needs up to
+/// twice the sequences. With long outputs at twice the capacity, chat's time to first token is 3 s
+/// at p99 with a tenth, and 125 ms with a quarter, for 2 % of the tokens (`simulator flow`).
 const SEQUENCE_RESERVE: f64 = 0.25;
 
 #[derive(Debug)]

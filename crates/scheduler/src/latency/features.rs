@@ -102,7 +102,7 @@ pub fn features(conditions: &Conditions, step: &StepModel) -> Features {
     ]
 }
 
-/// The terms whose weighted sum is the TTFT. Their weights are not negative.
+/// The terms whose weighted sum is the TTFT. The weights are not negative.
 pub fn ttft_terms(x: &Features) -> [f32; TERMS] {
     let &[
         own,

@@ -54,8 +54,8 @@ impl Observation {
     }
 }
 
-/// A first token as a sample of a prefill. It belongs to the request that had waited longest at its
-/// endpoint.
+/// A first token as a sample of a prefill. The token belongs to the request that had waited longest
+/// at its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FirstToken {
     /// Prompt tokens that were prefilled.

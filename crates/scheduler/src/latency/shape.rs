@@ -4,7 +4,7 @@
 //! takes less time. The terms also extrapolate: a queue twice as long as any observed queue takes
 //! twice as long. The trees are oblivious: all nodes of a level have the same condition. So a tree
 //! is three comparisons and one look-up, without a branch. The correction by the trees is a
-//! logarithm. It is bounded, and constant outside the observed range.
+//! logarithm. The correction is bounded, and constant outside the observed range.
 
 use std::ops::RangeInclusive;
 

@@ -34,8 +34,8 @@ struct EndpointSpeed {
     decode: f32,
 }
 
-/// A pool starts with these numbers. They fit no machine exactly, so nothing may depend on them.
-/// Source: the simulations in which the default policy was tuned.
+/// A pool starts with these numbers. These numbers fit no machine exactly, so nothing may depend on
+/// them. Source: the simulations in which the default policy was tuned.
 const PREFILL_PRIOR: [f32; 3] = [10.0, 0.05, 1e-6];
 const DECODE_PRIOR: [f32; 3] = [11.0, 0.025, 8e-5];
 const OUTPUT_TOKENS_PRIOR: f32 = 200.0;
@@ -46,8 +46,8 @@ const COEFFICIENTS: RangeInclusive<f32> = 0.0..=10_000.0;
 /// Valid range of the mean output, tokens.
 pub const OUTPUT_TOKENS: RangeInclusive<f32> = 1.0..=1_000_000.0;
 
-/// Valid range of a relative speed. A value outside is an error, not an accelerator. It must not
-/// make one endpoint attract all requests, or never get one again.
+/// Valid range of a relative speed. A value outside is an error, not an accelerator. A wrong speed
+/// must not make one endpoint attract all requests, or never get a request again.
 pub const SPEEDS: RangeInclusive<f32> = 0.05..=20.0;
 
 const AVERAGE: EndpointSpeed = EndpointSpeed {
@@ -180,7 +180,7 @@ impl StepModel {
     }
 
     /// Relative speeds of `endpoint` for a prefill and for a decode step, as multiples of an
-    /// average endpoint's time. They are 1 if this generation is unknown.
+    /// average endpoint's time. Both speeds are 1 if this generation is unknown.
     pub fn speed(&self, endpoint: EndpointRef) -> (f32, f32) {
         self.learned_speed(endpoint).unwrap_or((1.0, 1.0))
     }

@@ -12,9 +12,9 @@
 //!
 //! Each hash covers all bytes before it, so equal hashes mean equal prefixes. Summing every prefix
 //! from its start takes one pass over the text, because xxh64 gives a digest at any point of its
-//! stream. Its four running lanes (256 bits) also chain more state than feeding a 64-bit hash into
-//! the next block would. Model and cache salt are part of each hash, because engines share no KV
-//! block between two models, adapters or salts.
+//! stream. The four running lanes of xxh64 (256 bits) also chain more state than feeding a 64-bit
+//! hash into the next block would. Model and cache salt are part of each hash, because engines
+//! share no KV block between two models, adapters or salts.
 //!
 //! **Before the whole prompt is known.** Clients write the fields of a body in any order: many
 //! write `messages` first, and `model` and `tools` after them. So each section is summed by itself

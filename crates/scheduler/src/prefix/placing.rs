@@ -27,7 +27,7 @@ const AT_ONCE: usize = 64;
 /// Blocks that no reply has confirmed here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockClaim {
-    /// The pick of a request whose endpoint has not answered. It may be withdrawn.
+    /// The pick of a request whose endpoint has not answered. The claim may be withdrawn.
     Unconfirmed,
     /// A peer that places more than its share.
     OverShare,

@@ -39,7 +39,7 @@ use scheduler::{
 #[path = "case/render.rs"]
 mod render;
 
-/// One endpoint with all its state. Its fields are the columns of the table `pool` in a golden
+/// One endpoint with all its state. The fields are the columns of the table `pool` in a golden
 /// case, except for the columns of the endpoint and of its metrics.
 #[derive(Clone, Debug)]
 pub struct EndpointCase {
