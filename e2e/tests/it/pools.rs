@@ -351,8 +351,8 @@ async fn two_proxies_hear_the_same_daemon() -> Result<()> {
     two_proxies("another", 1).await
 }
 
-/// Two proxies have the same node id, as when none is set. They may learn of endpoints later, but
-/// never get wrong state.
+/// Two proxies have the same node id, as when none is set. The proxies may learn of endpoints
+/// later, but never get wrong state.
 #[tokio::test]
 async fn two_proxies_of_one_name_share_one_daemon() -> Result<()> {
     two_proxies("switchpoint-standalone", 4).await

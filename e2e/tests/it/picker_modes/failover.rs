@@ -55,8 +55,8 @@ fn second_route(config: &mut Value, front: PickerMode) {
     routes.insert(0, route);
 }
 
-/// Adds the proxy in front. It calls the gateway by the first name, and after a 5xx by the second
-/// name.
+/// Adds the proxy in front. The proxy calls the gateway by the first name, and after a 5xx by the
+/// second name.
 fn ahead(config: &mut Value, listen: SocketAddr, gateway: u16) {
     let at = |address: &str, port: u16| json!({"socket_address": {"address": address, "port_value": port}});
     let tier = |(priority, pool): (usize, &&str)| json!({"priority": priority, "lb_endpoints": [{"endpoint": {"hostname": pool, "address": at("127.0.0.1", gateway)}}]});

@@ -134,7 +134,7 @@ async fn overheard_on(transport: &str) -> Result<(Vec<u8>, BTreeSet<u64>)> {
     cable.connect_to(stack.daemon()?.settings().state.address());
     stack.wait_until_ready().await?;
     let mut outsider = SimulatedPeer::join(&mut stack).await?;
-    // From now on the proxy knows that it has a peer. It does not send earlier placements.
+    // From now on the proxy knows that it has a peer. The proxy does not send earlier placements.
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let began = Instant::now();
