@@ -98,8 +98,8 @@ pub struct InvalidConfig {
 
 // === impl FilterConfig ===
 
-/// The defaults of the filter. Those of `settings` are in [`ExchangeSettings::default`]. `pools`
-/// has no default.
+/// The defaults of the filter. The defaults of `settings` are in [`ExchangeSettings::default`].
+/// `pools` has no default.
 impl Default for FilterConfig {
     fn default() -> Self {
         Self {

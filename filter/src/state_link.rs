@@ -34,7 +34,7 @@ pub use connection::CallResponse;
 pub use leader_context::LeaderContext;
 use peer_publisher::PeerPublisher;
 
-/// The first pause after a failure, in ms. It doubles with each further failure.
+/// The first pause after a failure, in ms. The pause doubles with each further failure.
 const BACKOFF_MS: u64 = 100;
 /// The longest pause, in ms, while a pool has no state. Requests may wait for the state for at most
 /// two seconds.

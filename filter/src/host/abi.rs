@@ -233,7 +233,7 @@ impl Host for ProxyWasm {
         check(unsafe { proxy_grpc_cancel(stream) })
     }
 
-    // Calls the SDK, as above. It panics only on statuses that the host never returns for this
+    // Calls the SDK, as above. The SDK panics only on statuses that the host never returns for this
     // call.
     fn call(
         &self,

@@ -1,5 +1,5 @@
-//! The observations on their way from each VM to the daemon's learner. They are in a ring of
-//! segments in shared data, of fixed size.
+//! The observations on their way from each VM to the daemon's learner. The observations are in a
+//! ring of segments in shared data, of fixed size.
 //!
 //! Rows are numbered from 0 for the lifetime of their VM, and a segment has the number of its first
 //! row. So a slow reader, or a new leader, finds the oldest existing row. The daemon sees by the

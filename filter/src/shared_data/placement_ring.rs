@@ -16,7 +16,7 @@ use scheduler::EndpointRef;
 use super::RingOwner;
 use crate::host::{Host, WriteCondition};
 
-/// The maximum number of bytes of a segment. Its VM writes the segment again with each placement,
+/// The maximum number of bytes of a segment. The VM writes the segment again with each placement,
 /// which takes about 0.15 µs. A reader takes 0.8 µs for it.
 const SEGMENT_BYTES_MAX: usize = 8 << 10;
 /// Segments of a ring: 1 MB for each VM and pool that picks, enough for 300 prompts of 400 blocks.

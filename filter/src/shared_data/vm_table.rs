@@ -2,10 +2,10 @@
 //!
 //! The first [`VM_SLOTS_MAX`] rows are VM slots. The names of the data that a VM shares (queue,
 //! counters, load report, ring) contain the number of its slot. So the names are a fixed set,
-//! because the host never frees a key of shared data. Further VMs have rows without a slot. They
-//! pick with their own state, share nothing, are woken only by their ticks, and take the first slot
-//! that becomes free. A row without a heartbeat for [`EXPIRY_MS`] is free. A VM that was stalled
-//! for that long finds another VM in its row and enrols again.
+//! because the host never frees a key of shared data. Further VMs have rows without a slot. VMs
+//! without a slot pick with their own state, share nothing, are woken only by their ticks, and take
+//! the first slot that becomes free. A row without a heartbeat for [`EXPIRY_MS`] is free. A VM that
+//! was stalled for that long finds another VM in its row and enrols again.
 
 use exchange::Timestamp;
 use proto::shared_data::VmEntry;

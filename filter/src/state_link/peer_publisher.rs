@@ -1,8 +1,8 @@
 //! Publishes the load of all VMs of this process to the other proxies of a pool: the sum of their
 //! load reports, and their placements. The leader does this.
 //!
-//! It publishes only if the daemon has reported other proxies, and then every few ms while anything
-//! changes.
+//! The leader publishes only if the daemon has reported other proxies, and then every few ms while
+//! anything changes.
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::peers::EncodedPlacements;
@@ -48,7 +48,7 @@ pub struct PeerPublisher {
 }
 
 /// The age of other proxies' reports on arrival here, and of this proxy's reports on arrival there.
-/// Both are assumed to be equal.
+/// The two ages are assumed to be equal.
 #[derive(Debug, Default)]
 struct ReportDelay {
     /// The stamp that came back last.

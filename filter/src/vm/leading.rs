@@ -55,8 +55,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Handles the answer to a call, which may be a call to the daemon. Its `status` is `None` if
-    /// there was no answer.
+    /// Handles the answer to a call, which may be a call to the daemon. `status` is `None` if there
+    /// was no answer.
     pub fn on_call_response(
         &mut self,
         root: u32,

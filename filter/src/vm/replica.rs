@@ -276,8 +276,8 @@ impl PoolReplica {
     }
 
     /// Applies what is new in the stores, and returns what it was, in order. A message that cannot
-    /// be decoded counts as [`Applied::Nothing`]. It stays in the store, and the current state
-    /// stays in use.
+    /// be decoded counts as [`Applied::Nothing`]. The message stays in the store, and the current
+    /// state stays in use.
     ///
     /// # Errors
     /// Returns the error of the host.
