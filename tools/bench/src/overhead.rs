@@ -45,7 +45,7 @@ pub(crate) const WORKERS: u32 = 4;
 /// The pace of a real engine: 20 events, 10 ms apart.
 const PACE: &str = "?chunks=20&every_ms=10";
 
-/// One row of the result file. Its fields are the columns of the published JSON table.
+/// One row of the result file. The fields are the columns of the published JSON table.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct OverheadRow {
     pub(crate) front: String,

@@ -1,7 +1,7 @@
 //! Measures the cost of many proxies for one daemon. The bench simulates the proxies at the
 //! protocol level. Like a proxy with that many picks per second, each sends placements, and every
-//! few milliseconds a load report of all endpoints in which much changes. It measures the daemon's
-//! CPU, and how old load reports and placements are on arrival.
+//! few milliseconds a load report of all endpoints in which much changes. The bench measures the
+//! daemon's CPU, and how old load reports and placements are on arrival.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};

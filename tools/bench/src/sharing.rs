@@ -25,8 +25,8 @@ use crate::{overhead, sink, world};
 
 /// Model servers for conversations.
 const SERVERS: usize = 8;
-/// Speed of the simulated servers relative to measured engines. They are so slow that each has
-/// about six requests running. With one or two running, the spread is mostly chance.
+/// Speed of the simulated servers relative to measured engines. The servers are so slow that each
+/// has about six requests running. With one or two running, the spread is mostly chance.
 const SPEED: f64 = 0.25;
 /// Target: the cache hits are at most this share below those of one worker.
 const HITS_WITHIN: f64 = 0.02;

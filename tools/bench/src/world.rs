@@ -1,9 +1,9 @@
 //! Four paths to the same servers: through a minimal Envoy, and through one Envoy with the shipped
 //! configuration without a picker, with the filter, and with ext_proc.
 //!
-//! The last three paths are in one Envoy process, so that only the path differs. They use the
-//! shipped listeners. The listener without a picker balances by round robin, and Envoy's own
-//! `buffer` filter holds the body, as a picker does. The ext_proc listener uses its own daemon,
+//! The last three paths are in one Envoy process, so that only the path differs. The three paths
+//! use the shipped listeners. The listener without a picker balances by round robin, and Envoy's
+//! own `buffer` filter holds the body, as a picker does. The ext_proc listener uses its own daemon,
 //! because a proxy has the filter or ext_proc, not both, and the proxies of one daemon share state.
 
 use std::net::{Ipv4Addr, SocketAddr};
