@@ -194,7 +194,7 @@ impl Campaign {
         )
     }
 
-    /// Runs routers side by side. Those whose run was late run again, half as many at a time, or
+    /// Runs routers side by side. Routers whose run was late run again, half as many at a time, or
     /// alone as before.
     async fn run_routers(
         &self,

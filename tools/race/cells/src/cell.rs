@@ -53,8 +53,8 @@ pub enum CellEngine {
     /// long, because an A10 reads its memory at 600 GB/s instead of 2,039 and has 125 Tflop/s
     /// instead of 312.
     Llama8bA10,
-    /// Dynamo's mocker, an engine that we did not write. Its speed is its own, and not that of a
-    /// profile.
+    /// Dynamo's mocker, an engine that we did not write. The mocker has its own speed, and not that
+    /// of a profile.
     DynamoMocker {
         /// Sessions a second that round robin can serve of the cell's workload with its engines.
         capacity_per_s: f64,
@@ -312,10 +312,10 @@ impl Cell {
 
 impl RaceWorkload {
     /// Sessions a second that round robin can serve with eight engines `qwen3-32b-h200` of at most
-    /// 24 sequences. It is the highest rate of arrivals at which the number of live sessions stops
-    /// growing within ten minutes, in virtual time, over five seeds. `simulator race capacity`
-    /// finds this rate. Agents fill the caches before they fill the engines, so their capacity is
-    /// where round robin begins to evict the contexts of live sessions.
+    /// 24 sequences. The number is the highest rate of arrivals at which the number of live
+    /// sessions stops growing within ten minutes, in virtual time, over five seeds. `simulator race
+    /// capacity` finds this rate. Agents fill the caches before they fill the engines, so their
+    /// capacity is where round robin begins to evict the contexts of live sessions.
     #[must_use]
     pub const fn capacity_per_s(self) -> f64 {
         match self {
