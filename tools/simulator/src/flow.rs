@@ -220,8 +220,8 @@ impl FlowRun<'_> {
 
     /// The figures of a class. Tokens are those of requests that ended before the last arrival.
     /// Tokens that no cache had are in `computed_per_s`. `served` is the share of the tokens that
-    /// arrived in time to end. For `overshoot`, `per_proxy` and `beyond` see [`overshoot`]. They
-    /// are 0 for all policies except ours.
+    /// arrived in time to end. For `overshoot`, `per_proxy` and `beyond` see [`overshoot`]. These
+    /// three figures are 0 for all policies except ours.
     fn row(
         &self,
         class: &str,

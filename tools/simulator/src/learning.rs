@@ -54,7 +54,8 @@ impl SimulatedLearner {
         }
     }
 
-    /// Records a first token. Its time is the time of a prefill only if no request waited longer.
+    /// Records a first token. The time of this token is the time of a prefill only if no request
+    /// waited longer.
     pub(crate) fn first_token(
         &mut self,
         at: usize,

@@ -63,8 +63,8 @@ pub(super) struct BatchKind {
     output_spread: f64,
     /// Tokens of the prompt that all requests of one of 150 tenants share.
     shared: u32,
-    /// The rate that eight engines sustain without other requests, in requests a second. It is the
-    /// rate that `none` serves beside chat when far too many requests arrive, divided by the share
+    /// The rate that eight engines sustain without other requests, in requests a second. The rate
+    /// is what `none` serves beside chat when far too many requests arrive, divided by the share
     /// that chat leaves.
     capacity: f64,
 }

@@ -28,7 +28,7 @@
 //! Not modelled: `overlap-decay`, `selection-temperature`, `cache-index hash` and thresholds of KV
 //! use, which are off by default; the warm-up of workers in the first minute.
 //!
-//! **vllm-router** (vllm-project/router) 0.1.17 with its policy `cache_aware`. Its key of a chat
+//! **vllm-router** (vllm-project/router) 0.1.17 with its policy `cache_aware`. The key of a chat
 //! request is `session_params.session_id`, and nothing else (issue #219 of the project). Requests
 //! without one, which is what OpenAI's clients send, match nothing, and go to the first worker with
 //! the fewest requests in flight.

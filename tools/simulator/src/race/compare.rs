@@ -1,6 +1,6 @@
 //! Compares the race in virtual time with the race in real time: the ratio of ours to each other
-//! router. The table has p99 but does not judge it. It compares warm requests only, except in hit
-//! rates, which the race has for all requests only.
+//! router. The table has p99 but does not judge it. The table compares warm requests only, except
+//! in hit rates, which the race has for all requests only.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -41,9 +41,9 @@ enum RatioVerdict {
     Agrees,
     /// The difference is larger, but the ratio is within the race's interval of 95 %.
     WithinInterval,
-    /// Neither of these, but the race has a single run, which is like a run of the simulator, or
-    /// lies between two runs. The interval of the race comes from the requests of its run, and does
-    /// not cover other runs.
+    /// The ratios neither agree nor lie in the interval, but the race has a single run, which is
+    /// like a run of the simulator, or lies between two runs. The interval of the race comes from
+    /// the requests of its run, and does not cover other runs.
     WithinRuns,
     Differs,
 }
