@@ -81,7 +81,7 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).boxed()
 }
 
-/// A body of unknown length. Its pieces are chunks in HTTP/1, and DATA frames (also empty frames)
+/// A body of unknown length. The pieces are chunks in HTTP/1, and DATA frames (also empty frames)
 /// and trailers in HTTP/2.
 pub fn frames(frames: Vec<Frame<Bytes>>) -> Body {
     BodyExt::boxed(StreamBody::new(stream::iter(frames.into_iter().map(Ok))))

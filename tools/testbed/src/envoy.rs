@@ -313,8 +313,8 @@ impl EnvoyProcess {
         root().join(std::env::var_os(BINARY.0).map_or_else(|| BINARY.1.into(), PathBuf::from))
     }
 
-    /// Starts Envoy with `config`, which listens on `listener` and `admin`. Its files go to
-    /// `folder`.
+    /// Starts Envoy with `config`, which listens on `listener` and `admin`. The files of this Envoy
+    /// go to `folder`.
     ///
     /// # Errors
     /// Fails if the binary cannot be run.

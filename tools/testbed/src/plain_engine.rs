@@ -1,6 +1,6 @@
 //! A plain engine: an HTTP server with an OpenAI API and without a step model, like mock servers,
-//! echo servers and proxies of other providers. It can be broken in the ways in which engines
-//! break.
+//! echo servers and proxies of other providers. The engine can be broken in the ways in which
+//! engines break.
 //!
 //! [`PlainBehaviour`] sets what it does and can be changed while it runs, so that a broken engine
 //! can be repaired. Every reply has `x-served-by`.
@@ -28,7 +28,7 @@ use tokio::time::sleep;
 
 use reply::PlainRequest;
 
-/// The name of its model. It accepts requests for any model.
+/// The name of its model. The engine accepts requests for any model.
 pub const MODEL: &str = "demo";
 
 /// Larger than the largest body that a proxy forwards.

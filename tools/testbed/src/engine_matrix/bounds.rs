@@ -38,10 +38,10 @@ pub const BOUNDS: MatrixBounds = MatrixBounds {
     returned_min: 0.97,
 };
 
-/// The bounds of most engines in tests. They are wide, because tests run beside others on a busy
-/// machine, where workers learn of each other's picks late. A random choice of servers still breaks
-/// them: of 64 requests it gives one of 16 servers 9. `crates/exchange/tests/engines` has tight
-/// bounds, in virtual time.
+/// The bounds of most engines in tests. The bounds are wide, because tests run beside others on a
+/// busy machine, where workers learn of each other's picks late. A random choice of servers still
+/// breaks them: of 64 requests it gives one of 16 servers 9. `crates/exchange/tests/engines` has
+/// tight bounds, in virtual time.
 const BUSY_BOUNDS: MatrixBounds = MatrixBounds {
     burst_max: 7,
     servers_used_min: 4,
