@@ -56,7 +56,7 @@ pub struct ExplainRequest {
     #[arg(long, value_name = "IP:PORT")]
     pub without: Vec<String>,
 
-    /// Text of an EndpointPickerConfig to use instead of the one in force.
+    /// Text of an EndpointPickerConfig to use instead of the configuration in force.
     #[arg(skip)]
     pub config: Option<String>,
 }

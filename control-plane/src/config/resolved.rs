@@ -118,7 +118,7 @@ impl ResolvedConfig {
         make(!spec.profiles.iter().all(has_picker), picker);
         make(spec.saturation_detector.is_empty(), detector);
         for (producer, state) in PRODUCERS {
-            // One producer may need another one that comes later in the list.
+            // A producer may need a producer that comes later in the list.
             let needed = plugins
                 .iter()
                 .any(|plugin| plugin.needs.contains(&state.to_string()));

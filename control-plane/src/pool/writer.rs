@@ -75,7 +75,7 @@ struct DepartingHost {
 #[derive(Clone, Debug, Default)]
 pub struct PoolSettings {
     pub name: Arc<str>,
-    /// The pipeline in use until another one is configured.
+    /// The pipeline in use until another pipeline is configured.
     pub pipeline: PipelineSpec,
     /// The configuration file, if any.
     pub config_file: Option<Arc<str>>,

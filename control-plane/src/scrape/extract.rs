@@ -431,7 +431,8 @@ impl SeriesValues {
     }
 }
 
-/// Returns the scheduler that a series belongs to. `None` means that the series counts by itself.
+/// Returns the scheduler that a series belongs to. `None` means that the series is a number of its
+/// own.
 fn shard(labels: &[&str], sample: &MetricSample<'_>) -> Option<u64> {
     if labels.is_empty() {
         return None;

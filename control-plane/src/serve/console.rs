@@ -121,7 +121,7 @@ pub(super) fn is_asset(path: &str) -> bool {
 }
 
 /// Sends a file, or answers that the browser has the current one. A new daemon may have other
-/// files, so the browser asks each time.
+/// files, so the browser requests the files each time.
 async fn send(asset: &'static Asset, headers: HeaderMap) -> Response {
     let tag = format!("\"{:016x}\"", fingerprint(asset.bytes));
     let known = headers

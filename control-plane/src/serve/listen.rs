@@ -207,8 +207,8 @@ impl Acceptor {
     }
 }
 
-/// Prepares the socket and does the TLS handshake. `None` if the connection had to be closed
-/// meanwhile.
+/// Prepares the socket and does the TLS handshake. `None` if the connection had to be closed during
+/// that time.
 async fn shake_hands(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,

@@ -117,7 +117,7 @@ impl DaemonLife {
     }
 
     /// Whether it is certain that no other daemon led at some time after `moment`. A process that
-    /// was stopped for long may believe that it leads until its next renewal fails.
+    /// was stopped for long may act as leader until its next renewal fails.
     #[must_use]
     pub fn is_sole_leader_since(&self, moment: Instant) -> bool {
         match *self.lease() {

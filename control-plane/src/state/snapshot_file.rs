@@ -279,7 +279,7 @@ impl SnapshotFile {
     }
 
     /// Whether this daemon wrote this content, or already has it. Otherwise another daemon has led
-    /// meanwhile.
+    /// since then.
     #[must_use]
     pub fn knows(&self, saved: &SavedState) -> bool {
         self.known

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use super::OptionalAddress;
 use super::values::{collector, duration, header_name, listen};
 
-/// The picker for gateways that speak the Endpoint Picker Protocol (Envoy's ext_proc).
+/// The picker for gateways that use the Endpoint Picker Protocol (Envoy's ext_proc).
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
 pub struct ExtProcArgs {

@@ -28,7 +28,7 @@ const NO_ENDPOINT: &str = "not given: while no endpoint is ready, requests get 5
 const TIMEOUT: &str = "300 s in the shipped files";
 const WAIT_MS_MAX: f64 = 290_000.0;
 
-/// The wait that stands for no limit, in ms: one day, which is more than any proxy waits.
+/// The wait that replaces "no limit", in ms: one day, which is more than any proxy waits.
 const UNLIMITED_MS: f64 = 86_400_000.0;
 
 /// The fields of the section and of a band: their names in the file, and as parameters.

@@ -247,8 +247,8 @@ impl LearningTask {
     }
 
     /// Takes the parts of a proxy's models that the daemon's own models lack. Own observations are
-    /// added to them, as after a start from the file. So a proxy that lies is believed for some
-    /// tens of requests.
+    /// added to them, as after a start from the file. So the claims of a proxy that lies are used
+    /// for some tens of requests.
     fn take_models(&mut self, models: state::LearnedModels) {
         if let Ok(proto::LearnedModels {
             step,
@@ -610,7 +610,7 @@ mod tests {
         assert_eq!(daemon.published(), (claimed.clone(), false));
         daemon.task.begin_leading();
         assert_eq!(daemon.published(), (claimed, false), "the file is older");
-        // Another daemon leads for a while and writes its models.
+        // Another daemon leads for some time and writes its models.
         daemon.learns(OWN_MIN);
         daemon.task.end_leading();
         assert!(daemon.published().1);

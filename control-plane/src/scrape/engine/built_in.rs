@@ -22,7 +22,7 @@ pub(super) struct BuiltInEngine {
     pub(super) metrics_port: Option<u16>,
     /// Series with equal values of these labels belong to the same scheduler (each tensor-parallel
     /// rank reports it) and count once, by their largest value. If the list is empty, each series
-    /// counts by itself.
+    /// is a number of its own.
     pub(super) shard_labels: &'static [&'static str],
     /// A series where this label is not empty is a part of the series where it is empty, so it is
     /// not counted again.

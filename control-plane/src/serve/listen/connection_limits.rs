@@ -147,7 +147,8 @@ impl ConnectionGroup {
         }
     }
 
-    /// Adds a connection. Returns how many were closed to make room (possibly this one).
+    /// Adds a connection. Returns how many connections were closed to make room, possibly the new
+    /// connection itself.
     fn insert(
         &mut self,
         address: IpAddr,

@@ -102,7 +102,7 @@ impl StateStream {
     }
 
     /// Key of its row in the table of proxies. If the row is missing, a newer stream of the process
-    /// has replaced this one.
+    /// has replaced this stream.
     #[must_use]
     pub fn stream_id(&self) -> u64 {
         self.stream_id
@@ -231,7 +231,7 @@ fn scope(
 
 impl Drop for StateStream {
     fn drop(&mut self) {
-        // If a newer stream has replaced this one, the row is missing.
+        // If a newer stream has replaced this stream, the row is missing.
         self.shared
             .proxies
             .streams

@@ -164,7 +164,7 @@ async fn a_schema_that_is_too_old_is_refused_by_name() {
     );
 }
 
-/// A module of the next release knows by the Welcome that it must speak this release's schema.
+/// A module of the next release knows by the Welcome that it must use this release's schema.
 #[tokio::test]
 async fn a_newer_filter_is_served_in_the_schema_of_the_daemon() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
