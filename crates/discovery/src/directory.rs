@@ -367,8 +367,8 @@ impl ScanTimer {
                 () = tokio::time::sleep(poll) => {}
             }
         }
-        // The watch is set again at each poll, because the folder may have been replaced by another
-        // one of the same name.
+        // The watch is set again at each poll, because another folder may have replaced the folder
+        // under its name.
         self.watcher = self.watch(folder);
     }
 

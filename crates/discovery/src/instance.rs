@@ -13,8 +13,8 @@ pub struct Instance {
     /// The namespace of the name; [`NAMESPACE_DEFAULT`] when the source has none.
     pub namespace: String,
     /// The generation: which process has this name (in Kubernetes the pod's UID). State that was
-    /// learned about another generation does not apply to this one. Empty if the source has no
-    /// generation.
+    /// learned about another generation does not apply to this generation. Empty if the source has
+    /// no generation.
     pub generation: String,
     /// The address for requests. The address is always an IP address, because Envoy gets it
     /// unchanged and resolves no names.

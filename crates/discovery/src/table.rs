@@ -325,8 +325,8 @@ impl InstanceTable {
                 claims.insert(claim);
             }
         }
-        // An address is taken from its owner before it is given to another instance, so two
-        // published instances never have the same address.
+        // An address is taken from its owner before another instance gets it, so two published
+        // instances never have the same address.
         let (gaining, losing): (Vec<_>, Vec<_>) = loser
             .iter()
             .chain([id])

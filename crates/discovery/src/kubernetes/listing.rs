@@ -25,8 +25,8 @@ const WATCH_SECONDS: u32 = 30;
 /// the connection.
 const WATCH_LASTS_MIN: Duration = Duration::from_secs(25);
 
-/// A watch without an event and without an end is given up after this time, so a network that
-/// drops packets is noticed.
+/// A watch without an event and without an end is ended after this time, so a network that drops
+/// packets is noticed.
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(35);
 
 /// The objects in one page of a list; the default of `kubectl`.

@@ -572,7 +572,7 @@ async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none
     assert_eq!(set, [expected]);
 }
 
-/// A silent watch that does not end is given up five seconds after its expected end.
+/// The client ends a silent watch five seconds after its expected end.
 #[tokio::test]
 async fn a_stalled_watch_costs_no_more_than_its_time() {
     let fake = FakeApi::start().await;
