@@ -468,7 +468,7 @@ fn decode_escape(escape: &[u8]) -> (char, usize) {
     }
 }
 
-/// The four hexadecimal digits of the `\uXXXX` at `at`; 0 if there is no such escape.
+/// The four hexadecimal digits of the `\uXXXX` at `at`. 0 if there is no escape.
 fn code_unit(bytes: &[u8], at: usize) -> u32 {
     let digits = bytes
         .get(at..at + 6)

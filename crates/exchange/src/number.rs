@@ -9,7 +9,7 @@ const DIGITS_MAX: u32 = 19;
 /// Exponents are limited to this value. Beyond it, every mantissa gives infinity or zero.
 const EXPONENT_MAX: u32 = 400;
 
-/// Powers of ten up to this one are exact in an `f64`.
+/// Powers of ten up to this exponent are exact in an `f64`.
 const POWER_EXACT_MAX: u32 = 22;
 
 /// Decimal digits that distinguish every `f32` from its neighbours.
@@ -78,7 +78,7 @@ fn scale(value: f64, exponent: i32) -> f64 {
     let mut scaled = value;
     let mut left = exponent.unsigned_abs().min(EXPONENT_MAX);
     while left > 0 && scaled != 0.0 {
-        // Powers up to this one are exact, so the first step of a short number is exact too.
+        // Powers up to this exponent are exact, so the first step of a short number is exact too.
         let step = left.min(POWER_EXACT_MAX);
         let power = (0..step).fold(1.0, |power, _| power * 10.0);
         scaled = if exponent > 0 {

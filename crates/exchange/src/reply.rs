@@ -59,14 +59,14 @@ pub enum Refusal {
         /// The required form of the value, as in "must be a number".
         must_be: &'static str,
     },
-    /// The pool requires an SLO from every request, and this one has none.
+    /// The pool requires an SLO from every request, and this request has none.
     SloMissing,
     /// Two engines lost their connection over this prompt within a minute, while they served other
     /// prompts successfully.
     CrashingPrompt,
-    /// The request was held, or would have to be held, and is given up.
+    /// The request was held, or would have to be held, and is refused.
     Queue(QueueRefusal),
-    /// The request was running, and was given up for a more important one.
+    /// The request was running, and was ended for a more important request.
     GivenUp {
         /// The time after which to try again, in seconds.
         retry_after_s: u32,

@@ -133,7 +133,7 @@ pub struct ExchangeSettings {
     /// the client's own header. Empty means no header.
     pub client_header: String,
     /// The key from which each authenticated client gets its own `cache_salt`, which replaces the
-    /// one that it sends. If it is empty, clients choose.
+    /// client's own `cache_salt`. If it is empty, clients choose.
     pub cache_salt_key: String,
     /// Whether the objective header counts.
     pub objective_header: HeaderTrust,

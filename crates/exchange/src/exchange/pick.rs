@@ -29,7 +29,7 @@ const REPLANS_MAX: u32 = 2;
 pub enum QueuedAttempt {
     /// No request is queued.
     Nothing,
-    /// The request is refused, goes on, or stays queued.
+    /// The request is refused, is sent to its endpoint, or stays queued.
     Step(ExchangeStep),
     /// An endpoint has room: [`Exchange::settle_claim`] must follow.
     Claim(ClaimedRequest),
@@ -274,7 +274,7 @@ impl Exchange {
         }
     }
 
-    /// Records a pick. Returns the changes with which the request goes on.
+    /// Records a pick. Returns the changes with which the request is sent.
     fn send(
         &mut self,
         settings: &ExchangeSettings,

@@ -14,8 +14,8 @@
 //! `message_stop`, and responses with `response.completed`, `.incomplete` or `.failed`. An event
 //! with an `error` has the error instead of content.
 //!
-//! An opening event (only a role, `message_start`, `ping`) has no content. The same is true of
-//! `[DONE]` and of anything that is not JSON. A body may be an array of replies, which is SGLang's
+//! An opening event (only a role, `message_start`, `ping`) has no content. Neither `[DONE]` nor
+//! anything that is not JSON has content. A body may be an array of replies, which is SGLang's
 //! answer to an array of prompts. The reader skips the usage of such an array, because it is not
 //! the usage of one prompt.
 

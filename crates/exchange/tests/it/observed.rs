@@ -279,7 +279,7 @@ fn what_an_encoder_works_on_is_no_measure_of_any() {
 
 /// Sends a request whose prompt one endpoint computes, and whose tokens another endpoint streams,
 /// 10 ms each. With `retried` the other decode endpoint serves. Returns the endpoint that computes
-/// the prompt, the one that serves, and the observations.
+/// the prompt, the endpoint that serves, and the observations.
 fn prefilled_elsewhere(retried: bool) -> (EndpointRef, EndpointRef, Vec<EncodedObservation>) {
     let mut pool = ManagedPool::new(1, 1024);
     pool.install(pool_update_of_stages(6, 1, &["prefill"]), 7, 10_000);
