@@ -117,7 +117,7 @@ const FIT_INTERVAL_MS: u64 = 1_000;
 const PUBLISH_INTERVAL_MS: u64 = 500;
 
 /// The number of outcomes over which `LatencyLearner::delay` is averaged. Below `DELAY_FRESH`, the
-/// prediction at the pick equals the one that would be made now.
+/// prediction at the pick equals a prediction made now.
 const DELAY_OUTCOMES: f32 = 20.0;
 
 // === impl LatencyLearner ===

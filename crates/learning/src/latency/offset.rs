@@ -16,8 +16,8 @@ use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 use super::p90::{GAIN, HALF, QuantileTracker, SCALE_OUTCOMES_FAST};
 
-/// With fewer outcomes than this between a pick and its own, the prediction at the pick is the one
-/// that would be made now.
+/// With fewer outcomes than this between a pick and its outcome, the prediction at the pick equals
+/// a prediction made now.
 pub(super) const DELAY_FRESH: f32 = 1.0;
 
 /// Offsets of one of the two times, by slot.

@@ -4,7 +4,7 @@
 //! A tracked value goes up by nine steps when an outcome is above it and down by one step when it
 //! is not. So in the long run a tenth of outcomes are above, whatever their distribution. The step
 //! size decides the length of that run: large steps follow a drift, but add noise where there is
-//! none. So there are two trackers, and the one with the smaller recent loss has more weight.
+//! none. So there are two trackers, and the tracker with the smaller recent loss has more weight.
 //!
 //! Over a short run, the share of outcomes within the value is still random. If no outcome comes
 //! between a pick and its own, the number of outcomes above is known at the next pick. The

@@ -160,7 +160,7 @@ fn an_endpoint_that_alone_gets_a_kind_of_prompt_is_not_faster_for_it() {
             !alone,
         );
     }
-    // Then conversations, one after another, at one endpoint.
+    // Then conversations run at one endpoint, one after another.
     for turn in 0..100 {
         let tokens = [
             (1_510.0, 1_510.0),
