@@ -13,8 +13,8 @@ use crate::usage::TokenUsage;
 
 /// The maximum number of labels. Further models count as `other`. Model names come from clients,
 /// and every row is reported each second. A model gets its own label at its first success (2xx).
-/// Engines that ignore the name answer for any name, so an unlisted name may be replaced by another
-/// one ([`labels`]).
+/// Engines that ignore the name answer for any name, so another name may replace an unlisted name
+/// ([`labels`]).
 pub const MODELS_MAX: usize = 100;
 
 /// The longest listed model name that is counted separately, in bytes: enough for a file path.

@@ -33,7 +33,7 @@ pub struct RequestTiming {
     picked_at: Timestamp,
     /// The ranked list.
     candidates: Vec<(EndpointRef, Conditions)>,
-    /// The endpoint that computes the prompt, if another one serves.
+    /// The endpoint that computes the prompt, if another endpoint serves.
     prefill: Option<(EndpointRef, Conditions)>,
     /// The prediction for the first endpoint of the ranked list.
     predicted: Option<Prediction>,
