@@ -71,8 +71,8 @@ pub const SCHEMA: u32 = 3;
 /// release before, so that a daemon and a filter of two releases in a row understand each other.
 pub const SCHEMA_MIN: u32 = 3;
 
-/// The schema that this release speaks with a peer whose newest schema is `peer`: the older of the
-/// two. `None` if this release no longer speaks it.
+/// The schema that this release uses with a peer whose newest schema is `peer`: the older of both.
+/// `None` if this release no longer supports that schema.
 #[must_use]
 pub fn common_schema(peer: u32) -> Option<u32> {
     let common = peer.min(SCHEMA);

@@ -89,7 +89,7 @@ impl LoadReportHead {
     /// Bytes of an empty report.
     pub const BYTES: usize = HEAD_BYTES;
 
-    /// The writer that stands for all other proxies together.
+    /// The writer that represents all other proxies together.
     pub const OUTSIDE: u64 = u64::MAX;
 
     /// Puts this head before the loads of `report`. Returns false if `report` is too short.

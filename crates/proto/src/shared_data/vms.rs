@@ -26,7 +26,7 @@ pub struct VmEntry {
 /// 32 bits for `delay_us`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemotePeers {
-    /// Proxies of the pool, this one included.
+    /// Proxies of the pool, including this proxy.
     pub proxies: u32,
     /// The number of other proxies that reported recently.
     pub active: u32,
