@@ -68,7 +68,7 @@ pub struct Endpoint {
     /// any model. Endpoints with the same list share it.
     pub models: Arc<[Box<str>]>,
     /// How long the endpoint had been in the pool when the snapshot was made, in ms. Ranked lists
-    /// end with an endpoint that has been there for a while.
+    /// end with an endpoint that has been in the pool for some time.
     pub age_ms: u64,
 }
 

@@ -44,7 +44,7 @@ pub struct LocalState<'a> {
 }
 
 /// An endpoint's room for an adapter, estimated from the adapters of its past requests. An engine
-/// keeps an unused adapter until another one needs its place, but reports only those in use.
+/// keeps an unused adapter until another adapter needs its place, but reports only adapters in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AdapterRoom {
     /// The room is unknown, or the request is for the base model and needs no room.

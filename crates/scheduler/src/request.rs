@@ -32,9 +32,9 @@ pub struct Request<'a> {
     pub slo: Slo,
     /// Whether the client wants to be scheduled by predictions.
     pub prediction_based: bool,
-    /// The hash of the id of the stored answer that the request goes on with; 0 if there is none.
-    /// The pool narrows [`Self::subset`] to the endpoint that has the answer. The scheduler sees
-    /// only the narrowed subset.
+    /// The hash of the id of the stored answer that the request continues. 0 if there is none. The
+    /// pool narrows [`Self::subset`] to the endpoint that has the answer. The scheduler sees only
+    /// the narrowed subset.
     pub stored_id: u64,
 }
 

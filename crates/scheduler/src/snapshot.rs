@@ -54,7 +54,7 @@ impl Snapshot {
     /// Other endpoints under the same pipeline and objects.
     ///
     /// # Errors
-    /// The same as for [`Self::try_new`].
+    /// Fails as [`Self::try_new`] does.
     pub fn with_endpoints(
         &self,
         version: Version,

@@ -111,7 +111,7 @@ impl StepModel {
         }
     }
 
-    /// Returns the model with all endpoints alike.
+    /// Returns the model with equal speeds of all endpoints.
     pub fn without_speeds(&self) -> Self {
         Self {
             speeds: Box::default(),

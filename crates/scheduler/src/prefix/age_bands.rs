@@ -162,7 +162,7 @@ impl AgeBands {
             .max(self.oldest_stale);
     }
 
-    /// [`Self::settle`], for another capacity than before: what was given up may be cached again.
+    /// [`Self::settle`] for a new capacity: entries that were evicted may be cached again.
     pub(super) fn settle_anew(&mut self, capacity: u32) {
         self.oldest_stale = 0;
         self.settle(capacity);

@@ -17,7 +17,7 @@ pub struct CacheEstimate {
     may_hold: CachedPart,
 }
 
-/// A part of the prompt, and how long ago the endpoint was given the last block of it.
+/// A part of the prompt, and how long ago the endpoint received the last block of that part.
 #[derive(Clone, Copy, Debug)]
 struct CachedPart {
     blocks: u32,

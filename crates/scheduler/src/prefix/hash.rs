@@ -66,10 +66,10 @@ pub const BLOCKS_MAX: usize = 16_384;
 /// The first blocks of a prompt, each with its own hash: 8,192 tokens at [`BLOCK_BYTES_DEFAULT`].
 pub const DENSE_BLOCKS: usize = 128;
 
-/// Blocks that each later hash stands for.
+/// The number of blocks that each later hash represents.
 pub const STRIDE: usize = 4;
 
-/// The bit that marks a hash that stands for [`STRIDE`] blocks.
+/// The bit that marks a hash of [`STRIDE`] blocks.
 const WIDE: u64 = 1;
 
 /// Separates two pieces of a prompt (messages). The byte does not occur in UTF-8, so not in JSON
@@ -85,7 +85,7 @@ pub struct SectionSums {
     empty: Xxh64,
     block_bytes: usize,
     blocks_max: usize,
-    /// Blocks before those that the next sum stands for.
+    /// The number of blocks before those that the next sum represents.
     blocks: usize,
     /// Bytes until the next sum is due.
     bytes_left: usize,
@@ -97,13 +97,13 @@ pub struct SectionSums {
 #[derive(Clone, Debug)]
 pub struct OpaquePiece(Xxh64);
 
-/// Returns whether this hash stands for [`STRIDE`] blocks rather than for one.
+/// Returns whether a hash represents [`STRIDE`] blocks rather than one.
 #[must_use]
 pub fn is_wide(hash: u64) -> bool {
     hash & WIDE != 0
 }
 
-/// The number of blocks that the first `count` of these hashes of a prompt stand for.
+/// The number of blocks that the first `count` of these hashes of a prompt represent.
 #[must_use]
 pub fn blocks_of(hashes: &[u64], count: usize) -> u32 {
     let hashes = hashes.get(..count).unwrap_or(hashes);
@@ -227,7 +227,7 @@ impl SectionSums {
         hashes: &mut Vec<u64>,
         is_last: bool,
     ) -> Option<u64> {
-        // A multiple of the stride, so that each later hash stands for as many blocks.
+        // A multiple of the stride, so that each later hash represents as many blocks.
         let dense = DENSE_BLOCKS
             .saturating_sub(*blocks)
             .next_multiple_of(STRIDE);
@@ -261,7 +261,7 @@ impl SectionSums {
         Some(whole)
     }
 
-    /// Blocks that the next sum stands for.
+    /// The number of blocks that the next sum represents.
     fn span(&self) -> usize {
         if self.blocks < DENSE_BLOCKS {
             1

@@ -36,8 +36,8 @@ pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
 /// Switchpoint assumes four.
 const CAPACITY_FACTOR_MAX: u32 = 2;
 
-/// How long ago an endpoint was given a block, counted in blocks given to it since. Only the age
-/// band is known, so this is a range.
+/// How long ago an endpoint received a block, counted in blocks that it received since. Only the
+/// age band is known, so this is a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReuseDistance {
     /// Lower bound, in blocks.

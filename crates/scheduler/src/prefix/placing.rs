@@ -110,7 +110,7 @@ impl PrefixIndex {
     }
 
     /// Removes the claims of these blocks of `endpoint`, which refused their prompt. Confirmed
-    /// blocks stay, and what peers placed. Blocks that other prompts claimed there meanwhile are
+    /// blocks stay, and what peers placed. Blocks that other prompts have claimed there since are
     /// removed too, until they are recorded again.
     pub fn withdraw(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
         let Some(owner) = self.owners.get(endpoint) else {

@@ -8,12 +8,13 @@
 use super::index::PrefixIndex;
 use super::owners::region;
 
-/// How much of a prompt was ever given to an endpoint, in hashes from the first.
+/// How much of a prompt any endpoint ever received, in hashes from the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecalledLength {
-    /// Given to an endpoint that is still there: at least what was asked about.
+    /// The hashes that an endpoint received that is still in the pool: at least the `cached` of the
+    /// question.
     pub given: usize,
-    /// Given to an endpoint that has restarted since, or is gone: at least `given`.
+    /// The hashes that an endpoint received that has restarted since, or is gone: at least `given`.
     pub lost: usize,
 }
 

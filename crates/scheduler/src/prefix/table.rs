@@ -26,7 +26,7 @@ pub(super) const NO_OWNER: u16 = 0;
 /// The word of an unused entry.
 const FREE: u32 = 0;
 
-/// The bit of a fingerprint that marks an entry that stands for several blocks.
+/// The bit of a fingerprint that marks an entry of several blocks.
 const WIDE: u32 = 1;
 
 /// Replaces the fingerprint 0, which marks a place that was never used.
@@ -73,7 +73,7 @@ pub(super) struct BlockEntry {
     /// Below 2^11.
     pub(super) owner: u16,
     pub(super) class: EntryClass,
-    /// Whether it stands for several blocks.
+    /// Whether the entry represents several blocks.
     pub(super) wide: bool,
     /// How often it is touched.
     pub(super) interval: TouchInterval,
@@ -340,7 +340,7 @@ impl BlockTable {
 // === impl BlockEntry ===
 
 impl BlockEntry {
-    /// Blocks that it stands for.
+    /// The number of blocks that the entry represents.
     pub(super) fn blocks(self) -> u32 {
         if self.wide { STRIDE as u32 } else { 1 }
     }
@@ -381,7 +381,7 @@ impl TouchInterval {
     /// The longest that is known: 2^11 epochs, a quarter of a table full of touches, or more.
     const LONGEST: u8 = 12;
 
-    /// The interval after a touch that is `epochs` after the one before.
+    /// The interval after a touch, `epochs` after the touch before.
     pub(super) fn after(self, epochs: u64) -> Self {
         let seen = (u64::BITS - epochs.leading_zeros()).min(u32::from(Self::LONGEST)) as u8;
         match self {
