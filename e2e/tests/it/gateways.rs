@@ -138,8 +138,8 @@ async fn serves(stack: &Stack) -> Result<()> {
     fails_over(stack).await
 }
 
-/// Checks that only listed paths are served, after normalisation, and that an upgrade is refused on
-/// other paths than the one for it.
+/// Checks that only listed paths are served, after normalisation, and that an upgrade is refused
+/// except on its own path.
 async fn serves_listed_paths_only(stack: &Stack) -> Result<()> {
     let chat = echo::chat("hello").to_string();
     for same in [

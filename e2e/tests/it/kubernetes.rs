@@ -307,7 +307,7 @@ mod slow {
             "requests go to the port that the metadata names"
         );
 
-        // Not ready: the pod is removed and gets no request. Then ready again.
+        // Not ready: the pod is removed and gets no request. Then the worker is ready again.
         first
             .healthy
             .store(false, std::sync::atomic::Ordering::Relaxed);
@@ -347,8 +347,8 @@ mod slow {
         };
         wait_for(LIMIT, "the prefill worker", role).await?;
 
-        // The API server is down for a while: nothing changes but the age of the data. A pod that
-        // is deleted afterwards leaves the pool.
+        // While the API server is down, nothing changes except the age of the data. A pod that is
+        // deleted afterwards leaves the pool.
         place
             .cluster
             .apiserver

@@ -139,7 +139,7 @@ async fn a_client_cannot_order_retries() -> Result<()> {
     let request = Request::get("/v1/models")
         .header("x-envoy-retry-on", "5xx")
         .header("x-envoy-max-retries", "5");
-    // As if a trusted proxy were in front.
+    // Configures Envoy as behind a trusted proxy.
     let request = request
         .header("x-forwarded-for", "10.0.0.1")
         .header("x-request-id", "retries");

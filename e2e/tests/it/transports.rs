@@ -24,7 +24,7 @@ plugins:
 - type: prefix-cache-scorer
 ";
 
-/// A stack that uses this transport and gives up a silent daemon after one second.
+/// A stack that uses this transport and leaves a silent daemon after one second.
 pub(crate) fn by(transport: &str) -> StackBuilder {
     let state =
         json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});

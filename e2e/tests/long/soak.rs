@@ -1,4 +1,4 @@
-//! Mixed traffic for a while: memory stays flat, counters agree, ledgers end empty.
+//! Mixed traffic for a set time: memory stays flat, counters agree, and ledgers end empty.
 //!
 //! `SOAK_SECONDS` is the length, 10 minutes by default. The slope of memory is fitted to the minima
 //! of 16 blocks of samples. The first third of the samples is left out as warm-up, in which
