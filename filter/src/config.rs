@@ -82,7 +82,7 @@ pub enum StateTransport {
 pub struct PoolConfig {
     /// The daemon's name of the pool.
     pub name: String,
-    /// The route clusters that stand for this pool.
+    /// The route clusters that belong to this pool.
     pub clusters: Vec<String>,
 }
 

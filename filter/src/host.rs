@@ -18,7 +18,7 @@ pub use abi::{ProxyWasm, install_logger};
 use exchange::Timestamp;
 
 /// A status of the host other than success. The host or the filter is at fault, never a client. The
-/// same call gives the same result in this phase.
+/// call would have this result again in this phase.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct HostError(u32);
 
@@ -137,7 +137,7 @@ pub trait Host: Clone + 'static {
     fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()>;
     /// Answers the request; `headers` are serialized pairs. Takes effect when the callback returns.
     fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()>;
-    /// Lets a held request go on. The headers of the request cannot be changed after that.
+    /// Resumes a held request. The headers of the request cannot be changed after that.
     fn resume_request(&self) -> Result<()>;
     /// Makes calls act on another context of this VM. Fails if the context no longer exists.
     fn focus(&self, context: u32) -> Result<()>;

@@ -405,7 +405,7 @@ impl StateLink {
     }
 
     /// Waits before the next attempt. Half of the pause is fixed and half is random, so that
-    /// proxies do not come back at the same time.
+    /// proxies do not connect again at the same time.
     fn schedule_retry<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         leader.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);

@@ -3,8 +3,8 @@
 //! The leader decodes each message before the other VMs, under a mark in shared data. A leader that
 //! traps leaves its mark behind. The next leader finds it, and from then on refuses messages with
 //! that content. The loss of a VM fails all streams of a worker. So after each loss the leader also
-//! stays away from the daemon for a while, longer each time. The pauses limit how often changing
-//! content can kill a VM.
+//! stays away from the daemon for some time, longer after each loss. The pauses limit how often
+//! changing content can kill a VM.
 
 use exchange::Timestamp;
 use proto::shared_data::{CRASH_DIGESTS_MAX, CrashRecord, DecodingMark};

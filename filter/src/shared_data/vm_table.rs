@@ -242,7 +242,7 @@ mod tests {
             ),
             (VM_SLOTS_MAX, 2)
         );
-        // VM 7 stops; the other VMs go on.
+        // VM 7 stops, and the other VMs continue.
         for vm in (1..=last).filter(|vm| *vm != 7) {
             slot(&host, row(vm, 4_000));
         }

@@ -317,7 +317,7 @@ fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
     let mut rest = outbox;
     while let Some((_, after)) = frames::take(rest) {
         let grown = outbox.len().saturating_sub(after.len());
-        // A message that is too large by itself is sent alone, and refused.
+        // A message that is too large for one call is sent alone, and the daemon refuses it.
         if size > 0 && grown > CALL_BYTES_MAX {
             break;
         }

@@ -60,9 +60,9 @@ struct ReportDelay {
 // === impl ReportDelay ===
 
 impl ReportDelay {
-    /// Handles a stamp that came back. If it is a new one, a report of this process was forwarded.
+    /// Handles a stamp that came back. If the stamp is new, a report of this process was forwarded.
     /// Then returns the delay of the oldest change in that report, in µs. The stamp takes as long
-    /// to come back as the report takes to the other proxies.
+    /// to return as the report takes to the other proxies.
     fn receive(&mut self, stamp: u64, now: Timestamp) -> Option<u32> {
         let before = std::mem::replace(&mut self.stamp, stamp);
         let delay = now.us_since(Timestamp(stamp));

@@ -119,7 +119,8 @@ impl<H: Host> VmState<H> {
         replica.pool.look_at_freed(now);
     }
 
-    /// Writes the order, then wakes the other VM. Returns false if another VM wrote meanwhile.
+    /// Writes the order, then wakes the other VM. Returns false if another VM wrote since the last
+    /// reading.
     fn write_order(&self, replica: &mut PoolReplica, wake: Option<u64>, now: Timestamp) -> bool {
         let is_written = replica.flow_order.write(&self.host, &mut replica.pool);
         wake.filter(|_| is_written)
@@ -212,7 +213,7 @@ impl<H: Host> VmState<H> {
     }
 
     /// Writes the requests that this VM holds, and the claim of a pick. Returns false if another VM
-    /// wrote meanwhile.
+    /// wrote since the last reading.
     pub fn claim(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
         match self
             .vm_context()
