@@ -34,7 +34,7 @@ const HITS_WITHIN: f64 = 0.02;
 const SPREAD_WITHIN: f64 = 0.1;
 /// The cost of a pick is measured in a pool of this many endpoints, all with requests in flight.
 const ENDPOINTS: u32 = 100;
-/// Also measured: 15 peers (a proxy of sixteen workers) and 500 endpoints.
+/// A further measurement has 15 peers (a proxy of sixteen workers) and 500 endpoints.
 const LARGE: [u32; 2] = [15, 500];
 /// The cost under load is measured in a proxy with this many workers and connections. Then requests
 /// on new connections read the result; there are enough that each worker almost surely answers some

@@ -63,7 +63,7 @@ pub(crate) struct ExtProcDaemon {
 
 impl RequestPath {
     pub(crate) const ALL: [Self; 4] = [Self::Minimal, Self::Shipped, Self::Filter, Self::ExtProc];
-    /// The paths through the shipped configuration, first the one without a picker.
+    /// The paths through the shipped configuration, first the path without a picker.
     pub(crate) const SHIPPED: [Self; 3] = [Self::Shipped, Self::Filter, Self::ExtProc];
     /// The bases of comparison for the pickers.
     pub(crate) const BASES: [Self; 2] = [Self::Minimal, Self::Shipped];
