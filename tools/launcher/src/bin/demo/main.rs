@@ -185,7 +185,8 @@ impl Demo {
         })
     }
 
-    /// Sends the requests and shows the figures. Then, unless `--exit` is set, waits for ever.
+    /// Sends the requests and shows the figures. Then, unless `--exit` is set, the demo stays up
+    /// until it is stopped.
     async fn compare(&mut self, args: &Args) -> Result<()> {
         let arrivals = arrivals(args)?;
         let length = Duration::from_secs_f64(args.minutes * 60.0 / args.rate);
