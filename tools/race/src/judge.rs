@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// Noise of 3 %, another one for each request and `salt`.
+    /// Noise of 3 %, different for each request and `salt`.
     fn noisy(base: f64, number: u32, salt: u32) -> f64 {
         base * (0.97 + 0.06 * f64::from((number * 7 + salt * 13) % 11) / 10.0)
     }

@@ -1,9 +1,9 @@
 //! Dynamo's mocker: engines that we did not write, with a scheduler, a KV cache and a speed of
 //! their own.
 //!
-//! A mocker speaks only Dynamo's request plane. So for any other router each mocker has a frontend
-//! of its own, and the pair is an OpenAI server. For Dynamo's own router all mockers are one
-//! component, and the router is the one frontend in front of them.
+//! A mocker understands only Dynamo's request plane. So for any other router each mocker has a
+//! frontend of its own, and the pair is an OpenAI server. For Dynamo's own router all mockers are
+//! one component, and the router is a single frontend in front of them.
 //!
 //! All sockets of a run are in its network namespace, so addresses and ports are fixed.
 

@@ -239,7 +239,7 @@ impl EngineRecord {
         }
     }
 
-    /// What was counted after `before`. An engine that restarted meanwhile counts from zero.
+    /// What was counted after `before`. An engine that restarted during the run counts from zero.
     fn since(&self, before: &Self) -> Self {
         let restarted =
             self.requests < before.requests || self.prompt_tokens < before.prompt_tokens;

@@ -64,7 +64,7 @@ pub struct RunRecord {
     pub router: String,
     /// The version of a rival, or the commit of ours.
     pub version: String,
-    /// Stacks that ran at the same time, this one included.
+    /// The number of stacks that ran at the same time, including this stack.
     pub side_by_side: usize,
     /// Seconds in which sessions arrived.
     pub arrivals_s: f64,

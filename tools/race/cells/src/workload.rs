@@ -1,8 +1,8 @@
 //! The workloads: what the sessions of a cell say, and how often they arrive.
 //!
 //! Words have 3 to 9 letters, which is 1.75 tokens of four bytes with the space. Output lengths are
-//! 30 to 200 tokens where nothing else is said. Sessions arrive at random (Poisson). The same seed
-//! gives the same sessions.
+//! 30 to 200 tokens where nothing else is said. Sessions arrive at random (Poisson). Equal seeds
+//! give equal sessions.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
