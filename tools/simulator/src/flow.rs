@@ -92,7 +92,7 @@ struct FlowProxies {
     /// How long what a proxy shares takes to the others, ms.
     #[arg(long, default_value_t = 10.0)]
     sharing_ms: f64,
-    /// Let the proxies hear nothing of each other.
+    /// Let the proxies receive nothing from each other.
     #[arg(long)]
     alone: bool,
 }
@@ -295,7 +295,7 @@ impl FlowRun<'_> {
 }
 
 /// The policy of this name, and the time between its scrapes where it is not the usual one. A
-/// number after a colon stands for the limit of `llm-d-tuned` or `dynamo`.
+/// number after a colon is the limit of `llm-d-tuned` or `dynamo`.
 fn policy(name: &str) -> Result<(RoutingPolicy, Option<f64>), String> {
     let (name, number) = name
         .split_once(':')

@@ -25,8 +25,8 @@ const CHAT_CAPACITY: f64 = 209.0;
 const CHAT_LOAD: f64 = 0.5;
 const SMALL_LOAD: f64 = 0.3;
 
-/// The share of capacity that the lowest of three bands asks for, and that requests with very long
-/// prompts ask for.
+/// The share of capacity that the lowest of three bands demands, and that requests with very long
+/// prompts demand.
 const LOW_LOAD: f64 = 0.3;
 const HUGE_LOAD: f64 = 0.2;
 
@@ -123,17 +123,17 @@ struct FlowArrivals<'d> {
 pub(super) enum FlowScenario {
     /// Chat beside waves of one kind.
     Waves(BatchKind),
-    /// The same on engines of two speeds.
+    /// Chat and a wave of batch requests, on engines of two speeds.
     Unlike(BatchKind),
-    /// The same on engines with roles.
+    /// Chat and a wave of batch requests, on engines with roles.
     Split(BatchKind),
-    /// The same with unknown lengths.
+    /// Chat and a wave of batch requests of unknown lengths.
     Unknown(BatchKind),
-    /// One tenant below its share, another that asks for the rest of the load.
+    /// One tenant below its share, and another that demands the rest of the load.
     Tenants,
     /// Two tenants that ask for half of the load each; the requests of one are ten times as long.
     Lengths,
-    /// Chat, a band that asks for the rest of the load, and a band below it.
+    /// Chat, a band that demands the rest of the load, and a band below that band.
     Bands,
     /// Requests of one flow, a few of them with prompts five times as long.
     Starvation,
@@ -245,7 +245,7 @@ fn band(name: &'static str, priority: i32) -> RequestClass {
     }
 }
 
-/// A class that is a flow by itself.
+/// A class that is one flow.
 fn tenant(name: &'static str) -> RequestClass {
     RequestClass {
         flow: name,

@@ -17,7 +17,8 @@
 //!    where k is the KV use. The gateway polls workers every 10 s for queue and KV use. A request
 //!    is in flight from its sending until its whole reply. The gateway takes 1,024 tokens for a
 //!    request and 2,000 tokens a second for the throughput, because vLLM's metrics report neither.
-//!    Workers with 8 waiting requests or a KV use of 0.8 are left out while another one is below.
+//!    Workers with 8 waiting requests or a KV use of 0.8 are left out while another worker is below
+//!    these limits.
 //! 5. Every minute the least recently used text is forgotten while there are more than 67,108,864
 //!    characters in all.
 //!

@@ -177,7 +177,7 @@ impl RatioVerdict {
     }
 }
 
-/// The router of the simulator that stands for one of the race.
+/// The simulator's router for a router of the race.
 fn played_as(router: &str) -> &str {
     match router {
         "vllm-round-robin" => "envoy-round-robin",

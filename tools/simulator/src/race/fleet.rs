@@ -29,9 +29,9 @@ struct FleetFigures {
     requests: f64,
     e2e_ms: f64,
     ttft_ms: f64,
-    /// Cached tokens over those that one endless cache for all engines would have had.
+    /// Cached tokens, divided by the tokens that one endless cache for all engines would have had.
     of_endless: f64,
-    /// Share of the later requests of sessions that went to the engine of the one before.
+    /// The share of later requests of sessions that went to the engine of the request before.
     same_engine: f64,
     /// Standard deviation of the requests by engine over their mean.
     variation: f64,

@@ -125,7 +125,7 @@ impl Simulation<'_> {
         } else {
             at
         };
-        // As in a proxy: the first token shows when the engine that computes the prompt is done.
+        // A proxy knows by the first token when the engine that computes the prompt is done.
         self.learning
             .first_token(prefiller, self.endpoint(prefiller), request, now);
         let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else {
