@@ -166,7 +166,7 @@ impl Http2Client {
     /// Opens a connection.
     ///
     /// # Errors
-    /// Fails if no server speaks HTTP/2 there.
+    /// Fails if no server there accepts HTTP/2.
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;

@@ -175,8 +175,8 @@ impl Fleet {
             .collect()
     }
 
-    /// Sends a burst of distinct cold long prompts. Returns the most requests that one server got,
-    /// once the servers are idle again.
+    /// Sends a burst of distinct cold long prompts. Waits until the servers are idle again, and
+    /// returns the most requests that one server got.
     ///
     /// # Errors
     /// Fails if a request fails.

@@ -2,7 +2,7 @@
 //!
 //! Each prompt has all earlier turns of its session, the last reply, and the answer of a tool. The
 //! lengths and pauses are those of the simulator's workload `agents`. Sessions begin one after
-//! another and go on for about two minutes, so the load grows until the end.
+//! another and last about two minutes, so the load grows until the end.
 
 use std::f64::consts::TAU;
 use std::time::Duration;
@@ -52,7 +52,7 @@ struct TokenCount {
 
 /// Generates the requests of sessions that begin at random (Poisson), `per_minute` on average, up
 /// to `end`, in order of arrival. Arrival times do not depend on when replies end, so every policy
-/// gets the same requests at the same times. The same seed gives the same requests.
+/// gets the same requests at the same times. Equal seeds give equal requests.
 #[must_use]
 pub fn generate(seed: u64, per_minute: f64, end: Duration) -> Vec<Arrival> {
     let mut rng = SmallRng::seed_from_u64(seed);
