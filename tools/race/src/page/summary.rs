@@ -16,6 +16,9 @@ cells with our own workloads, at half load or more. Hits and failures are those 
 /// The last columns of the first table.
 const COUNTS: [&str; 4] = ["hits", "smg's", "failed", "smg's"];
 
+/// The second table has only the first figures: end to end and TTFT.
+const COLD_FIGURES: usize = 3;
+
 /// Cells with this load or more count in the mean, in per cent.
 const HALF_LOAD: u32 = 50;
 
@@ -28,8 +31,14 @@ pub(super) fn section(results: &RaceResults) -> String {
     if compared.is_empty() {
         return String::new();
     }
-    let warm = table(results, "warm", |router| &router.warm, &COUNTS);
-    let cold = table(results, "cold", |router| &router.cold, &[]);
+    let warm = table(
+        results,
+        "warm",
+        |router| &router.warm,
+        RaceFigure::ALL.len(),
+        &COUNTS,
+    );
+    let cold = table(results, "cold", |router| &router.cold, COLD_FIGURES, &[]);
     format!("{HEAD}{warm}\n{cold}\n")
 }
 
@@ -39,9 +48,20 @@ fn pair(result: &CellResult) -> Option<[&RouterResult; 2]> {
     Some([router(OURS)?, router("smg")?])
 }
 
-fn table(results: &RaceResults, name: &str, figures: FiguresOf, counts: &[&str]) -> String {
+fn table(
+    results: &RaceResults,
+    name: &str,
+    figures: FiguresOf,
+    shown: usize,
+    counts: &[&str],
+) -> String {
     let header: Vec<&str> = std::iter::once(name)
-        .chain(RaceFigure::ALL.iter().map(|figure| figure.name()))
+        .chain(
+            RaceFigure::ALL
+                .iter()
+                .take(shown)
+                .map(|figure| figure.name()),
+        )
         .chain(counts.iter().copied())
         .collect();
     let mut table = MarkdownTable::with_header(&header);
@@ -53,6 +73,7 @@ fn table(results: &RaceResults, name: &str, figures: FiguresOf, counts: &[&str])
         let entries = figures(ours)
             .iter()
             .zip(figures(smg))
+            .take(shown)
             .map(|(ours, smg)| format!("{}; {:.0}", judged(smg), ours.ms));
         let hits = [ours, smg].map(|router| percent(router.hit_rate));
         let failed = [ours, smg].map(|router| router.failures.to_string());
@@ -67,8 +88,7 @@ fn table(results: &RaceResults, name: &str, figures: FiguresOf, counts: &[&str])
             loaded.push(figures(smg));
         }
     }
-    let means =
-        (0..RaceFigure::ALL.len()).map(|figure| format!("**{:.2}**", mean(&loaded, figure)));
+    let means = (0..shown).map(|figure| format!("**{:.2}**", mean(&loaded, figure)));
     table.row(
         std::iter::once("mean".to_owned())
             .chain(means)
