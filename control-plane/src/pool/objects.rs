@@ -194,7 +194,7 @@ impl PoolObjects {
                 pool,
                 count,
                 pool_ref = other,
-                "objects of another pool have no effect on this one"
+                "objects that name another pool have no effect here"
             );
         }
         for (other, count) in &self.without_pool {
@@ -209,7 +209,7 @@ impl PoolObjects {
             tracing::warn!(
                 pool,
                 object,
-                "an older object has the same name; this one has no effect"
+                "an older object has the same name, so this object has no effect"
             );
         }
     }

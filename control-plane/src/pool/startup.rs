@@ -194,7 +194,7 @@ async fn first_objects(
                 tracing::error!(
                     pool,
                     why,
-                    "objects are not available yet; starting without them"
+                    "objects are not available yet; starting without objects"
                 );
                 return Ok((Some(objects), none()));
             }

@@ -172,7 +172,7 @@ impl EdsServer {
             if let EnvoyAnswer::Refused(why) = &answer
                 && counts
             {
-                tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response; it keeps its old hosts");
+                tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response and keeps its old hosts");
                 self.shared.reports.counters().eds_refused += 1;
             }
         }
@@ -227,7 +227,7 @@ impl EdsServer {
         row.update(subscription);
         self.shared.reports.counters().eds_unanswered += 1;
         let peer = row.remote.to_string();
-        tracing::warn!(peer, node = row.node_id, names = ?subscription.names(), "an Envoy has not applied its hosts for {EDS_ACK_WAIT_MAX:?}; its proxy gets new endpoints without waiting for it");
+        tracing::warn!(peer, node = row.node_id, names = ?subscription.names(), "an Envoy has not applied its hosts for {EDS_ACK_WAIT_MAX:?}; its proxy now gets new endpoints before that Envoy has them");
     }
 }
 

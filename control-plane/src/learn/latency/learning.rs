@@ -194,7 +194,7 @@ impl LearningTask {
                     self = match tokio::task::spawn_blocking(move || { this.tick(); this }).await {
                         Ok(this) => this,
                         Err(error) => {
-                            tracing::error!(%error, "a learner failed; its pool keeps the model it has");
+                            tracing::error!(%error, "the learner of a pool failed; the pool keeps its model");
                             return shutdown.begun().await;
                         }
                     };

@@ -185,7 +185,7 @@ impl StateStream {
                     why = ack.refused,
                     held_term = ack.held.map(|held| held.term),
                     process = format!("{:016x}", self.peer.id),
-                    "a proxy refused a pool update; it keeps its old one"
+                    "a proxy refused a pool update and keeps its last one"
                 );
             }
         }
