@@ -133,7 +133,7 @@ impl CertificateRenewal {
                     Ok(true) => tracing::info!(secret = %leaf.secret, "renewed a certificate"),
                     Ok(false) => {}
                     Err(why) => {
-                        tracing::error!(secret = %leaf.secret, why, "cannot check or renew a certificate now");
+                        tracing::error!(secret = %leaf.secret, why, "cannot look after a certificate now");
                         next = RETRY_INTERVAL;
                     }
                 }

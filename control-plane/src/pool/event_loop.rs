@@ -264,7 +264,7 @@ impl LastPublished {
                 unconfirmed = count,
                 endpoints,
                 why,
-                "discovery reports endpoints as not ready; the daemon keeps them while they answer, for at most {} s",
+                "discovery reports endpoints as not ready; they stay while they answer, for at most {} s",
                 UNCONFIRMED_MAX.as_secs()
             ),
             None if before > 0 => {
