@@ -31,7 +31,7 @@ pub(super) struct EndpointOffsets {
 }
 
 /// The share of an offset that is still true when a request is served. A slow pod is still slow
-/// then, but a short disturbance is over. The factor is the least squares fit of the errors of
+/// then, but a short disturbance is over. The share is the least squares fit of the errors of
 /// requests to the offset at their pick.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetTrust {

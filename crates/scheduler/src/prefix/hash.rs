@@ -20,8 +20,8 @@
 //! write `messages` first, and `model` and `tools` after them. So each section is summed by itself
 //! ([`SectionSums`]) while its bytes arrive. The model and the other sections are added at the end
 //! ([`block_hashes`]), for each kept block and not for each byte. To make that possible, each
-//! section begins a block of its own. The bytes behind the last kept block of a section change only
-//! the hashes of later blocks, and have a hash of their own only where the prompt ends.
+//! section begins a block of its own. The bytes behind the last kept block of a section enter only
+//! `whole`, and have a hash of their own only where the prompt ends.
 //!
 //! A deployment has one secret of 128 bits. Hashes leave the process, and xxh64 is not a keyed
 //! function: a reader who knows the text of one sum can compute the seed, and then try other texts.
