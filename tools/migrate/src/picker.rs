@@ -27,7 +27,7 @@ pub struct MigratedConfig {
     pub tree: Option<YamlNode>,
     /// The text of the configuration, with the comments of its author if nothing was changed.
     pub text: Option<String>,
-    /// The answers for its items.
+    /// The answers for the items of the configuration.
     pub entries: Vec<ReportEntry>,
 }
 

@@ -64,7 +64,7 @@ struct ObjectSelectors {
 struct ListWatch<K> {
     api: Api<K>,
     selectors: ObjectSelectors,
-    /// The last version of the list or of the watch; `None` before the list.
+    /// The last version of the list or of the watch. `None` before the list.
     version: Option<String>,
     /// The open watch and its beginning.
     open: Option<(WatchEvents<K>, Instant)>,

@@ -166,7 +166,7 @@ impl RatioVerdict {
         }
     }
 
-    /// Nothing if the ratios agree.
+    /// Returns nothing if the ratios agree.
     fn mark(self) -> &'static str {
         match self {
             Self::Agrees => "",
