@@ -247,8 +247,8 @@ impl LearningTask {
     }
 
     /// Takes the parts of a proxy's models that the daemon's own models lack. Own observations are
-    /// added to them, as after a start from the file. So the claims of a proxy that lies are used
-    /// for some tens of requests.
+    /// added to them, as after a start from the file. So a proxy that lies is believed for some
+    /// tens of requests.
     fn take_models(&mut self, models: state::LearnedModels) {
         if let Ok(proto::LearnedModels {
             step,
