@@ -1,4 +1,5 @@
-//! The life of the daemon. It stands by, leads while it holds the lease, and stops on a signal.
+//! The life of the daemon. The daemon stands by, leads while it holds the lease, and stops on a
+//! signal.
 //!
 //! ```text
 //!  StandbyDaemon::start ──▶ stands by ── lease won ──▶ StandbyDaemon::lead ──▶ leads

@@ -32,8 +32,8 @@ use crate::state::life::DaemonLife;
 use crate::state::pool_views::PoolTable;
 use crate::state::reports::RequestReports;
 
-/// The interval at which traffic is recorded. It is short enough to notice a burst within an
-/// autoscaler's interval of 15 s. Proxies report once a second.
+/// The interval at which traffic is recorded. The interval is short enough to notice a burst within
+/// an autoscaler's interval of 15 s. Proxies report once a second.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// An endpoint that is not ready counts as starting for this long. An endpoint that takes longer is

@@ -45,8 +45,8 @@ use fetch::{FetchHabit, PageFetcher, ScrapedPage};
 use pace::{ScrapeOutcome, ScrapePace};
 
 /// The maximum number of scrapes at once. If all 1,024 endpoints of a full pool hang, each of them
-/// occupies a scrape for the deadline (1 s) and then pauses for 5 s. That is a sixth of them at any
-/// time, so working endpoints are still scraped in time.
+/// occupies a scrape for the deadline (1 s) and then pauses for 5 s. So a sixth of the endpoints
+/// occupy scrapes at any time, and working endpoints are still scraped in time.
 pub const SCRAPES_IN_FLIGHT_MAX: usize = 256;
 
 /// The queue length for hints. Further hints are dropped, because one hint in two seconds is enough
@@ -88,8 +88,8 @@ pub enum ScrapeEvent {
     Metrics(EndpointRef, ScrapedMetrics),
     /// A failed scrape, and how many have failed in a row.
     Failed(EndpointRef, FailReason, u32),
-    /// Another process answers at the address. Its first page is dropped, because it belongs to the
-    /// next generation.
+    /// Another process answers at the address. The scraper drops the first page of the new process,
+    /// because that page belongs to the next generation.
     Restarted(EndpointRef),
 }
 

@@ -73,8 +73,8 @@ impl ExplainedDecision {
             .collect()
     }
 
-    /// Whether a scorer gives different scores. False if it scores no endpoint, or all endpoints
-    /// the same.
+    /// Whether a scorer gives different scores. False if it scores no endpoint, or gives all
+    /// endpoints one score.
     pub fn distinguishes(&self, scorer: &str) -> bool {
         let scores = self.scores(scorer);
         scores

@@ -379,8 +379,8 @@ impl AssembledConfig {
     }
 }
 
-/// The cluster that a gateway makes of a Service. It is unused: a patch sends its requests to
-/// another cluster.
+/// The cluster that a gateway makes of a Service. No request uses this cluster, because a patch
+/// sends its requests to another cluster.
 fn unused(name: &str) -> Value {
     json!({"name": name, "type": "STATIC", "load_assignment": {"cluster_name": name}})
 }

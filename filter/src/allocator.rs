@@ -42,7 +42,8 @@ struct Slabs {
     first: [*mut u8; SIZES],
     /// For each page, its size plus one; 0 if the page is not a slab.
     sizes: [u8; SLABS_END / SLAB_BYTES],
-    /// The next slab, and the end of the memory for slabs. It is [`SLABS_END`] if there is no more.
+    /// The next slab, and the end of the memory for slabs. [`SLABS_END`] if there is no more
+    /// memory.
     next: usize,
     end: usize,
 }
@@ -63,8 +64,8 @@ impl SlabAllocator {
     }
 }
 
-/// The number of a layout's size. It is at least [`SIZES`] if the layout is not small. No layout
-/// here has size 0.
+/// The number of a layout's size. At least [`SIZES`] if the layout is not small. No layout here has
+/// size 0.
 fn size_of_layout(layout: Layout) -> usize {
     if layout.align() <= STEP {
         layout.size().wrapping_sub(1) / STEP
@@ -73,8 +74,8 @@ fn size_of_layout(layout: Layout) -> usize {
     }
 }
 
-// SAFETY: a small block is as large as its layout and aligned to `STEP`. It is in the list or with
-// the caller, never both. A block outside of all slabs is the standard allocator's.
+// SAFETY: a small block is as large as its layout and aligned to `STEP`. A block is in the list or
+// with the caller, never both. A block outside of all slabs is the standard allocator's.
 unsafe impl GlobalAlloc for SlabAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let slabs = unsafe { &mut *self.0.get() };

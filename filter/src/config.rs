@@ -1,9 +1,9 @@
 //! The filter's JSON configuration, which is read strictly: an error names the field and its
 //! allowed values, and an unknown field is an error.
 //!
-//! [`FIELDS`] is the only table of plain fields. It is used to parse and check them, has their
-//! defaults, and prints the reference. Reading has no side effects, because the proxy tries every
-//! configuration in a temporary VM first.
+//! [`FIELDS`] is the only table of plain fields. The table is used to parse and check the fields,
+//! has their defaults, and prints the reference. Reading has no side effects, because the proxy
+//! tries every configuration in a temporary VM first.
 
 mod fields;
 mod value;
@@ -82,7 +82,7 @@ pub enum StateTransport {
 pub struct PoolConfig {
     /// The daemon's name of the pool.
     pub name: String,
-    /// The route clusters that stand for this pool.
+    /// The route clusters that belong to this pool.
     pub clusters: Vec<String>,
 }
 
@@ -98,8 +98,8 @@ pub struct InvalidConfig {
 
 // === impl FilterConfig ===
 
-/// The defaults of the filter. Those of `settings` are in [`ExchangeSettings::default`]. `pools`
-/// has no default.
+/// The defaults of the filter. The defaults of `settings` are in [`ExchangeSettings::default`].
+/// `pools` has no default.
 impl Default for FilterConfig {
     fn default() -> Self {
         Self {

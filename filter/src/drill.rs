@@ -7,7 +7,7 @@
 //!   lease lasts.
 //! - [`KEYS`] counts the keys of shared data, which the host never frees.
 //!
-//! The shipped module has none of this: an end-to-end test searches it for the word.
+//! The shipped module has no drills: an end-to-end test searches the module for the word.
 
 pub mod sharing_cost;
 pub mod vm_time;

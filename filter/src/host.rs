@@ -2,11 +2,11 @@
 //! proxy-wasm ABI.
 //!
 //! The bindings are the filter's own, not the SDK's. The SDK returns a status as a Rust enum, which
-//! is undefined behaviour for statuses it does not list. It panics on most statuses that it lists,
-//! and on every header that is not UTF-8, and a panic fails all streams of a worker. Here a status
-//! is a number, a value is bytes, and every answer of the host is a `Result`. Only opening streams
-//! and making calls goes through the SDK, because its dispatcher knows only the streams and calls
-//! that it made itself: see `abi`.
+//! is undefined behaviour for statuses it does not list. The SDK also panics on most statuses that
+//! it lists, and on every header that is not UTF-8; a panic fails all streams of a worker. In our
+//! bindings a status is a number, a value is bytes, and every answer of the host is a `Result`.
+//! Only streams and calls are opened by the SDK, because the SDK's dispatcher knows only those that
+//! it opened itself: see `abi`.
 
 #[cfg(target_arch = "wasm32")]
 mod abi;
@@ -18,7 +18,7 @@ pub use abi::{ProxyWasm, install_logger};
 use exchange::Timestamp;
 
 /// A status of the host other than success. The host or the filter is at fault, never a client. The
-/// same call gives the same result in this phase.
+/// call would have this result again in this phase.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct HostError(u32);
 
@@ -38,7 +38,7 @@ pub enum HeaderMap {
 pub enum BodyBuffer {
     /// The part of the request body that is buffered.
     RequestBody = 0,
-    /// This piece of the response body.
+    /// A piece of the response body.
     ResponseBody = 1,
     /// The body of the answer to a call.
     Answer = 4,
@@ -93,8 +93,8 @@ pub trait Host: Clone + 'static {
     fn unix_ms(&self) -> u64;
     /// Random bits.
     fn entropy(&self) -> u64;
-    /// Reads shared data. An empty value counts as removed. Both give `None`, but only a key that
-    /// was written before has a token.
+    /// Reads shared data. An empty value counts as removed. Removed and unknown keys give `None`,
+    /// but only a key that was written before has a token.
     fn shared(&self, key: &str) -> Result<Option<SharedValue>>;
     /// Writes shared data; [`HostError::CONFLICT`] if the condition does not hold.
     fn share(&self, key: &str, value: &[u8], expect: WriteCondition) -> Result<()>;
@@ -125,8 +125,8 @@ pub trait Host: Clone + 'static {
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>>;
     /// Sets a property of the stream, which the access log shows as the filter state `wasm.<name>`.
     fn property_set(&self, name: &str, value: &[u8]) -> Result<()>;
-    /// All headers, as serialized pairs. It works only during the headers callback, or while the
-    /// headers are held.
+    /// All headers, as serialized pairs. This call works only during the headers callback, or while
+    /// the headers are held.
     fn headers(&self, map: HeaderMap) -> Result<Vec<u8>>;
     fn header_set(&self, map: HeaderMap, name: &str, value: &[u8]) -> Result<()>;
     fn header_remove(&self, map: HeaderMap, name: &str) -> Result<()>;
@@ -137,10 +137,9 @@ pub trait Host: Clone + 'static {
     fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()>;
     /// Answers the request; `headers` are serialized pairs. Takes effect when the callback returns.
     fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()>;
-    /// Lets a held request go on. Its headers cannot be changed after that.
+    /// Resumes a held request. The headers of the request cannot be changed after that.
     fn resume_request(&self) -> Result<()>;
-    /// Makes calls act on another context of this VM. It is an error if the context no longer
-    /// exists.
+    /// Makes calls act on another context of this VM. Fails if the context no longer exists.
     fn focus(&self, context: u32) -> Result<()>;
     /// Sets the tick period of the current root context.
     fn tick_period(&self, period_ms: u32) -> Result<()>;

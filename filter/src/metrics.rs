@@ -101,8 +101,8 @@ impl<H: Host> FilterMetrics<H> {
         }
     }
 
-    /// Adds to a counter at the next [`Self::flush`]. It is for events of every request, because it
-    /// needs one host call per tick instead of one per request. A VM that traps loses what it
+    /// Adds to a counter at the next [`Self::flush`]. Use it for events of every request: it needs
+    /// one host call per tick instead of one per request. A VM that traps loses the amounts that it
     /// collected.
     pub fn collect(&self, stat: Stat, amount: u32) {
         if let Some(sum) = self.collected.get(stat as usize) {

@@ -1,5 +1,5 @@
-//! The proxy-wasm "pairs" layout of header maps: the number of headers, a pair of lengths for each,
-//! then each name and value, each with a NUL after it.
+//! The proxy-wasm "pairs" layout of header maps: the number of headers, a pair of lengths for each
+//! header, then the names and values, with a NUL after each.
 
 /// The headers of a serialized map, in order. The iteration ends where the bytes are broken off.
 #[derive(Clone, Debug)]

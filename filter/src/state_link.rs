@@ -34,7 +34,7 @@ pub use connection::CallResponse;
 pub use leader_context::LeaderContext;
 use peer_publisher::PeerPublisher;
 
-/// The first pause after a failure, in ms. It doubles with each further failure.
+/// The first pause after a failure, in ms. The pause doubles with each further failure.
 const BACKOFF_MS: u64 = 100;
 /// The longest pause, in ms, while a pool has no state. Requests may wait for the state for at most
 /// two seconds.
@@ -312,7 +312,7 @@ impl StateLink {
             Err(error) => self.schedule_retry(leader, &ConnectionFailure::from(error).to_string()),
             Ok(wire) => {
                 leader.metrics.count(Stat::StreamsOpened);
-                // It may be another daemon, which does not know the messages to the last daemon.
+                // The daemon may be another one, which does not know the messages to the last one.
                 leader
                     .replicas
                     .iter_mut()
@@ -405,7 +405,7 @@ impl StateLink {
     }
 
     /// Waits before the next attempt. Half of the pause is fixed and half is random, so that
-    /// proxies do not come back at the same time.
+    /// proxies do not connect again at the same time.
     fn schedule_retry<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         leader.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);

@@ -1,7 +1,8 @@
 //! The state of one VM, shared by all its root contexts. After a configuration update, the old root
-//! context exists beside the new one until its last stream has ended. Both belong to one VM with
-//! one set of pools, one VM slot and at most one lease. The same holds for several listeners with
-//! one `vm_id`: the VM has the pools of all of them, and the newest configuration names the daemon.
+//! context exists beside the new one until its last stream has ended. Both root contexts belong to
+//! one VM with one set of pools, one VM slot and at most one lease. Several listeners with one
+//! `vm_id` also share one VM: the VM has the pools of all of them, and the newest configuration
+//! names the daemon.
 //!
 //! Background work happens only in the ticks of the newest root context. A temporary VM, which
 //! never ticks, also reads each configuration, but its work would be lost.
@@ -136,7 +137,7 @@ impl<H: Host> VmState<H> {
         self.match_pools();
     }
 
-    /// Removes a root context; with the last one, this VM gives up its lease.
+    /// Removes a root context. After the last one is removed, this VM gives up its lease.
     pub fn remove_root(&mut self, root: u32) {
         self.metrics.flush();
         self.link.remove_root(&self.host, root);
@@ -218,7 +219,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// This VM's identity, slot and VM table; `None` if it has no VM slot, or sharing is off.
+    /// The identity, slot and VM table of this VM. `None` if the VM has no VM slot, or sharing is
+    /// off.
     fn vm_context(&self) -> Option<VmContext<'_>> {
         let shares = self.roots.last().is_some_and(|root| root.config.sharing);
         let vm_slot = self.vm_slot.slot.filter(|_| shares)?;

@@ -60,7 +60,7 @@ pub enum CliCommand {
     /// that is refused here.
     #[command(after_help = EXAMPLES)]
     Check(CheckArgs),
-    /// The former name of `switchpoint-migrate`, which it runs. The next version drops it.
+    /// Runs `switchpoint-migrate`, which replaces this command. The next version drops the command.
     #[command(disable_help_flag = true)]
     Migrate {
         /// Arguments of `switchpoint-migrate`.
@@ -91,11 +91,12 @@ pub struct ServeArgs {
 
     /// Accept loopback and link-local addresses from files, directories, etcd and Kubernetes. The
     /// risk: a proxy connects to such an address on its own machine, so a client that may write the
-    /// source can direct prompts to any port there. Addresses of --endpoint need no flag.
+    /// source can direct prompts to any port of that machine. Addresses of --endpoint need no flag.
     #[arg(long, env = "SWITCHPOINT_LOCAL_ENDPOINTS")]
     pub local_endpoints: bool,
 
-    /// Name of the pool; Envoy's EDS service_name and the filter's pool must be the same.
+    /// Name of the pool. Envoy's EDS service_name and the filter's configuration must have the same
+    /// name.
     #[arg(
         long,
         env = "SWITCHPOINT_POOL",
@@ -104,8 +105,8 @@ pub struct ServeArgs {
     )]
     pub pool: String,
 
-    /// The scheduling configuration: an EndpointPickerConfig like llm-d's; read again when its
-    /// content changes.
+    /// The scheduling configuration: an EndpointPickerConfig like llm-d's. The daemon reads the
+    /// file again when its content changes.
     #[arg(long, env = "SWITCHPOINT_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
@@ -141,8 +142,8 @@ pub struct ServeArgs {
     )]
     pub listen_admin: SocketAddr,
 
-    /// A read-only listener for Prometheus, without TLS: /metrics /livez /readyz and nothing else.
-    /// Usually 0.0.0.0:9091; `none`: not opened.
+    /// Address of a read-only listener for Prometheus, without TLS: usually 0.0.0.0:9091, or
+    /// `none`. It serves only /metrics, /livez and /readyz.
     #[arg(long, env = "SWITCHPOINT_LISTEN_METRICS", value_name = "IP:PORT", default_value = "none", value_parser = listen)]
     pub listen_metrics: OptionalAddress,
 
@@ -193,8 +194,8 @@ pub struct LatencyArgs {
     #[arg(long, env = "SWITCHPOINT_LATENCY_PREDICTION")]
     pub latency_prediction: bool,
 
-    /// File that keeps the learned models; written every 30 s if a model changed. The next start
-    /// begins with them; another daemon may begin with them too.
+    /// File that keeps the learned models. The daemon writes it every 30 s if a model changed, and
+    /// begins with these models at its next start. Another daemon may begin with a copy.
     #[arg(long, env = "SWITCHPOINT_LATENCY_MODEL_FILE", value_name = "FILE")]
     pub latency_model_file: Option<PathBuf>,
 

@@ -18,7 +18,7 @@ use crate::scrape::extract::{Extraction, PageReading};
 use crate::scrape::http_client::{self, cause};
 use crate::scrape::{MetricsLocation, PAGE_BYTES_MAX};
 
-/// How long a model server may take to answer. This is longer than in a scrape, because here an
+/// How long a model server may take to answer. The time is longer than in a scrape, because an
 /// operator waits for the answer.
 const FETCH_MAX: Duration = Duration::from_secs(5);
 

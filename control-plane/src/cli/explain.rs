@@ -1,9 +1,9 @@
 //! Explains a pick: why a request goes to an endpoint.
 //!
 //! The daemon answers (`POST /debug/explain`) with the same exchange and scheduler as its proxies;
-//! the command sends the question and prints the answer. The daemon does not have the proxies'
-//! prefix index: it explains a fresh request as cached nowhere, and the answer says so. A decision
-//! record has its own matches.
+//! the command sends the question and prints the answer. The daemon does not have the prefix index
+//! of the proxies. So it explains a fresh request as cached nowhere, and the answer says so. A
+//! decision record has the matches of its decision.
 
 mod answer;
 mod table;
@@ -56,7 +56,7 @@ pub struct ExplainRequest {
     #[arg(long, value_name = "IP:PORT")]
     pub without: Vec<String>,
 
-    /// Text of an EndpointPickerConfig to use instead of the one in force.
+    /// Text of an EndpointPickerConfig to use instead of the configuration in force.
     #[arg(skip)]
     pub config: Option<String>,
 }

@@ -36,8 +36,8 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 /// How often the metadata of the registered process is read.
 const METADATA_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The process is not ready after this many failed checks in a row. One failure may be a garbage
-/// collection; kubelets allow the same.
+/// The process is not ready after this many failed checks in a row. A process may miss one check
+/// because of a garbage collection. The kubelet's default is three failures too.
 const PROBE_FAILURES_MAX: u32 = 3;
 
 /// The registry: exactly one of these.
@@ -52,7 +52,7 @@ pub struct RegistryArgs {
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub etcd: Vec<String>,
 
-    /// This namespace of the API server (in-cluster, or of the kubeconfig).
+    /// Register in this namespace of the API server (in-cluster, or of the kubeconfig).
     #[arg(long, value_name = "NAMESPACE")]
     pub kubernetes: Option<String>,
 }

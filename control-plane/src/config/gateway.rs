@@ -1,5 +1,5 @@
-//! `switchpointd check` on the file of a gateway that calls the ext_proc server. It finds out
-//! whether the gateway waits for requests that flow control holds.
+//! `switchpointd check` on the file of a gateway that calls the ext_proc server. The command finds
+//! out whether the gateway waits for requests that flow control holds.
 
 use super::schema::SchemaShape;
 use super::yaml::{self, YamlNode, YamlValue};

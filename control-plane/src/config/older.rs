@@ -1,10 +1,10 @@
 //! Parameters under the names that they had in older versions of llm-d, which its picker still
-//! reads. They are moved to their new places before any other code reads the file.
+//! reads. The reader moves them to their new places before any other code reads the file.
 
 use super::yaml::{YamlKey, YamlNode, YamlValue};
 
-/// Plugin type, older name, and the path of the newer one. If two older names mean the same, the
-/// first counts.
+/// Plugin type, older name, and the path of the newer one. If a file has two older names of one
+/// parameter, the first in this table is used.
 const MOVED: &[(&str, &str, &[&str])] = &[
     (
         "disagg-profile-handler",

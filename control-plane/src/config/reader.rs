@@ -1,6 +1,6 @@
 //! Reads a file: answers for each item and collects the configuration.
 //!
-//! This module has what every part of the reader needs: the report, and typed access to nodes. The
+//! Every part of the reader needs this module: it has the report, and typed access to nodes. The
 //! parts are [`sections`] (driven by the table of the file's shape), [`plugins`] (declarations),
 //! [`profiles`], [`flow_control`], and [`scraping`] (engines' metrics).
 

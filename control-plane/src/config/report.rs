@@ -52,7 +52,7 @@ pub enum ItemStatus {
 pub struct ConfigProblem {
     /// The path of the item.
     pub path: String,
-    /// Line, from 1; 0 when the error concerns the whole file.
+    /// The line, from 1, or 0 if the error concerns the whole file.
     pub line: u64,
     /// The error, with the nearest known name.
     pub message: String,
@@ -200,7 +200,7 @@ impl ConfigReport {
         Some(())
     }
 
-    /// The items of a list; an absent one is empty.
+    /// The items of a list. An absent list has no items.
     pub(crate) fn list<'n>(&mut self, at: Option<&LocatedNode<'n>>) -> Vec<LocatedNode<'n>> {
         let Some(at) = at else { return Vec::new() };
         if !matches!(at.node.value, YamlValue::List(_) | YamlValue::Null) {

@@ -118,7 +118,7 @@ impl ResolvedConfig {
         make(!spec.profiles.iter().all(has_picker), picker);
         make(spec.saturation_detector.is_empty(), detector);
         for (producer, state) in PRODUCERS {
-            // One producer may need another one that comes later in the list.
+            // A producer may need a producer that comes later in the list.
             let needed = plugins
                 .iter()
                 .any(|plugin| plugin.needs.contains(&state.to_string()));
@@ -263,7 +263,7 @@ fn json_of_default(default: &ParameterDefault) -> serde_json::Value {
     }
 }
 
-/// A number as JSON; whole numbers without a decimal point.
+/// A number as JSON. Whole numbers have no decimal point.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "whole and within 2^53, where every f64 is an i64"

@@ -1,5 +1,5 @@
-//! The shape of the file except plugins and profiles. It is one table, so that every field has a
-//! type and an answer in each dialect.
+//! One table has the shape of the file except plugins and profiles, so that every field has a type
+//! and an answer in each dialect.
 //!
 //! Sources: llm-d-router `apix/config/v1alpha1/endpointpickerconfig_types.go`; for `llm-d.ai/v1`
 //! the fields that the conversion of its loader moves.

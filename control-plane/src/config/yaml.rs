@@ -64,7 +64,7 @@ pub fn parse(text: &str) -> Result<YamlNode, (u64, String)> {
 /// Reads any number of documents and drops empty ones.
 ///
 /// # Errors
-/// The same as for [`parse`].
+/// Fails as [`parse`] does.
 pub fn parse_all(text: &str) -> Result<Vec<YamlNode>, (u64, String)> {
     let spanned: Vec<Spanned<YamlValue>> =
         serde_saphyr::from_multiple_with_options(text, options()).map_err(|e| problem(&e, text))?;

@@ -35,8 +35,8 @@ const MADE_ON_DAY: &str = "switchpoint/made-on-day";
 #[derive(Clone, Debug, Args)]
 pub struct RenewalArgs {
     /// While this daemon leads, renew the certificate in this Secret (`tls.crt`, `tls.key`,
-    /// `ca.crt`) when less than a third of its time is left. The new one has these DNS names. The
-    /// Helm chart sets it.
+    /// `ca.crt`) when less than a third of its time is left. The new certificate has these DNS
+    /// names. The Helm chart sets it.
     #[arg(
         long,
         env = "SWITCHPOINT_RENEW_CERTIFICATES",

@@ -1,5 +1,5 @@
-//! The tasks of the leader only. It sends state and EDS to proxies, answers KEDA (because proxies
-//! report only to the leader), and writes the files that the next leader reads.
+//! The tasks of the leader only. The leader sends state and EDS to proxies, answers KEDA (because
+//! proxies report only to the leader), and writes the files that the next leader reads.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,11 +1,12 @@
-//! Leader election among several daemons. Those that do not lead stand by.
+//! Leader election among several daemons. Daemons that do not lead stand by.
 //!
 //! A standby follows and scrapes its endpoints and answers ext_proc, so gateways do not notice a
 //! change of the leader. A standby serves no proxy: its state listener is closed. When a standby
-//! gets the lease, its term is newer than all earlier terms, so proxies accept its state. It uses
-//! its own slots, generations and hash secret. With a snapshot file on a shared volume, it uses
-//! those of the previous leader. Until its state listener is open, proxies pick as if there were no
-//! daemon. A daemon that loses the lease closes the state listener, stands by, and campaigns again.
+//! gets the lease, its term is newer than all earlier terms, so proxies accept its state. The new
+//! leader uses its own slots, generations and hash secret. With a snapshot file on a shared volume,
+//! it uses those of the previous leader. Until its state listener is open, proxies pick as if there
+//! were no daemon. A daemon that loses the lease closes the state listener, stands by, and
+//! campaigns again.
 
 use std::sync::Arc;
 
@@ -23,7 +24,8 @@ use crate::state::life::DaemonLife;
 /// Leader election among several daemons.
 #[derive(Clone, Debug, Default, Args)]
 pub struct LeaseArgs {
-    /// Lead only while holding this Lease (namespace and name) in Kubernetes; stand by otherwise.
+    /// Lead only while this daemon holds this Lease (namespace and name) in Kubernetes, and
+    /// otherwise stand by.
     #[arg(
         long,
         env = "SWITCHPOINT_LEASE_KUBERNETES",

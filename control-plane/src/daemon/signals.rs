@@ -5,7 +5,7 @@ use std::io;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Receives signals as soon as it is created. A signal that arrives while the daemon starts is kept
-/// and handled later. It does not kill the process.
+/// and handled later. Such a signal does not kill the process.
 #[derive(Debug)]
 pub struct SignalWatch {
     terminate: Signal,

@@ -1,8 +1,8 @@
-//! The part of the daemon that runs with and without the lease: it follows its pools, scrapes their
+//! The part of the daemon that runs with and without the lease. It follows the pools, scrapes their
 //! endpoints, answers ext_proc and probes, and learns.
 //!
 //! A standby has its own slots, generations and hash secret. Only its ext_proc server uses them
-//! until the daemon leads. Generations are random, so those of two daemons differ.
+//! until the daemon leads. Generations are random, so two daemons have different ones.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

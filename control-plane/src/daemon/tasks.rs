@@ -59,7 +59,7 @@ impl TaskGroup {
         self.trigger.pull();
         let all = async { while self.tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(SHUTDOWN_DEADLINE, all).await.is_err() {
-            tracing::warn!(after = ?SHUTDOWN_DEADLINE, "some tasks did not stop in time; exiting without them");
+            tracing::warn!(after = ?SHUTDOWN_DEADLINE, "some tasks did not stop in time; the daemon exits anyway");
         }
     }
 }

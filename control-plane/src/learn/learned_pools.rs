@@ -15,7 +15,7 @@ use crate::state::peer::Origin;
 pub struct LearnedPools {
     /// The models of each pool; the learning task of the pool writes them.
     pub models: watch::Sender<BTreeMap<Arc<str>, Arc<state::LearnedModels>>>,
-    /// The learners. They are not set until they are started.
+    /// The learners. The directory is set when the learners are started.
     pub learners: OnceLock<LearnerDirectory>,
 }
 

@@ -1,5 +1,5 @@
-//! The event loop of one pool. It turns events of discovery, the scraper, the configuration file
-//! and the proxies into calls of [`Pool`], and publishes the result.
+//! The event loop of one pool. The loop turns events of discovery, the scraper, the configuration
+//! file and the proxies into calls of [`Pool`], and publishes the result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,8 +24,8 @@ use crate::state::proxies::ProxyTables;
 /// How often departures and staleness are checked; both are measured in seconds.
 const AGEING_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The shortest time between two publications with new metrics only. It is half of the interval of
-/// messages to a proxy, so that it adds little to the age of metrics.
+/// The shortest time between two publications with new metrics only. The time is half of the
+/// interval of messages to a proxy, so that it adds little to the age of metrics.
 const METRICS_PUBLISH_INTERVAL: Duration = Duration::from_millis(25);
 
 /// Scrape events that may wait: one for each endpoint of a pool. A full queue slows the scraper

@@ -63,8 +63,8 @@ pub struct Absentee {
 /// The reason why an endpoint is not in the pool update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
-    /// The endpoint left discovery or the pool update. Its slot stays reserved until the proxies
-    /// have acknowledged the removal.
+    /// The endpoint left discovery or the pool update. The slot of the endpoint stays reserved
+    /// until the proxies have acknowledged the removal.
     Departing(EndpointRef),
     /// All slots are taken. The endpoint joins when a slot becomes free.
     NoFreeSlot,

@@ -9,8 +9,8 @@
 //! ```
 //! `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite` objects, in any number of
 //! files and documents, are read as strictly as a configuration. A pool takes the objects whose
-//! `poolRef` names it: by name and namespace of its `InferencePool` if it has one, otherwise by its
-//! own name. Objects that name no pool of this daemon have no effect; the daemon warns about them.
+//! `poolRef` names its `InferencePool`, or the pool itself if it has none. Objects that name no
+//! pool of this daemon have no effect; the daemon warns about them.
 //!
 //! If two objects have the same name, the older one counts. A file does not give the age of an
 //! object, so `metadata.creationTimestamp` counts if it is set. Objects without it count as younger
@@ -41,7 +41,7 @@ pub struct ObjectsSource {
     #[arg(id = "objects", long, env = "SWITCHPOINT_OBJECTS", value_name = "DIR")]
     pub path: Option<PathBuf>,
 
-    /// The same objects from this namespace of the API server (in-cluster, or of the kubeconfig).
+    /// Read these objects from this namespace of the API server (in-cluster, or of the kubeconfig).
     #[arg(
         id = "objects_kubernetes",
         long,
@@ -194,7 +194,7 @@ impl PoolObjects {
                 pool,
                 count,
                 pool_ref = other,
-                "objects of another pool have no effect on this one"
+                "objects that name another pool have no effect here"
             );
         }
         for (other, count) in &self.without_pool {
@@ -209,7 +209,7 @@ impl PoolObjects {
             tracing::warn!(
                 pool,
                 object,
-                "an older object has the same name; this one has no effect"
+                "an older object has the same name, so this object has no effect"
             );
         }
     }

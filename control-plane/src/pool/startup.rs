@@ -84,9 +84,9 @@ impl PoolTask {
             objects: found,
             objects_file: objects.as_ref().map(|file| file.described().into()),
             staleness_max: scrape.staleness_max,
-            // The first generation is random. So no two starts, and no two daemons with one lease,
-            // give the same slot and generation to different endpoints: they use only thousands of
-            // the 2^32 values.
+            // The first generation is random. A daemon uses only thousands of the 2^32 values. So
+            // no two starts, and no two daemons with one lease, give the same slot and generation
+            // to different endpoints.
             generation_first: rand::random(),
         });
         pool.set_config_text(compiled.text);
@@ -194,7 +194,7 @@ async fn first_objects(
                 tracing::error!(
                     pool,
                     why,
-                    "objects are not available yet; starting without them"
+                    "objects are not available yet; starting without objects"
                 );
                 return Ok((Some(objects), none()));
             }

@@ -1,14 +1,15 @@
 //! The state of one pool and its only writer.
 //!
 //! `[ discovery ] -> [ Pool ] <- [ scraper ]`. The pool publishes one [`PoolView`] after another. A
-//! view is an immutable value that readers get by a watch channel. It is always complete, and is
-//! published only when something changed.
+//! view is an immutable value that readers get by a watch channel. A view is always complete, and
+//! is published only when something changed.
 //!
 //! When discovery reports an endpoint, the endpoint gets the lowest free slot and a new generation.
-//! When discovery removes an endpoint, it leaves the pool update at once. It keeps its slot and its
-//! place in EDS as *departing* until every connected proxy has acknowledged a pool update without
-//! it, or [`ACK_WAIT_MAX`] has passed. So nothing is recorded under a slot that already belongs to
-//! another endpoint, and no ranked list names a host that Envoy has removed.
+//! When discovery removes an endpoint, the pool update loses the endpoint at once. The endpoint
+//! keeps its slot and its place in EDS as *departing* until every connected proxy has acknowledged
+//! a pool update without it, or [`ACK_WAIT_MAX`] has passed. So nothing is recorded under a slot
+//! that already belongs to another endpoint, and no ranked list names a host that Envoy has
+//! removed.
 //!
 //! Readiness comes from discovery. An endpoint without metrics stays routable with unknown metrics.
 //! A failed scrape does not show that requests fail, and proxies see failing requests themselves.
@@ -44,7 +45,7 @@ pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
 /// lost its stream, or will get the whole state again.
 pub const ACK_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// The writer of a pool. It is synchronous and takes the time as an argument.
+/// The writer of a pool. The writer is synchronous, and the caller passes the time.
 #[derive(Debug)]
 pub struct Pool {
     /// The last view. [`Pool::take_view`] fills in its members, metrics and absent endpoints.
@@ -74,7 +75,7 @@ struct DepartingHost {
 #[derive(Clone, Debug, Default)]
 pub struct PoolSettings {
     pub name: Arc<str>,
-    /// The pipeline in use until another one is configured.
+    /// The pipeline in use until another pipeline is configured.
     pub pipeline: PipelineSpec,
     /// The configuration file, if any.
     pub config_file: Option<Arc<str>>,

@@ -4,7 +4,7 @@
 //! [`ENGINE_LABEL_OLDER`]). Without a label it is the default engine. A meaning has several metric
 //! names in order of preference, newest first. The first name found on a page is used. The scale of
 //! KV-cache utilization is configured, because it cannot be guessed from a value: 0.5 may be half
-//! full or half a per cent. A configured engine replaces the built-in one of the same name. The
+//! full or half a per cent. A configured engine replaces the built-in engine of this name. Its
 //! format is that of `engineConfigs` of llm-d's `core-metrics-extractor`.
 
 mod built_in;
@@ -36,7 +36,7 @@ pub const METRICS_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricMeaning {
-    /// A number of the scheduler's table. Its definition says how several series become one number.
+    /// A number of the scheduler's table. The definition says how several series become one number.
     Number(&'static MetricDefinition),
     /// LoRA adapters, in labels. The value is a timestamp, and the newest series counts.
     Lora,

@@ -1,5 +1,5 @@
 //! The models of an engine that serves LoRA adapters: the names of its base model, and its
-//! adapters. Both come from the engine's list of models. It does no I/O.
+//! adapters. Names and adapters come from the engine's list of models. This module does no I/O.
 //!
 //! vLLM and SGLang list one card for each name of the base model, and one for each adapter. The
 //! card of an adapter names the base model as its `parent`. The `root` of a card is the location of

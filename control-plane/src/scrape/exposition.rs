@@ -1,14 +1,15 @@
-//! Parser of the Prometheus text exposition: bytes in, samples out. It does no I/O.
+//! Parser of the Prometheus text exposition: bytes in, samples out. The parser does no I/O.
 //!
 //! No library has all that a scraper of model servers needs. This parser takes chunks as they
-//! arrive and borrows data from them. It reads only the name of an unwanted sample (nine in ten
-//! lines of an engine's page are histogram buckets), and stops at the line after the last wanted
-//! family. A bad line is skipped and counted; the rest of the page is still read.
+//! arrive, and borrows data from the chunks. Of an unwanted sample the parser reads only the name
+//! (nine in ten lines of an engine's page are histogram buckets). The parser stops at the line
+//! after the last wanted family. A bad line is skipped and counted; the rest of the page is still
+//! read.
 //!
-//! It reads the text format 0.0.4, UTF-8 names in quotes (`{"name",label="x"} 1`), and the sample
-//! lines of OpenMetrics (exemplars are dropped, `# EOF` counts as a comment). Bytes that are not
-//! UTF-8 are passed on unchanged. Comments, HELP and TYPE are skipped: the engine table decides the
-//! meaning of a family.
+//! The parser reads the text format 0.0.4, UTF-8 names in quotes (`{"name",label="x"} 1`), and the
+//! sample lines of OpenMetrics (exemplars are dropped, `# EOF` counts as a comment). Bytes that are
+//! not UTF-8 are passed on unchanged. Comments, HELP and TYPE are skipped: the engine table decides
+//! the meaning of a family.
 //!
 //! Invariant: the division of the bytes into chunks changes neither the samples nor the counts.
 
@@ -19,11 +20,11 @@ use memchr::memchr;
 
 /// The maximum number of bytes of one line. A longer line is skipped. The longest real lines have
 /// some KB: `vllm:lora_requests_info` with hundreds of adapter names, and `vllm:cache_config_info`
-/// with all settings as labels. This limits the memory kept between two chunks.
+/// with all settings as labels. The maximum limits the memory kept between two chunks.
 pub const LINE_BYTES_MAX: usize = 64 * 1024;
 
-/// The maximum number of labels of one sample; `vllm:cache_config_info` has about forty. This
-/// limits the cost of the quadratic search for duplicates.
+/// The maximum number of labels of one sample; `vllm:cache_config_info` has about forty. The
+/// maximum limits the cost of the quadratic search for duplicates.
 pub const LABELS_MAX: usize = 256;
 
 /// A visitor's decision about a sample, after its name.
@@ -226,7 +227,7 @@ impl ExpositionParser {
     }
 }
 
-/// Parses a sample line. `bare` is the length of the unquoted name at the start. It is 0 if the
+/// Parses a sample line. `bare` is the length of the unquoted name at the start. `bare` is 0 if the
 /// name is quoted and in the braces.
 fn parse_sample(
     line: &[u8],

@@ -1,4 +1,4 @@
-//! Reads the numbers of an engine from the samples of a page. It does no I/O.
+//! Reads the numbers of an engine from the samples of a page, without I/O.
 //!
 //! A value that is missing or invalid (NaN, infinite, negative, a share above one) is unknown:
 //! `None`, never zero and never the previous value. One engine process may have several series of a
@@ -139,8 +139,8 @@ impl PageReading {
 }
 
 impl<'e> Extraction<'e> {
-    /// Reads until the families in `until` are complete; `None` or an empty set: to the end of the
-    /// page.
+    /// Creates a reader that stops when the families in `until` are complete. With `None` or an
+    /// empty set it reads to the end of the page.
     #[must_use]
     pub(super) fn new(engine: &'e EngineSpec, until: Option<FamilySet>) -> Self {
         let cells = engine
@@ -299,7 +299,8 @@ impl SampleVisitor for Extraction<'_> {
 impl RestartWatch {
     /// Compares a page with the previous one, and returns whether another process wrote it. If this
     /// page lacks a value, the next page that has it is compared instead. A counter with fewer
-    /// series than before may fall without a restart. It only becomes the new reference.
+    /// series than before may fall without a restart. Its lower value only becomes the new
+    /// reference.
     pub fn observe(&mut self, reading: &PageReading) -> bool {
         let moved = |(old, new): (f64, f64)| (new - old).abs() > PROCESS_START_TOLERANCE_S;
         let mut restarted = self
@@ -430,7 +431,8 @@ impl SeriesValues {
     }
 }
 
-/// Returns the scheduler that a series belongs to. `None` means that the series counts by itself.
+/// Returns the scheduler that a series belongs to. `None` means that the series is a number of its
+/// own.
 fn shard(labels: &[&str], sample: &MetricSample<'_>) -> Option<u64> {
     if labels.is_empty() {
         return None;

@@ -8,11 +8,12 @@
 //!     │  has it more? ──▶ Whole                       └──▶ Filtered
 //!     └─ no: they do not exist, and the filter stays
 //! ```
-//! The filter saves the engine more than the daemon: writing a whole page costs its API server
-//! fifty times the CPU time of the needed families. A restart resets this state.
-//! `prometheus_client` in multi-process mode (SGLang, or vLLM with several API servers) returns an
-//! empty answer to a filter. `Whole` is for those servers. Redirects are not followed, and proxies
-//! from the environment are not used, so the page comes from the endpoint itself.
+//! The filter saves more work at the engine than at the daemon: writing a whole page costs the
+//! engine's API server fifty times the CPU time of the needed families. A restart of the engine
+//! resets this state. `prometheus_client` in multi-process mode (SGLang, or vLLM with several API
+//! servers) returns an empty answer to a filter. `Whole` is for those servers. Redirects are not
+//! followed, and proxies from the environment are not used, so the page comes from the endpoint
+//! itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,8 +89,8 @@ pub enum FailReason {
 pub(super) struct FetchHabit {
     /// The time since when the whole page is requested. `None` means that the filter is used.
     full_page_since: Option<Instant>,
-    /// The families on the endpoint's last complete page or filtered answer; `None` before the
-    /// first one.
+    /// The families on the endpoint's last complete page or filtered answer. `None` before the
+    /// first page.
     settled: Option<FamilySet>,
     /// The time when a whole page was last read to its end.
     learned_at: Option<Instant>,
@@ -241,8 +242,8 @@ impl PageFetcher {
         Ok((page, habit))
     }
 
-    /// Reads the engine's list of models. An engine without such a list, or one that requires a key
-    /// for it, has none.
+    /// Reads the engine's list of models. Returns `None` for an engine that has no such list, or
+    /// requires a key for the list.
     pub(super) async fn models_list(&self, target: &ScrapeTarget) -> Option<Vec<u8>> {
         timeout(MODELS_DEADLINE, self.whole_models_list(target))
             .await

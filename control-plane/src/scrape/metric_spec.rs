@@ -3,8 +3,8 @@
 
 use super::exposition::MetricSample;
 
-/// The longest spec, in bytes. Real ones have less than a hundred; the limit keeps the scrape URL
-/// short.
+/// The longest spec, in bytes. Real specs have less than a hundred bytes. The limit keeps the
+/// scrape URL short.
 pub const SPEC_BYTES_MAX: usize = 512;
 
 /// A metric name, and the label values that a series must have.
@@ -72,7 +72,8 @@ impl MetricSpec {
         &self.name
     }
 
-    /// Whether the series has the required label values. Its name is not checked.
+    /// Whether the series has the required label values. The function does not check the name of
+    /// the series.
     #[must_use]
     pub fn selects(&self, sample: &MetricSample<'_>) -> bool {
         self.labels.iter().all(|(key, value)| {

@@ -1,5 +1,5 @@
-//! Decides when an endpoint is scraped next. This module is pure: it takes time and random numbers
-//! as arguments.
+//! Decides when an endpoint is scraped next. This module reads no clock and no entropy: the caller
+//! passes time and random numbers.
 //!
 //! Idle endpoints are scraped every `idle`; endpoints with work, or picked within the last 2 s,
 //! every `busy`. Failing endpoints are scraped less and less often. The exception is an address
@@ -15,13 +15,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The maximum number of scrapes begun in a second, over all endpoints of a pool. A scrape costs
-/// 0.11 ms of CPU (0.14 ms for a whole page of 38 KB), so this is 0.07 core.
+/// 0.11 ms of CPU (0.14 ms for a whole page of 38 KB), so the maximum costs 0.07 core.
 pub const SCRAPES_PER_SECOND_MAX: f64 = 500.0;
 
 /// How long an endpoint counts as busy after it last had work or was picked.
 const BUSY_HOLD: Duration = Duration::from_secs(2);
 
-/// The longest pause after failures. It is also the longest delay until a recovery is noticed.
+/// The longest pause after failures. A recovery is noticed after at most this pause.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
 /// The largest share of time that an endpoint may spend on answering when it is scraped more often

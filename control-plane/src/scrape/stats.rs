@@ -1,4 +1,5 @@
-//! The scraper's counters for the metrics page. They are cumulative; the scrape tasks write them.
+//! The scraper's counters for the metrics page. The counters are cumulative, and the scrape tasks
+//! write them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -9,8 +9,8 @@ use reqwest::{Certificate, Client, Identity, redirect};
 
 use crate::scrape::http_client;
 
-/// How long idle connections are kept. It is shorter than uvicorn's 5 s, so that no connection is
-/// reused just when the server closes it.
+/// How long idle connections are kept. The time is shorter than uvicorn's 5 s, so that no
+/// connection is reused just when the server closes it.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(4);
 
 /// One connection for each endpoint, because its scrapes never overlap.

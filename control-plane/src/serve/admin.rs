@@ -1,5 +1,5 @@
-//! The admin listener for operators, probes and Prometheus. It listens on loopback by default, and
-//! its requests change nothing. The metrics listener serves some of these routes.
+//! The admin listener for operators, probes and Prometheus. The listener is on loopback by default,
+//! and its requests change nothing. The metrics listener serves some of these routes.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -117,7 +117,8 @@ async fn readyz(State(shown): State<ShownState>) -> Response {
     }
 }
 
-/// Explains a decision. The route uses POST only because it needs a body. It changes nothing.
+/// Explains a decision. The route uses POST only because it needs a body. The request changes
+/// nothing.
 async fn why(
     State(ShownState {
         shared,

@@ -115,13 +115,13 @@ pub(super) fn router(shown: &ShownState) -> Router {
     api.merge(page).layer(from_fn(secure))
 }
 
-/// Whether a path is a file of the page. These hold no data, so they need no token.
+/// Whether a path is a file of the page. The files of the page hold no data, so they need no token.
 pub(super) fn is_asset(path: &str) -> bool {
     ASSETS.iter().any(|asset| asset.path == path)
 }
 
 /// Sends a file, or answers that the browser has the current one. A new daemon may have other
-/// files, so the browser asks each time.
+/// files, so the browser requests the files each time.
 async fn send(asset: &'static Asset, headers: HeaderMap) -> Response {
     let tag = format!("\"{:016x}\"", fingerprint(asset.bytes));
     let known = headers
@@ -142,7 +142,8 @@ async fn send(asset: &'static Asset, headers: HeaderMap) -> Response {
         .into_response()
 }
 
-/// An FNV-1a hash, which distinguishes releases of a file. Its strength does not matter.
+/// An FNV-1a hash, which distinguishes releases of a file. The strength of the hash does not
+/// matter.
 fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,10 +1,10 @@
 //! EDS for the pools, on the listener of the state stream. In Envoy's configuration, the
 //! `eds_config` of a cluster names this daemon, and the `service_name` of the cluster is the pool.
 //!
-//! Both variants, state of the world and incremental, are thin adapters of [`EdsSubscription`].
-//! Every endpoint has the metadata `envoy.lb: {open: "1"}`, so that a subset load balancer that
-//! refuses everything else can fail open for one request. Health is not sent, because Envoy ignores
-//! it for hosts that a header names.
+//! The variants of EDS, state of the world and incremental, are thin adapters of
+//! [`EdsSubscription`]. Every endpoint has the metadata `envoy.lb: {open: "1"}`, so that a subset
+//! load balancer that refuses everything else can fail open for one request. Health is not sent,
+//! because Envoy ignores it for hosts that a header names.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -175,7 +175,7 @@ impl EdsServer {
             if let EnvoyAnswer::Refused(why) = &answer
                 && counts
             {
-                tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response; it keeps its old hosts");
+                tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response and keeps its old hosts");
                 self.shared.reports.counters().eds_refused += 1;
             }
         }
@@ -232,7 +232,7 @@ impl EdsServer {
         row.update(subscription);
         self.shared.reports.counters().eds_unanswered += 1;
         let peer = row.remote.to_string();
-        tracing::warn!(peer, node = row.node_id, names = ?subscription.names(), "an Envoy has not applied its hosts for {EDS_ACK_WAIT_MAX:?}; its proxy gets new endpoints without waiting for it");
+        tracing::warn!(peer, node = row.node_id, names = ?subscription.names(), "an Envoy has not applied its hosts for {EDS_ACK_WAIT_MAX:?}; its proxy now gets new endpoints before that Envoy has them");
     }
 }
 

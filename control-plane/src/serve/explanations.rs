@@ -1,6 +1,6 @@
-//! Explanations that operators request over HTTP. They are computed one at a time, on a separate
-//! thread. Scrapes, probes and state streams run on the other threads, so they never wait for an
-//! explanation.
+//! Explanations that operators request over HTTP. The daemon computes them one at a time, on a
+//! separate thread. Scrapes, probes and state streams run on the other threads, so they never wait
+//! for an explanation.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl ExplanationDesk {
         request: Request,
         explain: impl FnOnce(Q) -> Result<Value, QuestionRefusal> + Send + 'static,
     ) -> Result<Value, QuestionRefusal> {
-        // This comes before the body is read, so that memory holds at most one question.
+        // The turn is taken before the body is read, so that memory holds at most one question.
         let turn = Arc::clone(&self.0).try_acquire_owned().map_err(|_| {
             QuestionRefusal::new(
                 StatusCode::SERVICE_UNAVAILABLE,

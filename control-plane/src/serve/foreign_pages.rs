@@ -17,8 +17,8 @@ use axum::response::{IntoResponse, Response};
 /// The names under which browsers may reach the admin listener.
 #[derive(Clone, Debug)]
 pub enum AdminHosts {
-    /// Any name. Requests need a token, which a page of another site does not have, or the listener
-    /// has a certificate, which is not valid for the name of such a page.
+    /// Any name, because a page of another site cannot use the listener: requests need a token that
+    /// the page does not have, or the listener's certificate is not valid for the page's name.
     Any,
     /// Addresses, `localhost`, and these names.
     Only(Arc<[String]>),
@@ -88,7 +88,7 @@ fn without_port(authority: &str) -> &str {
     }
 }
 
-/// The value of a header; an unreadable one is `?`, which admits nothing.
+/// The value of a header. An unreadable value is `?`, which admits nothing.
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).map(|value| value.to_str().unwrap_or("?"))
 }

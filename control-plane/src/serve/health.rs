@@ -21,10 +21,12 @@ pub const LEADING: &str = "leading";
 /// standby. Without one, it also means that the daemon leads.
 pub const READINESS: &str = "readiness";
 
-/// Like [`READINESS`], for the ext_proc service. It never serves if there is no ext_proc listener.
+/// Like [`READINESS`], for the ext_proc service. This service never serves if there is no ext_proc
+/// listener.
 pub const EXT_PROC: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
 
-/// The service that the charts of the upstream picker probe with one replica. It means liveness.
+/// The service that the charts of the upstream picker probe with one replica. The service means
+/// liveness.
 pub const INFERENCE_EXTENSION: &str = "inference-extension";
 
 /// Reports which services of this daemon work.
@@ -77,7 +79,7 @@ impl HealthChecks {
         self.ready(false).await;
     }
 
-    /// Reports readiness from the state of the pools until `shutdown`. It is used when there is no
+    /// Reports readiness from the state of the pools until `shutdown`. Used only without an
     /// ext_proc server, because that server reports readiness itself.
     pub async fn follow(
         self,

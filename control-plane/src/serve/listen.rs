@@ -1,5 +1,5 @@
-//! Listeners with plaintext, TLS, or TLS with client certificates. They are the same for every
-//! protocol on top.
+//! Listeners with plaintext, TLS, or TLS with client certificates. Every protocol uses the same
+//! listeners.
 //!
 //! Accepting a connection waits for nothing but the next connection. Before its first request, the
 //! cost of a connection is bounded in time by [`FIRST_REQUEST_WAIT_MAX`] and in number by
@@ -69,8 +69,8 @@ pub struct IncomingConnections {
     connections: mpsc::Receiver<ServerConnection>,
 }
 
-/// The permit of a connection, among those of its listener. It is returned when the connection is
-/// dropped.
+/// The permit of a connection, among those of its listener. The permit is returned when the
+/// connection is dropped.
 #[derive(Debug)]
 struct ConnectionPermit {
     rooms: Arc<Mutex<ConnectionLimits>>,
@@ -207,8 +207,8 @@ impl Acceptor {
     }
 }
 
-/// Prepares the socket and does the TLS handshake. `None` if the connection had to be closed
-/// meanwhile.
+/// Prepares the socket and does the TLS handshake. `None` if the connection had to be closed during
+/// that time.
 async fn shake_hands(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,

@@ -1,5 +1,5 @@
-//! The listeners for probes, Prometheus and operators: health, admin and metrics. They are open
-//! from the start, before the pools have been read.
+//! The listeners for probes, Prometheus and operators: health, admin and metrics. These listeners
+//! are open from the start, before the pools have been read.
 //!
 //! When the daemon has started, they stay open and only their answers change. So a probe never
 //! finds the port closed.
@@ -59,7 +59,7 @@ pub struct MonitoringServer {
 // === impl MonitoringServer ===
 
 impl MonitoringServer {
-    /// Opens the listeners. They answer that the daemon is alive but not ready.
+    /// Opens the listeners. At first they answer that the daemon is alive but not ready.
     ///
     /// # Errors
     /// [`FatalError`] says which listener cannot be opened, or that the token cannot be read.

@@ -107,8 +107,8 @@ impl StateServer {
         // sender down.
         let mut read_at = Instant::now();
         loop {
-            // The value is marked as seen before it is read, so that a change meanwhile wakes the
-            // loop again.
+            // The value is marked as seen before it is read, so that a change during the read wakes
+            // the loop again.
             eds.borrow_and_update();
             // A change is marked as seen only when it may be sent. Until then it stays pending and
             // wakes the loop later.

@@ -1,5 +1,5 @@
 //! Recent decisions that proxies sampled. Only complete records are kept
-//! ([`exchange::record::DecisionRecord`]). They contain no prompt and no hash of one.
+//! ([`exchange::record::DecisionRecord`]). Records contain no prompt and no hash of a prompt.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-/// The maximum number of decisions kept of one pool. It is more than a reader opens.
+/// The maximum number of decisions kept of one pool. The maximum is more than a reader opens.
 pub const SAMPLES_PER_POOL_MAX: usize = 40;
 
 /// The longest record that is kept, in bytes: [`exchange::record::RECORDED_ENDPOINTS_MAX`]
@@ -18,7 +18,7 @@ const RECORD_BYTES_MAX: usize = 256 << 10;
 /// than one, because a record is parsed when it arrives.
 const TAKEN_APART_MIN: Duration = Duration::from_millis(250);
 
-/// The maximum number of picked endpoints in a summary. It is the normal length of a ranked list.
+/// The maximum number of picked endpoints in a summary. A ranked list normally has as many.
 const PICKED_MAX: usize = 3;
 
 /// The maximum number of characters of a model's name in a summary. Clients choose these names.
@@ -74,8 +74,8 @@ pub struct DecisionSummary {
 // === impl DecisionLog ===
 
 impl DecisionLog {
-    /// Keeps a decision of `pool`. A record that is invalid, too long, or equal to the last one is
-    /// ignored, and so is one that arrives too soon after another.
+    /// Keeps a decision of `pool`. Ignores a record that is invalid, too long, equal to the last
+    /// record, or too soon after it.
     pub fn keep(&mut self, pool: &Arc<str>, source: &str, record: &str, now: Instant) {
         let at = self
             .pools

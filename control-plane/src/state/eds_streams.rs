@@ -119,7 +119,7 @@ impl EdsStreams {
         self.open.insert(stream_id, stream);
     }
 
-    /// Removes a stream. Its acknowledgements still count for [`EDS_LINGER`].
+    /// Removes a stream. The acknowledgements of the stream stay valid for [`EDS_LINGER`].
     pub fn close(&mut self, stream_id: u64, now: Instant) {
         self.closed
             .retain(|_, closed| now.saturating_duration_since(closed.at) < EDS_LINGER);

@@ -1,4 +1,4 @@
-//! One run of the daemon: whether it leads, and the numbers that it gives out.
+//! One run of the daemon: whether the daemon leads, and the numbers that it assigns.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,8 +9,8 @@ use scheduler::Version;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// One run of the daemon, from start to stop: whether it leads, and the numbers it gives out. Only
-/// [`crate::daemon`] begins and ends terms.
+/// One run of the daemon, from start to stop: whether the daemon leads, and the numbers that it
+/// assigns. Only [`crate::daemon`] begins and ends terms.
 #[derive(Debug)]
 pub struct DaemonLife {
     leadership: watch::Sender<Leadership>,
@@ -22,7 +22,7 @@ pub struct DaemonLife {
 /// The proof that no other daemon leads.
 #[derive(Clone, Copy, Debug)]
 enum LeaseProof {
-    /// This is the only daemon.
+    /// No lease is needed, because there is only one daemon.
     NotNeeded,
     /// Renewals of the lease. The time when the last confirmed renewal began.
     Renewed(Option<Instant>),
@@ -33,7 +33,7 @@ enum LeaseProof {
 pub struct Leadership {
     /// Whether the daemon leads now.
     pub leads: bool,
-    /// The newest term that the daemon knows: its own while it leads. It never shrinks.
+    /// The newest term that the daemon knows: its own while it leads. The term never shrinks.
     pub term: u64,
     /// The secret behind each pool's key of the hashes of prompt blocks.
     pub hash_secret: u128,
@@ -95,8 +95,8 @@ impl DaemonLife {
         self.leadership.borrow().hash_secret
     }
 
-    /// The key of the hashes of prompt blocks in `pool`. It is the same for all proxies of the
-    /// pool, so that they can share placements. It does not work for the prompts of another pool.
+    /// The key of the hashes of prompt blocks in `pool`. All proxies of the pool have one key, so
+    /// that they can share placements. The key does not work for the prompts of another pool.
     #[must_use]
     pub fn pool_hash_secret(&self, pool: &str) -> u128 {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &self.hash_secret().to_be_bytes());
@@ -117,7 +117,7 @@ impl DaemonLife {
     }
 
     /// Whether it is certain that no other daemon led at some time after `moment`. A process that
-    /// was stopped for long may believe that it leads until its next renewal fails.
+    /// was stopped for long may act as leader until its next renewal fails.
     #[must_use]
     pub fn is_sole_leader_since(&self, moment: Instant) -> bool {
         match *self.lease() {

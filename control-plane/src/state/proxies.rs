@@ -31,7 +31,7 @@ pub struct ProxyTables {
     /// The resources used by each origin.
     pub origins: Arc<OriginQuotas>,
     /// The state that the daemon's own ext_proc server has of each pool, in the same form as for a
-    /// proxy. It is empty if the server does not run.
+    /// proxy. The map is empty if the server does not run.
     own: Mutex<BTreeMap<String, ProxyPool>>,
     relay: Mutex<PeerRelay>,
     /// Wakes the state streams when the relay has new load or placements.
@@ -66,8 +66,8 @@ pub struct ProxyPool {
     pub refused: Option<String>,
 }
 
-/// A stream's part in sharing the load of a pool. It ends with the stream, and also when a newer
-/// stream of the process has replaced the stream.
+/// A stream's part in sharing the load of a pool. The part ends with the stream, and also when a
+/// newer stream of the process has replaced the stream.
 #[derive(Debug)]
 pub struct PoolMembership {
     tables: Arc<ProxyTables>,

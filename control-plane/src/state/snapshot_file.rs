@@ -1,10 +1,10 @@
 //! The snapshot file, with the data that the next start of the daemon needs to continue without a
 //! change for proxies.
 //!
-//! It has the term, the hash secret, and the endpoints of every pool with slots and generations. It
-//! has no metrics, because they would be stale. It is written completely and renamed into place
-//! whenever a pool update changes. A file that cannot be read is renamed with a warning, and the
-//! daemon starts without it.
+//! The file has the term, the hash secret, and the endpoints of every pool with slots and
+//! generations. The file has no metrics, because they would be stale. Whenever a pool update
+//! changes, the daemon writes a new file completely and renames it into place. A file that cannot
+//! be read is renamed with a warning, and the daemon starts without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -44,8 +44,8 @@ pub struct SavedState {
     schema: u32,
     /// The term of the daemon that wrote the file.
     pub term: u64,
-    /// The key of the hashes of prompt blocks. It is in hexadecimal, because JSON numbers are not
-    /// exact beyond 2^53.
+    /// The key of the hashes of prompt blocks. The key is in hexadecimal, because JSON numbers are
+    /// not exact beyond 2^53.
     #[serde(with = "hex")]
     pub hash_secret: u128,
     pub pools: BTreeMap<String, SavedPool>,
@@ -279,7 +279,7 @@ impl SnapshotFile {
     }
 
     /// Whether this daemon wrote this content, or already has it. Otherwise another daemon has led
-    /// meanwhile.
+    /// since then.
     #[must_use]
     pub fn knows(&self, saved: &SavedState) -> bool {
         self.known

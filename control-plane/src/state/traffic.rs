@@ -18,7 +18,7 @@ use crate::state::reports::RequestReports;
 /// The time between samples. Proxies report once a second, so each sample has several reports.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The maximum number of samples kept of one pool: one hour. They take about 80 KB.
+/// The maximum number of samples kept of one pool: one hour. An hour of samples takes about 80 KB.
 pub const SAMPLES_MAX: usize = 360;
 
 /// Samples the counters of all pools.
@@ -48,7 +48,7 @@ struct TrafficReading {
     refused: u64,
 }
 
-/// The traffic of one pool within an interval. It has many fields because each is a line in a
+/// The traffic of one pool within an interval. The type has many fields because each is a line in a
 /// chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrafficSample {

@@ -210,8 +210,9 @@ fn is_bare_name(name: &str) -> bool {
 }
 
 /// The reason why our parser may refuse a line that `prometheus_client` accepts. The library is
-/// more lenient ("successful parsing does not imply that the parsed text meets the specification",
-/// says its documentation); each reason is a rule of the format that it does not check.
+/// more lenient: its documentation says that "successful parsing does not imply that the parsed
+/// text meets the specification". Each reason is a rule of the format that the library does not
+/// check.
 fn known_laxity(line: &str, read: &SampleReading) -> Option<&'static str> {
     let named_in_braces = line.contains("{\"q\"") || line.contains("__name__");
     if !is_bare_name(&read.name) && !named_in_braces {

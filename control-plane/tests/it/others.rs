@@ -1,5 +1,5 @@
-//! Configurations of the projects whose files the daemon reads: what their own pickers load is
-//! never invalid here.
+//! Configurations of other projects whose files the daemon reads: the daemon accepts each file that
+//! the project's own picker loads.
 //!
 //! `tests/configs/others.jsonl` has one line for each: where it is (repository, commit, path), and
 //! its settings. The settings were collected from public files under the Apache License 2.0 of

@@ -4,8 +4,8 @@
 //! backends, and are in [`crate::Discovery`]. Three rules keep backends simple:
 //!
 //! - a [`BackendEvent::Apply`] has the full value, never a difference;
-//! - a [`BackendEvent::Reset`] replaces the whole set, so a backend may resynchronise at any
-//!   moment, and does so after every reconnect;
+//! - a [`BackendEvent::Reset`] replaces the whole set, so a backend may send its set again at any
+//!   time, and sends it after every reconnect;
 //! - a [`BackendEvent::Failed`] changes nothing, so the last set stays in use.
 
 use std::net::SocketAddr;
@@ -33,9 +33,9 @@ pub struct InstanceRecord {
     pub readiness: InstanceReadiness,
     /// The source of the instance's metadata.
     pub metadata: MetadataSource,
-    /// If two records have the same address, the one with the greater value wins, because an IP
-    /// address may be given to a new pod while the old pod still exists. Each backend uses its own
-    /// number, which grows with time.
+    /// If two records have one address, the record with the greater value wins, because a new pod
+    /// may get an IP address while the old pod still exists. Each backend uses its own number,
+    /// which grows with time.
     pub freshness: u64,
 }
 
@@ -45,8 +45,8 @@ pub enum InstanceReadiness {
     /// The instance may get traffic.
     Ready,
     /// The registry reports the instance as not ready, but not because of the instance's own
-    /// report: for example its node has lost contact with the API server. It may get traffic as
-    /// long as it answers.
+    /// report: for example its node has lost contact with the API server. The instance may get
+    /// traffic as long as it answers.
     Unconfirmed(String),
     /// The instance may not get traffic, for this reason.
     NotReady(String),
@@ -107,7 +107,7 @@ pub struct PickerService {
 /// An event of a backend. The first event that changes the set is a [`BackendEvent::Reset`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendEvent {
-    /// The whole set. It replaces everything reported before.
+    /// The whole set. The new set replaces everything reported before.
     Reset(Vec<Arc<InstanceRecord>>),
     /// A new record, or a new value of a known record.
     Apply(Arc<InstanceRecord>),

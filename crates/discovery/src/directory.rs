@@ -5,12 +5,12 @@
 //! {"generation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "heartbeat_seconds": 5,
 //!  "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
 //! ```
-//! It is meant for one machine, or for a shared file system without a cluster. Writers rename whole
-//! files into place, so a reader never sees a partial file. Names that begin with a dot are
-//! skipped. Only the *content* of a file counts. A file with `heartbeat_seconds` must also be
-//! touched that often by a running process. After [`HEARTBEATS_MISSED_MAX`] missed heartbeats, its
-//! instance counts as dead. The reader measures that time on its own monotonic clock, from the time
-//! when it saw the timestamp change. So clock jumps and clock skew expire no instance. A file
+//! The directory is meant for one machine, or for a shared file system without a cluster. Writers
+//! rename whole files into place, so a reader never sees a partial file. Names that begin with a
+//! dot are skipped. Only the *content* of a file counts. A file with `heartbeat_seconds` must also
+//! be touched that often by a running process. After [`HEARTBEATS_MISSED_MAX`] missed heartbeats,
+//! its instance counts as dead. The reader measures that time on its own monotonic clock, from the
+//! time when it saw the timestamp change. So clock jumps and clock skew expire no instance. A file
 //! written by hand has no heartbeat and stays until it is removed.
 //!
 //! Kernel notifications trigger reads, and a poll finds the changes that they miss. Each read takes
@@ -58,8 +58,9 @@ pub const HEARTBEAT: Duration = Duration::from_secs(5);
 /// An instance counts as dead after this many missed heartbeats. A machine that swaps may miss two.
 pub const HEARTBEATS_MISSED_MAX: u32 = 3;
 
-/// The maximum number of entries of a folder that are listed. It is more than are read, because
-/// some may not be instances, and few enough to list within milliseconds.
+/// The maximum number of entries of a folder that are listed. The maximum is higher than the number
+/// of files that are read, because some may not be instances, and low enough to list the folder
+/// within milliseconds.
 const FILES_LISTED_MAX: usize = 16 * RECORDS_MAX;
 
 /// A directory as a discovery backend.
@@ -269,8 +270,9 @@ impl DirectoryScanner {
                 entry.record = read;
             }
             None => {
-                // This is only a hint, because it uses the wall clock. An old file must show a
-                // heartbeat before it counts, while a new file counts at once.
+                // The age of a file is only a hint, because it depends on the wall clock. An
+                // instance with a new file counts as alive at once; an instance with an old file
+                // counts only after a heartbeat.
                 let age = SystemTime::now()
                     .duration_since(modified)
                     .unwrap_or_default();
@@ -365,8 +367,8 @@ impl ScanTimer {
                 () = tokio::time::sleep(poll) => {}
             }
         }
-        // The watch is set again at each poll, because the folder may have been replaced by another
-        // one of the same name.
+        // The watch is set again at each poll, because another folder may have replaced the folder
+        // under its name.
         self.watcher = self.watch(folder);
     }
 

@@ -28,8 +28,8 @@ pub(crate) struct InstanceDocument {
     pub(crate) address: SocketAddr,
     #[serde(default = "yes")]
     pub(crate) ready: bool,
-    /// How often the registering process touches the file. It is absent in files written by hand,
-    /// and in registries with leases.
+    /// How often the registering process touches the file. The field is absent in files written by
+    /// hand, and in registries with leases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) heartbeat_seconds: Option<u32>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -73,7 +73,7 @@ pub struct Etcd {
 // === impl Etcd ===
 
 impl Etcd {
-    /// A backend for that cluster. It does not connect yet.
+    /// A backend for that cluster. The backend does not connect yet.
     ///
     /// # Errors
     /// The error says what is invalid in the configuration.
@@ -115,7 +115,7 @@ struct EtcdFollower {
     folder: String,
     /// The open watch. `None` means that the keys must be listed first.
     watch: Option<Streaming<api::WatchResponse>>,
-    /// The last record by key. It stays in use if a new value cannot be read.
+    /// The last record by key. A record stays in use if a new value cannot be read.
     known: BTreeMap<String, Arc<InstanceRecord>>,
     /// Whether there are keys that are not in `known` because there are too many.
     is_partial: bool,

@@ -20,10 +20,10 @@ pub struct ClockReading {
 }
 
 /// A change of the published set. An [`InstanceEvent::Added`] is an upsert: it carries the whole
-/// new value of an instance, known or not.
+/// new value of a known or unknown instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstanceEvent {
-    /// This instance may get traffic. An unconfirmed one may get it only while it answers
+    /// The instance may get traffic. An unconfirmed instance may get traffic only while it answers
     /// ([`Instance::unconfirmed`]).
     Added(Arc<Instance>),
     /// The instance with this id may no longer get traffic.

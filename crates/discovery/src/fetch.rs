@@ -1,7 +1,7 @@
 //! Fetches the metadata of an instance with one conditional GET to its own address, within limits.
 //!
-//! It follows no redirect, uses no proxy from the environment and resolves no name, so only the
-//! instance itself can answer.
+//! The request follows no redirect, uses no proxy from the environment and resolves no name, so
+//! only the instance itself can answer.
 
 use std::sync::Arc;
 use std::time::Duration;

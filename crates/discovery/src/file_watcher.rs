@@ -1,9 +1,9 @@
 //! Follows the content of a file, or of the files of a folder.
 //!
 //! It polls. A poll sees in-place writes, atomic renames, the symlink swaps of a mounted ConfigMap,
-//! network file systems and files that do not exist yet, and cannot miss an event. It compares
-//! content, not timestamps. New content counts when two reads are equal, so a partly written file
-//! does not count as complete.
+//! network file systems and files that do not exist yet, and cannot miss an event. The watcher
+//! compares content, not timestamps. New content counts when two reads are equal, so a partly
+//! written file does not count as complete.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,15 +16,15 @@ use crate::whole_file;
 /// expect an edit to take effect at once.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long new content must stay the same before it counts. It is longer than a writer takes
+/// How long new content must stay the same before it counts. The time is longer than a writer takes
 /// between two writes to one file.
 pub const SETTLE: Duration = Duration::from_millis(50);
 
 /// The largest file, in bytes. llm-d has the same limit for an endpoints file.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The maximum number of files in a folder. They are written by hand, one for each configured
-/// thing.
+/// The maximum number of files in a folder. Operators write these files by hand, one for each
+/// configured thing.
 pub const FILES_MAX: usize = 256;
 
 /// The maximum number of bytes of all files of a folder together, because every poll reads all of

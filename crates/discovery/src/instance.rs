@@ -13,11 +13,11 @@ pub struct Instance {
     /// The namespace of the name; [`NAMESPACE_DEFAULT`] when the source has none.
     pub namespace: String,
     /// The generation: which process has this name (in Kubernetes the pod's UID). State that was
-    /// learned about another generation does not apply to this one. Empty if the source has no
-    /// generation.
+    /// learned about another generation does not apply to this generation. Empty if the source has
+    /// no generation.
     pub generation: String,
-    /// The address for requests. It is always an IP address, because Envoy gets it unchanged and
-    /// resolves no names.
+    /// The address for requests. The address is always an IP address, because Envoy gets it
+    /// unchanged and resolves no names.
     pub address: SocketAddr,
     /// Labels, sorted by key.
     pub labels: Vec<(String, String)>,
@@ -26,8 +26,8 @@ pub struct Instance {
     /// The metadata of the instance, if it has any; [`Self::metadata`] reads it.
     pub metadata: Option<Arc<Metadata>>,
     /// The reason why the registry cannot confirm that the instance is ready, although the instance
-    /// itself has not reported that it is not ready. Such an instance may get traffic only while it
-    /// answers. `None` means that it is ready.
+    /// itself has not reported that it is not ready. An unconfirmed instance may get traffic only
+    /// while it answers. `None` means that the instance is ready.
     pub unconfirmed: Option<Arc<str>>,
 }
 
@@ -53,27 +53,27 @@ pub enum MetricsScheme {
 
 /// Whether instances may have addresses of this machine (loopback) or of its link (link-local).
 ///
-/// A proxy connects to such an address on its own machine. So a client that may write such an
+/// A proxy connects to such an address on its own machine. So a client that may write a local
 /// address into a registry can direct prompts to any port of the gateway's pod, or to the metadata
 /// service of a cloud.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LocalAddresses {
-    /// Such instances are refused.
+    /// Instances with local addresses are refused.
     #[default]
     Refused,
-    /// Such instances are treated like all others, because everything runs on one machine.
+    /// Instances with local addresses are accepted, because everything runs on one machine.
     Allowed,
 }
 
 /// The namespace of instances whose source names none.
 pub const NAMESPACE_DEFAULT: &str = "default";
 
-/// The maximum number of instances of one source. It is the number of slots of a pool.
+/// The maximum number of instances of one source. A pool has as many slots.
 pub const INSTANCES_MAX: usize = 1024;
 
-/// The maximum number of records of one component that a backend keeps. Those beyond
-/// [`INSTANCES_MAX`] are not published, and replace published ones that disappear. This number is
-/// enough for every instance to be replaced at once.
+/// The maximum number of records of one component that a backend keeps. Records beyond
+/// [`INSTANCES_MAX`] are not published until a published record disappears. The maximum allows
+/// every instance to be replaced at once.
 pub const RECORDS_MAX: usize = 2 * INSTANCES_MAX;
 
 /// The maximum number of bytes of labels of one instance, keys and values together, so that a full
@@ -83,7 +83,7 @@ pub const LABEL_BYTES_MAX: usize = 2048;
 /// The maximum number of labels of one instance, for the same reason.
 pub const LABELS_MAX: usize = 64;
 
-/// The longest name or namespace, in bytes. It is the limit of DNS names, and so of pods.
+/// The longest name or namespace, in bytes. DNS names, and so pods, have this limit.
 pub const NAME_BYTES_MAX: usize = 253;
 
 // === impl LocalAddresses ===
@@ -132,9 +132,9 @@ impl Instance {
         Self { metadata, ..self }
     }
 
-    /// The metadata of the instance. It is empty if there is none, as for plain vLLM. It came with
-    /// the instance, so reading it cannot fail. A change of the metadata causes another `Added`
-    /// event with the new value.
+    /// The metadata of the instance. The metadata is empty if the instance has none, as for plain
+    /// vLLM. The metadata came with the instance, so reading it cannot fail. A change of the
+    /// metadata causes another `Added` event with the new value.
     pub fn metadata(&self) -> &Metadata {
         self.metadata.as_deref().unwrap_or(Metadata::empty())
     }

@@ -13,10 +13,10 @@
 //! | endpoint gone from its last slice, slice deleted, or absent from a new list | Removed |
 //!
 //! A Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`],
-//! not by its name, because two namespaces may have a component of the same name. Its slices are
-//! found by `kubernetes.io/service-name`, because the slice controller copies the labels of the
-//! Service to the slices, not those of the pods. Labels of pods are read from the pods
-//! ([`labels`]).
+//! not by its name, because two namespaces may have a component of the same name. The slices of a
+//! Service are found by `kubernetes.io/service-name`, because the slice controller copies the
+//! labels of the Service to the slices, and not the labels of the pods. Labels of pods are read
+//! from the pods ([`labels`]).
 //!
 //! [`InferencePools`] is the alternative: an `InferencePool` names its pods by selector.
 
@@ -65,8 +65,8 @@ pub const COMPONENT_LABEL: &str = "nvidia.com/dynamo-component";
 /// The label of a slice with the name of its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// The maximum number of Services that may select one component. Their names go into a label
-/// selector, which is part of a URL.
+/// The maximum number of Services that may select one component. The names of the Services go into
+/// a label selector, which is part of a URL.
 const SERVICES_MAX: usize = 32;
 
 /// The maximum time that connecting to the API server may take. A running API server answers much

@@ -29,8 +29,8 @@ pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// The interval at which the leader renews the lease.
 pub const RENEW_PERIOD: Duration = Duration::from_secs(2);
 
-/// The interval at which a standby reads the lease. It is the longest part of a handover, and a
-/// read costs little.
+/// The interval at which a standby reads the lease. The interval is the longest part of a handover,
+/// and a read costs little.
 pub const STANDBY_PERIOD: Duration = Duration::from_secs(1);
 
 /// The maximum time that one read and write may take together. Two of them fit into

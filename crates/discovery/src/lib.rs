@@ -40,8 +40,8 @@
 //!  worker ── ServiceRegistry ──▶ Kubernetes │ directory │ ... ── Backend ──▶ Discovery ── list, watch ──▶ frontend
 //!  /metadata, /health  ◀──────────────────── conditional GET ──────────────────┘
 //! ```
-//! Events have the whole value of an instance, a backend may send its whole set again at any time,
-//! and an error never empties a set. A subscriber that is too slow gets the current state instead
+//! Each event has the whole value of an instance. A backend may send its whole set again at any
+//! time. An error never empties a set. A subscriber that is too slow gets the current state instead
 //! of a queue of old events.
 //!
 //! The daemon uses [`SetChanges`]: each item is the complete set. [`file`] (an endpoints file) and
@@ -92,7 +92,7 @@ pub use watch::{
 /// [`SetChange::Unreadable`] before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetChange {
-    /// The whole set. It replaces everything reported before.
+    /// The whole set. The new set replaces everything reported before.
     Reset(Vec<Instance>),
     /// The source cannot be read or is invalid, for this reason. The last set stays in use.
     Unreadable(String),

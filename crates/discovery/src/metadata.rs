@@ -84,7 +84,7 @@ impl Metadata {
     /// Parses metadata from JSON text.
     ///
     /// # Errors
-    /// The same as for [`Self::try_new`], and if the text is not a JSON object.
+    /// Fails as [`Self::try_new`] does, and if the text is not a JSON object.
     pub fn parse(text: &[u8]) -> Result<Self, MetadataError> {
         if text.len() > METADATA_BYTES_MAX {
             return Err(MetadataError::TooLarge(text.len()));

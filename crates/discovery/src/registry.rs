@@ -86,7 +86,7 @@ pub struct InstanceHandle {
 pub(crate) struct Registration {
     /// Publishes the state.
     pub(crate) task: Option<AbortHandle>,
-    /// Removes the registration. This must not block for long.
+    /// Removes the registration. The call must not block for long.
     pub(crate) withdraw: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 

@@ -1,5 +1,5 @@
-//! The instances of one component, and those of them that subscribers see. This module is pure: it
-//! has no I/O, and takes the time as an argument.
+//! The instances of one component, and which of them subscribers see. This module has no I/O and
+//! reads no clock: the caller passes the time.
 //!
 //! ```text
 //!           Apply, Reset                    metadata                 owns its address
@@ -16,8 +16,8 @@
 //! published one is removed. The oldest record then takes its place.
 //!
 //! **Mass disappearance.** If the first list after an outage lacks more than half of the published
-//! instances, the backend has more likely lost its state than the servers have gone. Those rows
-//! then stay unchanged for [`HOLD`]. The backend is requested to list again, and rows that are
+//! instances, the backend has more likely lost its state than the servers have gone. The missing
+//! rows then stay unchanged for [`HOLD`]. The backend is requested to list again, and rows that are
 //! still missing at the end are removed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -325,8 +325,8 @@ impl InstanceTable {
                 claims.insert(claim);
             }
         }
-        // An address is taken from its owner before it is given to another instance, so two
-        // published instances never have the same address.
+        // An address is taken from its owner before another instance gets it, so two published
+        // instances never have the same address.
         let (gaining, losing): (Vec<_>, Vec<_>) = loser
             .iter()
             .chain([id])

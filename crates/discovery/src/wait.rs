@@ -11,7 +11,7 @@ pub(crate) async fn sleep_until(at: Option<Instant>) {
 }
 
 /// The time to wait after this many errors in a row: from 250 ms, doubled up to 10 s. Half of the
-/// wait is random, so that not all daemons come back at once.
+/// wait is random, so that not all daemons connect again at once.
 #[cfg(any(feature = "kubernetes", feature = "etcd"))]
 pub(crate) fn wait_after(errors: u32) -> std::time::Duration {
     std::time::Duration::from_millis(250 << errors.min(16))

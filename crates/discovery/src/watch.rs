@@ -1,10 +1,10 @@
 //! The reading side: list and watch, the same for every backend.
 //!
-//! Each followed component has one task. It feeds events of the backend and metadata of instances
-//! into the component's [`InstanceTable`] and publishes the changes. Followers subscribe under the
-//! lock under which the table changes, so no change is lost between a list and the watch after it.
-//! A follower that lags behind gets the current table instead of an unbounded queue, and does not
-//! slow other followers down.
+//! Each followed component has one task. The task feeds events of the backend and metadata of
+//! instances into the component's [`InstanceTable`] and publishes the changes. Followers subscribe
+//! under the lock under which the table changes, so no change is lost between a list and the watch
+//! after it. A follower that lags behind gets the current table instead of an unbounded queue, and
+//! does not slow other followers down.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -28,8 +28,8 @@ use crate::table::InstanceTable;
 use crate::wait::sleep_until;
 use crate::{SetChange, SetChanges};
 
-/// The number of events that a follower may lag behind before it gets the current table instead. It
-/// covers the additions and removals in a rollout of a full pool.
+/// The number of events that a follower may lag behind before it gets the current table instead.
+/// The number covers the additions and removals in a rollout of a full pool.
 const EVENTS_MAX: usize = 2048;
 
 /// How long additions are collected before the daemon gets them. A rollout comes in bursts, and 20
@@ -37,8 +37,8 @@ const EVENTS_MAX: usize = 2048;
 pub const GATHER: Duration = Duration::from_millis(20);
 
 /// How long the first set waits for metadata. Otherwise a daemon that just became the leader would
-/// briefly remove every instance whose metadata has not arrived. It does not wait longer for an
-/// instance that does not answer.
+/// briefly remove every instance whose metadata has not arrived. The daemon does not wait longer
+/// for an instance that does not answer.
 const FIRST_SET_MAX: Duration = Duration::from_secs(3);
 
 /// Lists and watches instances.
@@ -129,7 +129,7 @@ struct HubState {
 // === impl Discovery ===
 
 impl<B: Backend> Discovery<B> {
-    /// Creates discovery over `backend`; `policy` says how metadata is fetched.
+    /// Creates discovery over `backend`. `policy` says how metadata is fetched.
     #[must_use]
     pub fn new(backend: B, policy: MetadataPolicy) -> Self {
         Self {

@@ -46,7 +46,7 @@ pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
 /// Reads a text of at most `bytes_max`.
 ///
 /// # Errors
-/// The same as for [`read`], or that it is not UTF-8.
+/// Fails as [`read`] does, and if the text is not UTF-8.
 pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     String::from_utf8(read(path, bytes_max)?).map_err(io::Error::other)
 }

@@ -79,7 +79,8 @@ macro_rules! apis {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum RequestApi {
             $($(#[$about])* $api,)*
-            /// Any other path. Its body is opaque, but an endpoint is picked for it.
+            /// Any other path. The body of such a request is opaque, but the picker picks an
+            /// endpoint.
             Other {
                 /// The shape its errors must have.
                 family: ApiFamily,
@@ -198,7 +199,8 @@ impl RequestApi {
         self.reads_body() && self != Self::Task
     }
 
-    /// Whether a path of the API may name a stored answer. It saves the search for most requests.
+    /// Whether a path of the API may name a stored answer. This check saves the search for most
+    /// requests.
     pub(crate) fn may_name_stored(self) -> bool {
         !self.is_inference()
     }
@@ -221,8 +223,8 @@ impl RequestApi {
         self.row().needs_model
     }
 
-    /// The member of the body with the salt of the prefix cache. It is the same in the OpenAI APIs
-    /// of vLLM, SGLang and TensorRT-LLM.
+    /// The member of the body with the salt of the prefix cache. The name is the same in the OpenAI
+    /// APIs of vLLM, SGLang and TensorRT-LLM.
     #[must_use]
     pub fn salt_name(self) -> &'static str {
         match self {

@@ -11,9 +11,9 @@
 //!
 //! **The prompt** goes to a [`PromptSink`] in pieces: tools, system and turns separately, because
 //! templates have them in this order and bodies in any order. Within one message, the client's
-//! order counts. Pieces are the body's own bytes, still escaped. They are only hashed, to find
-//! requests with the same start, and a client escapes in the same way each time. So clients that
-//! escape differently do not share a prefix, which only costs a cache hit. Fields that differ
+//! order counts. Pieces are the body's own bytes, still escaped. The pieces are only hashed, to
+//! find requests with a common start, and a client escapes in the same way each time. So clients
+//! that escape differently do not share a prefix, which only costs a cache hit. Fields that differ
 //! between turns without changing the prompt (`cache_control`, ids) are left out.
 
 use crate::api::RequestApi;
@@ -38,7 +38,7 @@ const KEPT_BYTES_MAX: usize = 16_384;
 /// The fields of a request body that routing and accounting read.
 #[derive(Clone, Debug)]
 pub struct ParsedRequest<P> {
-    /// The requested model, unescaped. It is empty only if the API does not need one.
+    /// The requested model, unescaped. The name is empty only if the API does not need a model.
     pub model: String,
     /// The position of its JSON string in the body, quotes included. `None` without a model, and in
     /// protobuf, because replacing a string there would change the lengths around it.
@@ -54,7 +54,7 @@ pub struct ParsedRequest<P> {
     pub max_tokens: Option<u32>,
     /// Whether one reply may have several outputs.
     pub several_outputs: bool,
-    /// Contents of `cache_salt`, still escaped. It is empty if absent.
+    /// Contents of `cache_salt`, still escaped. Empty if the body has none.
     pub cache_salt: Vec<u8>,
     pub(crate) salt: SaltPlace,
     /// The position where the object begins.
@@ -80,8 +80,8 @@ pub(crate) enum SaltPlace {
     NoMember,
     Absent,
     At(Range<usize>),
-    /// The value is an object or an array. It cannot contain another client's salt, because no
-    /// client knows one.
+    /// The value is an object or an array. Such a value cannot contain another client's salt,
+    /// because no client knows one.
     Unwritable,
 }
 

@@ -2,9 +2,9 @@
 //! the host for the necessary actions.
 //!
 //! A host connects a proxy with this crate: the wasm filter, the ext_proc server, a native Envoy
-//! module. A host only translates calls. The driver does the rest: the phases, parking, whether
-//! headers and bytes are held, when a body is read, whether a request may be retried, the release
-//! of a pick, the served endpoint, and what is counted.
+//! module. A host only translates calls. The driver decides the rest: the phases, parking, whether
+//! headers and bytes are held, when a body is read, whether a request may be retried, when a pick
+//! is released, which endpoint served, and what is counted.
 //!
 //! ```text
 //!                    Started
@@ -111,8 +111,8 @@ pub struct RequestDriver<H: RequestHost> {
 
 /// How the pieces of a request body reach a filter ([`RequestHost::IS_FILTER`]). If a filter held a
 /// piece and the proxy resumed the request before the last piece, Envoy up to 1.39 drops the next
-/// piece. The filter avoids that by holding the next piece too. That piece goes on with the piece
-/// after it, or later.
+/// piece. So the filter holds the next piece too, and releases it with the piece after it, or
+/// later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BodyDelivery {
     /// No piece arrived.

@@ -42,17 +42,17 @@ pub const CONTENT_LENGTH: &str = "content-length";
 /// HTTP's list of the compressions that the client accepts.
 pub const ACCEPT_ENCODING: &str = "accept-encoding";
 
-/// Names the objective of a request: the current name, then the older one that is still read.
+/// Names the objective of a request: the current name, then an older name that is still read.
 pub const OBJECTIVE: [&str; 2] = [
     "x-llm-d-inference-objective",
     "x-gateway-inference-objective",
 ];
-/// Requests a model other than the body's: the current name, then the older one that is still read.
+/// Requests a model other than the body's: the current name, then an older name that is still read.
 pub const MODEL_REWRITE: [&str; 2] = ["x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"];
 
-/// The TTFT SLO, ms: the current name, then the older one that is still read.
+/// The TTFT SLO, ms: the current name, then an older name that is still read.
 pub const SLO_TTFT: [&str; 2] = ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"];
-/// The TPOT SLO, ms: the current name, then the older one that is still read.
+/// The TPOT SLO, ms: the current name, then an older name that is still read.
 pub const SLO_TPOT: [&str; 2] = ["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"];
 /// Requests scheduling by SLO: the name, then the name in later versions.
 pub const PREDICTION_BASED: [&str; 2] = ["predictionbasedrouting", "x-prediction-based-scheduling"];

@@ -1,14 +1,16 @@
 //! A JSON reader that validates everything it passes, copies nothing and never recurses.
 //!
-//! Chat bodies are a few long strings in a thin frame, so nearly all the time goes into finding the
-//! ends of strings ([`scan`]); the frame is read byte by byte. The caller walks the parts it knows
-//! with [`JsonReader::members`] and [`JsonReader::elements`]. The rest is skipped. A field of an
-//! unexpected type counts as absent, because the engine checks its own fields. Skipping is a loop
-//! with one bit for each open container, so no input can exhaust the stack.
+//! Chat bodies are a few long strings in a thin frame, so the reader spends nearly all the time on
+//! finding the ends of strings ([`scan`]). The frame is read byte by byte. The caller reads the
+//! parts that it knows with [`JsonReader::members`] and [`JsonReader::elements`], and the reader
+//! skips the rest. A field of an unexpected type is treated as absent, because the engine checks
+//! its own fields. Skipping is a loop with one bit for each open container, so no input can exhaust
+//! the stack.
 //!
-//! It accepts RFC 8259 and no more (no byte order mark, no `NaN`). It uses one freedom that the RFC
-//! leaves and Python uses: a string may contain an escaped surrogate without its other half.
-//! Numbers are checked for form and converted only on request, so `1e999999` costs nothing.
+//! The reader accepts RFC 8259 and no more (no byte order mark, no `NaN`). As in Python, a string
+//! may contain an escaped surrogate without its other half; the RFC leaves readers free to accept
+//! or refuse that. Numbers are checked for form and converted only on request, so `1e999999` costs
+//! nothing.
 
 use crate::number;
 use std::borrow::Cow;
@@ -20,9 +22,9 @@ mod utf8;
 pub(crate) mod visitor;
 pub mod write;
 
-/// The maximum number of containers that may be open at once. It equals the number of bits in a
-/// `u128`. Real bodies (tool schemas are the deepest part) stay below 30. `serde_json` and pydantic
-/// stop between 128 and 200, so engines would hardly accept a body that is refused here.
+/// The maximum number of containers that may be open at once. A `u128` has as many bits. Real
+/// bodies (tool schemas are the deepest part) stay below 30. `serde_json` and pydantic stop between
+/// 128 and 200, so engines would hardly accept a body that is refused here.
 pub const DEPTH_MAX: u32 = u128::BITS;
 
 /// The reason why the bytes are not accepted as JSON. The sender caused the error. Sending the same
@@ -31,8 +33,8 @@ pub const DEPTH_MAX: u32 = u128::BITS;
 pub enum JsonError {
     /// Not JSON.
     Invalid {
-        /// The first invalid byte, in bytes from the start of the input. It is the length of the
-        /// input if that ended too early.
+        /// The first invalid byte, in bytes from the start of the input. If the input ended too
+        /// early, this is its length.
         offset: usize,
     },
     /// More than [`DEPTH_MAX`] containers inside each other.
@@ -121,8 +123,8 @@ impl<'b> JsonReader<'b> {
         Ok(())
     }
 
-    /// Passes the remaining members of an object and the closing brace, starting after a member. It
-    /// is for input that starts inside an object.
+    /// Passes the remaining members of an object and the closing brace, starting after a member.
+    /// Use it for input that starts inside an object.
     pub fn rest_of_object(&mut self) -> Result<()> {
         while self.more(b'}')? {
             self.key()?;
@@ -413,7 +415,7 @@ impl<'b> JsonStr<'b> {
         }
     }
 
-    /// The bytes of the unescaped text, for comparing names. They are borrowed unless there are
+    /// The bytes of the unescaped text, for comparing names. The text is borrowed unless it has
     /// escapes.
     #[must_use]
     pub fn name(&self) -> Cow<'b, [u8]> {
@@ -466,7 +468,7 @@ fn decode_escape(escape: &[u8]) -> (char, usize) {
     }
 }
 
-/// The four hexadecimal digits of the `\uXXXX` at `at`; 0 if there is no such escape.
+/// The four hexadecimal digits of the `\uXXXX` at `at`. 0 if there is no escape.
 fn code_unit(bytes: &[u8], at: usize) -> u32 {
     let digits = bytes
         .get(at..at + 6)

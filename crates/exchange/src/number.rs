@@ -9,15 +9,15 @@ const DIGITS_MAX: u32 = 19;
 /// Exponents are limited to this value. Beyond it, every mantissa gives infinity or zero.
 const EXPONENT_MAX: u32 = 400;
 
-/// Powers of ten up to this one are exact in an `f64`.
+/// Powers of ten up to this exponent are exact in an `f64`.
 const POWER_EXACT_MAX: u32 = 22;
 
 /// Decimal digits that distinguish every `f32` from its neighbours.
 const F32_DIGITS_MAX: i32 = 9;
 
 /// Reads a complete number such as `-12.5e3`. Digits may be missing on one side of the point.
-/// Numbers with at most 15 digits and a power of ten up to 22 are exact; others are off by a few
-/// units in the last place. A number that is too large becomes infinite.
+/// Numbers with at most 15 digits and a power of ten up to 22 are exact. Other numbers are off by a
+/// few units in the last place. A number that is too large becomes infinite.
 #[must_use]
 pub fn parse(text: &[u8]) -> Option<f64> {
     let (negative, mut rest) = match text.split_first()? {
@@ -78,7 +78,7 @@ fn scale(value: f64, exponent: i32) -> f64 {
     let mut scaled = value;
     let mut left = exponent.unsigned_abs().min(EXPONENT_MAX);
     while left > 0 && scaled != 0.0 {
-        // Powers up to this one are exact, so the first step of a short number is exact too.
+        // Powers up to this exponent are exact, so the first step of a short number is exact too.
         let step = left.min(POWER_EXACT_MAX);
         let power = (0..step).fold(1.0, |power, _| power * 10.0);
         scaled = if exponent > 0 {

@@ -2,10 +2,10 @@
 //! ([`ParsedRecord::replay`]) later and in another process.
 //!
 //! A record has the inputs of [`scheduler::schedule`]: the facts of the request, every endpoint
-//! with its metrics, load and matched blocks, and the state of the random generator. It has no
-//! prompt and no hash of one, and only the headers that the operator lists, because a record is a
-//! line in a log. It does not have the labels of endpoints and the pipeline: a replay uses the
-//! current ones and may try others.
+//! with its metrics, load and matched blocks, and the state of the random generator. Because a
+//! record is a line in a log, it has no prompt and no hash of a prompt, and only the headers that
+//! the operator lists. A record does not have the labels of endpoints or the pipeline: a replay
+//! uses the current labels and the current pipeline, or another pipeline.
 
 #[expect(
     clippy::indexing_slicing,
@@ -33,16 +33,16 @@ pub const RECORDED_ENDPOINTS_MAX: usize = 256;
 /// path, but clients may send any name.
 const MODEL_BYTES_MAX: usize = 256;
 
-/// The maximum number of running requests recorded for each endpoint. They are the strictest,
-/// because only these count.
+/// The maximum number of running requests recorded for each endpoint. The requests with the
+/// strictest SLOs are recorded, because only these limit other requests.
 const RUNNING_MAX: usize = 4;
 
 /// The maximum number of running requests of a pool that [`running`] returns: some 10 KB, once a
 /// second.
 const RUNNING_SHOWN_MAX: usize = 64;
 
-/// The maximum number of held requests of a pool that [`running`] returns. They are those that have
-/// waited longest.
+/// The maximum number of held requests of a pool that [`running`] returns. The function returns the
+/// requests that have waited longest.
 const QUEUED_SHOWN_MAX: usize = 64;
 
 /// Returns the running requests with an SLO, by endpoint, and those that flow control holds, as

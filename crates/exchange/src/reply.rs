@@ -11,12 +11,12 @@ use crate::body::BodyError;
 use crate::headers;
 use crate::json::write::JsonWriter;
 
-/// The `Retry-After` of a 429, in seconds. It is long enough for a queue to move, and short enough
-/// to be useful.
+/// The `Retry-After` of a 429, in seconds. A second is long enough for a queue to move, and short
+/// enough to be useful.
 const RETRY_AFTER_S: u32 = 1;
 
-/// How much of a header's value an error message repeats, in bytes. It is enough to recognise the
-/// value.
+/// How much of a header's value an error message repeats, in bytes. So many bytes are enough to
+/// recognise the value.
 const QUOTED_BYTES_MAX: usize = 64;
 
 /// The drop reasons that several refusals share.
@@ -50,7 +50,7 @@ pub enum Refusal {
     Shed(ShedReason),
     /// The request names a scheduling profile that does not exist.
     UnknownProfile(Box<str>),
-    /// This pool does not serve the model.
+    /// The pool does not serve the model.
     UnknownModel(Box<str>),
     /// A header has an invalid value.
     Header {
@@ -59,14 +59,14 @@ pub enum Refusal {
         /// The required form of the value, as in "must be a number".
         must_be: &'static str,
     },
-    /// The pool requires an SLO from every request, and this one has none.
+    /// The pool requires an SLO from every request, and this request has none.
     SloMissing,
     /// Two engines lost their connection over this prompt within a minute, while they served other
     /// prompts successfully.
     CrashingPrompt,
-    /// The request was held, or would have to be held, and is given up.
+    /// The request was held, or would have to be held, and is refused.
     Queue(QueueRefusal),
-    /// The request was running, and was given up for a more important one.
+    /// The request was running, and was ended for a more important request.
     GivenUp {
         /// The time after which to try again, in seconds.
         retry_after_s: u32,
@@ -76,9 +76,9 @@ pub enum Refusal {
         /// Whether this body has been arriving for a long time.
         is_slow: bool,
     },
-    /// The client does not read the reply. It gets a reset instead of this reply.
+    /// The client does not read the reply. The client gets a reset instead of this reply.
     Unread,
-    /// This proxy never received state.
+    /// The proxy never received state.
     NoState,
     /// The proxy refused the change that the request needs.
     Unsent,

@@ -1,12 +1,12 @@
 //! Restores the client's model name in a response, if the request was sent with another name.
 //!
-//! It replaces the value of `model` in the outermost object of an unstreamed reply or of an event's
-//! data, and in the one object that wraps it in events of some APIs (`response.model`,
-//! `message.model`). It does so only if the value is the name that was sent, in any JSON spelling.
-//! Text that contains the name stays. All other bytes pass unchanged, even if they are not JSON.
+//! The name is the value of `model` in the outermost object of an unstreamed reply or of an event's
+//! data, or in the object that wraps it in events of some APIs (`response.model`, `message.model`).
+//! The value is replaced only if it is the name that was sent, in any JSON spelling. Text that
+//! contains the name stays. All other bytes pass unchanged, even if they are not JSON.
 //!
-//! **Only that value is held back**, and only while the value can still become that name. Events
-//! pass as they arrive, and it does not matter where the bytes are cut.
+//! **Only the value of `model` is held back**, and only while it can still become the name that was
+//! sent. Events pass as they arrive, and may be cut anywhere.
 
 use crate::api::RequestApi;
 use crate::json::JsonReader;

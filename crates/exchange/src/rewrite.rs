@@ -44,8 +44,8 @@ pub(crate) fn model<P>(
     ))
 }
 
-/// Returns the change that makes the engine use `salt`, whatever the client wrote. It replaces the
-/// client's salt, or becomes the first member. `None` for a body without members.
+/// Returns the change that makes the engine use `salt`, whatever the client wrote. The new salt
+/// replaces the client's salt, or becomes the first member. `None` for a body without members.
 pub(crate) fn salt<P>(parsed: &ParsedRequest<P>, api: RequestApi, salt: &str) -> Option<BodyEdit> {
     match &parsed.salt {
         SaltPlace::At(range) => Some(BodyEdit::string(range.clone(), salt)),

@@ -3,7 +3,7 @@
 use crate::headers;
 
 /// The default headers in a record: the session headers, without which a decision cannot be
-/// repeated. Neither is secret.
+/// repeated. Session headers are not secret.
 pub const RECORDED_HEADERS_DEFAULT: &str = "x-session-id,x-session-token";
 
 /// The format of the ranked list for the proxy.
@@ -11,8 +11,8 @@ pub const RECORDED_HEADERS_DEFAULT: &str = "x-session-id,x-session-token";
 pub enum DestinationFormat {
     /// The whole list, comma-separated, for `override_host`.
     List,
-    /// The first endpoint, and the second one in the fallback header. It is for `ORIGINAL_DST`
-    /// clusters and for readers of the older protocol text.
+    /// The first endpoint, and the second one in the fallback header. This format is for
+    /// `ORIGINAL_DST` clusters and for readers of the older protocol text.
     Single,
 }
 
@@ -21,8 +21,8 @@ pub enum DestinationFormat {
 pub enum DecideAt {
     /// At the last byte of the body.
     Body,
-    /// At the headers, by load, session, subset and a model header. The body passes unread. This is
-    /// for proxies that cannot hold a body.
+    /// At the headers, by load, session, subset and a model header. The body passes unread. Use
+    /// this mode for proxies that cannot hold a body.
     Headers,
 }
 
@@ -39,7 +39,7 @@ pub enum FailureMode {
 /// SLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderTrust {
-    /// Clients set it. They may not affect other clients, so the header has no effect.
+    /// Clients set it. Clients may not affect other clients, so the header has no effect.
     Ignore,
     /// A proxy or gateway in front, which sets the header and removes the client's own.
     Trust,
@@ -96,11 +96,12 @@ pub struct RetrySettings {
     /// Whether failed attempts are retried on the rest of the ranked list.
     pub enabled: bool,
     /// The time that one attempt of a streamed request may take until its response headers, in ms.
-    /// 0 means no limit. It never applies to unstreamed replies, whose headers come at the end.
+    /// 0 means no limit. The limit never applies to unstreamed replies, whose headers come at the
+    /// end.
     pub per_try_timeout_ms: u64,
 }
 
-/// The settings of all exchanges of one filter configuration. Its fields are those of the
+/// The settings of all exchanges of one filter configuration. The fields have the names of the
 /// configuration.
 #[derive(Clone, Debug)]
 pub struct ExchangeSettings {
@@ -110,8 +111,8 @@ pub struct ExchangeSettings {
     pub subset: SubsetSettings,
     /// When a request on an inference path is decided.
     pub decide_at: DecideAt,
-    /// The header that names the model if the body is not read. Its sender must have read the body,
-    /// because a client could name one model in the header and another in the body.
+    /// The header that names the model if the body is not read. The sender of the header must have
+    /// read the body, because a client could name one model in the header and another in the body.
     pub model_header: String,
     /// The largest request body on an inference path, in bytes after decompression. A million-token
     /// prompt is about 5 MB. Envoy's own limit (32 MiB in the shipped files) is higher, so that the
@@ -128,11 +129,11 @@ pub struct ExchangeSettings {
     pub ready_path: String,
     /// Whether a client may request the reasons of a decision by header.
     pub explain: bool,
-    /// The header by which a proxy in front names the authenticated client. It replaces the
-    /// client's own header. Empty means no header.
+    /// The header by which a proxy in front names the authenticated client. The proxy must replace
+    /// the client's own header. Empty means no header.
     pub client_header: String,
     /// The key from which each authenticated client gets its own `cache_salt`, which replaces the
-    /// one that it sends. If it is empty, clients choose.
+    /// client's own `cache_salt`. If it is empty, clients choose.
     pub cache_salt_key: String,
     /// Whether the objective header counts.
     pub objective_header: HeaderTrust,

@@ -3,9 +3,9 @@
 //!
 //! A stream is cut into events ([`EventSplitter`]) and each event is read on its own ([`event`]).
 //! An unstreamed body is read at its end. Between chunks only [`HeldEvent`] is kept, which is
-//! bounded. If a body (embeddings, log probabilities) or an event is longer, only its end is kept,
-//! where every engine writes `usage`. A body with more than [`HELD_BYTES_MIN`] after its `usage`
-//! counts as a body without `usage`.
+//! bounded. Of a longer body (embeddings, log probabilities) or event only the end is kept, where
+//! every engine writes `usage`. If more than [`HELD_BYTES_MIN`] follow the `usage`, the body is
+//! read as one without `usage`.
 
 use crate::api::RequestApi;
 use crate::json::{JsonError, JsonKind, JsonReader};
@@ -28,7 +28,7 @@ const MARKUP_TOKENS: u32 = 16;
 /// The tokens and events of one chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkProgress {
-    /// Whether the chunk has the first token of the response. It is always false for an unstreamed
+    /// Whether the chunk has the first token of the response. Always false for an unstreamed
     /// response, whose first token cannot be seen.
     pub first_token: bool,
     /// Events in this chunk that carry generated content.
@@ -85,7 +85,7 @@ enum ResponseFormat {
 
 impl ResponseReader {
     /// Creates a reader for a response of `api`. `streamed` means that its content type is
-    /// `text/event-stream`. It cannot read compressed responses.
+    /// `text/event-stream`. The reader cannot read compressed responses.
     #[must_use]
     pub fn new(api: RequestApi, streamed: bool) -> Self {
         let source = if streamed {
@@ -123,7 +123,8 @@ impl ResponseReader {
         }
     }
 
-    /// Returns the usage of the whole response. It is also valid for a response that was cut off.
+    /// Returns the usage of the whole response. The usage is also valid for a response that was cut
+    /// off.
     pub fn finish(&mut self) -> TokenUsage {
         match &mut self.source {
             ResponseFormat::Stream(events) => {

@@ -4,7 +4,7 @@ pub use pool_state::TokenUsage;
 
 use crate::json::{JsonError, JsonReader};
 
-/// Reads a `usage` object. Its members replace known values; other values stay.
+/// Reads a `usage` object. The members of the object replace known values, and other values stay.
 ///
 /// OpenAI counts cached tokens within `prompt_tokens` (`input_tokens` in Responses). Anthropic
 /// counts them in addition to `input_tokens`.

@@ -65,8 +65,7 @@ impl ExtProcStream {
         }
     }
 
-    /// Sets the caller's span; a request whose headers name one belongs to the caller's all the
-    /// same.
+    /// Sets the caller's span. It takes precedence over a span that the request's headers name.
     pub fn set_parent(&mut self, parent: Option<TraceContext>) {
         self.host.parent = parent;
     }

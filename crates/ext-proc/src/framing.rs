@@ -1,8 +1,8 @@
 //! Reads the messages of one gRPC stream from its bytes.
 //!
-//! It replaces tonic's reader, whose memory is not bounded: tonic's buffer keeps the size of the
-//! largest message as long as the stream lasts, and a message of a few MiB of empty headers decodes
-//! to a hundred times its size.
+//! This reader replaces tonic's reader, whose memory is not bounded: the buffer of tonic keeps the
+//! size of the largest message as long as the stream lasts, and a message of a few MiB of empty
+//! headers decodes to a hundred times its size.
 
 use std::ops::Range;
 
@@ -229,7 +229,7 @@ impl MessageLayout {
         let mut parts = Vec::new();
         for field in ProtoFields::from_bytes(bytes, message.clone()) {
             let field = field?;
-            // The request of the message; only one is allowed.
+            // The request of the message. A message may have only one request.
             if (2..=7).contains(&field.tag) {
                 parts.push(field);
                 parts.truncate(2);
@@ -512,8 +512,8 @@ mod tests {
     }
 
     proptest! {
-        /// This reader decodes a message to the same value as prost, and fails where prost fails,
-        /// except for messages that it refuses.
+        /// Our reader decodes a message to the same value as prost, and fails where prost fails.
+        /// Our reader also fails for messages that it refuses.
         #[test]
         fn it_reads_what_prost_reads(bytes in prop::collection::vec(any::<u8>(), 0..64), nested in prop::collection::vec(any::<u8>(), 0..32), as_body: bool) {
             let bytes = if as_body {

@@ -9,8 +9,8 @@
 //! The wasm filter has the same driver and scheduler: no rule of the protocol is written
 //! here. This crate translates Envoy's messages into events, and the driver's calls into answers.
 //!
-//! The daemon owns the sockets and the state. It passes messages to [`ExtProcServer::apply`], calls
-//! [`ServedPoolState::tick`], and reads what the pools counted.
+//! The daemon owns the sockets and the state. The daemon passes messages to
+//! [`ExtProcServer::apply`], calls [`ServedPoolState::tick`], and reads what the pools counted.
 #![forbid(unsafe_code)]
 
 mod answers;

@@ -1,8 +1,8 @@
 //! The state of the ext_proc server: one [`ManagedPool`] for each pool, as each worker of a proxy
 //! has one.
 //!
-//! The server applies the messages that proxies receive. It refuses and acknowledges them as a
-//! proxy does, so that the daemon reuses no slot that is still in use here.
+//! The server applies the messages that proxies receive. The server refuses and acknowledges
+//! messages as a proxy does, so that the daemon reuses no slot that the server still uses.
 //!
 //! A pool is behind a lock that is held for one step of one exchange, some tens of µs, and never
 //! across a wait.
@@ -32,11 +32,12 @@ use super::wire;
 const PARKED_MAX: usize = 1_024;
 
 /// After this time the server is ready as soon as one pool has state. A reachable source is read
-/// within seconds; one that cannot be read must not keep the daemon from the other pools.
+/// within seconds. A source that cannot be read must not prevent picks in the other pools.
 const ALL_POOLS_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// The list of streams whose requests were held is pruned once it is longer than this plus twice
-/// the number of requests held now: a stream whose request was sent leaves the list only then.
+/// The server prunes its list of streams with held requests once the list is longer than this
+/// constant plus twice the number of requests held now. A stream whose request was sent leaves the
+/// list only when it is pruned.
 const ENDED_STREAMS_MAX: usize = 64;
 
 /// Knows which pool a gateway wants by the Service that it calls.
@@ -341,8 +342,8 @@ impl ServedPoolState {
         self.held.insert(number, Arc::downgrade(wakes));
     }
 
-    /// Wakes the stream of the next held request that may have room now. That stream wakes the next
-    /// one, so that the picks have the order of the queues.
+    /// Wakes the stream of the next held request that may have room now. The woken stream wakes the
+    /// next stream, so that the picks have the order of the queues.
     pub(super) fn release_next(&mut self, now: Timestamp) {
         while let Some(number) = self.pool.next_due(now) {
             if let Some(wakes) = self.held.get(&number).and_then(Weak::upgrade) {

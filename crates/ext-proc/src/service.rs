@@ -23,8 +23,8 @@ use super::server::{ExtProcServer, ServedPool};
 use super::session::{SessionAction, StreamSession};
 
 /// The gRPC metadata that names the pool of a stream (`initial_metadata` in Envoy's
-/// `grpc_service`). It is not needed where there is one pool, nor where the stream's authority is
-/// the Service that the pool's InferencePool names.
+/// `grpc_service`). The metadata is not needed if there is one pool, nor where the stream's
+/// authority is the Service that the pool's InferencePool names.
 pub const POOL: &str = "x-switchpoint-pool";
 
 /// The gRPC metadata with the format of the destination: `list` or `single`.
@@ -44,8 +44,8 @@ pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 
 /// Read-ahead of a connection, in bytes. The library h2 closes a connection whose unread frames
 /// cost more than half of this, where a frame of less than 256 bytes costs the difference. A daemon
-/// that gets no CPU for a moment must not lose a connection for that: there is room for an unread
-/// frame of every stream. Each connection can take this much memory that is not accounted for.
+/// that briefly gets no CPU must not lose a connection, so there is room for an unread frame of
+/// every stream. Each connection can take this much memory that no account includes.
 pub const CONNECTION_WINDOW_BYTES: u32 = 2 * 256 * STREAMS_PER_CONNECTION_MAX;
 
 /// The longest header list of a gRPC request, in bytes; its metadata is two short names. Each open
@@ -265,8 +265,8 @@ impl StreamTransport {
         }
     }
 
-    /// Takes a frame of the proxy. Its end, or an error, ends the stream: the proxy has left, and
-    /// what it sent is freed.
+    /// Takes a frame of the proxy. After the last frame, or an error, the stream ends: the proxy
+    /// has left, and the server frees what the proxy sent.
     fn take(&self, frame: Option<Result<Frame<Bytes>, Status>>) {
         match frame.and_then(Result::ok) {
             Some(frame) => frame

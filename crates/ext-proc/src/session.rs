@@ -1,5 +1,5 @@
-//! One ext_proc stream, from received bytes to sent bytes. It reads messages, passes them to an
-//! [`ExtProcStream`], writes the answers, and accounts for the memory of all parts.
+//! One ext_proc stream, from received bytes to sent bytes. The session reads messages, passes them
+//! to an [`ExtProcStream`], writes the answers, and accounts for the memory of all parts.
 //!
 //! Like [`ExtProcStream`], it uses no sockets and does not wait. A stream that waits for its proxy
 //! holds memory, a permit and perhaps a pick, so the wait is limited ([`ExpiringStream::expire`]).

@@ -1,5 +1,5 @@
-//! The span of one request at the ext_proc server. It belongs to the trace of the gateway, by the
-//! W3C trace context; a request without a sampled trace has none.
+//! The span of one request at the ext_proc server. The span belongs to the trace of the gateway, by
+//! the W3C trace context. A request without a sampled trace has no span.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ pub const SPANS_WAITING_MAX: usize = 8_192;
 /// The most attributes of a span; a request has about fifteen.
 const ATTRIBUTES_MAX: usize = 32;
 
-/// A span. Its attributes are names and values.
+/// A span. The attributes of a span are names and values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestSpan {
     /// The trace and the parent.

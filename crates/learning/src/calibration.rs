@@ -37,9 +37,9 @@ impl Calibration {
         self.mean(self.relative_error)
     }
 
-    /// Mean pinball loss of the p90, in ms: 0.9 of the amount by which outcomes are above it, and
-    /// 0.1 of the amount by which they are below. The true p90 has the lowest loss. `None` without
-    /// outcomes.
+    /// Mean pinball loss of the p90, in ms: 0.9 of the amount by which outcomes exceed the p90, and
+    /// 0.1 of the amount by which they stay below it. The true p90 has the lowest loss. `None`
+    /// without outcomes.
     pub fn pinball90_ms(&self) -> Option<f64> {
         self.mean(self.pinball)
     }

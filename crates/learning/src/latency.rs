@@ -1,11 +1,11 @@
 //! Learns a [`LatencyModel`] from finished requests.
 //!
 //! Each observation goes into a bounded, stratified window, so common requests do not displace rare
-//! ones. It updates the offset of its endpoint at once. When enough new observations have arrived,
-//! the learner fits new shapes to the older part of the window. It tests them on the newest part,
-//! which was used neither for this fit nor for the current model. A new shape is adopted only if it
-//! is better there. So there is one model at any time. Its shape changes slowly, and its offsets
-//! change quickly.
+//! ones. An observation updates the offset of its endpoint at once. When enough new observations
+//! have arrived, the learner fits new shapes to the older part of the window. The learner tests the
+//! new shapes on the newest part, which was used neither for this fit nor for the current model. A
+//! new shape is adopted only if it is better there. So there is one model at any time. The shape of
+//! the model changes slowly, and its offsets change quickly.
 //!
 //! ```text
 //! observe ──► endpoint offset, error of the prediction (for p90), window
@@ -71,8 +71,9 @@ pub struct LearnerStatus {
     pub drifts: u64,
 }
 
-/// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. It has one writer, and takes the
-/// time as an argument. It has many fields because each observation changes nearly all of them.
+/// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. The learner has one writer, and
+/// the caller passes the time. The type has many fields because each observation changes nearly all
+/// of them.
 #[derive(Clone, Debug)]
 pub struct LatencyLearner {
     steps: StepLearner,
@@ -116,7 +117,7 @@ const FIT_INTERVAL_MS: u64 = 1_000;
 const PUBLISH_INTERVAL_MS: u64 = 500;
 
 /// The number of outcomes over which `LatencyLearner::delay` is averaged. Below `DELAY_FRESH`, the
-/// prediction at the pick equals the one that would be made now.
+/// prediction at the pick equals a prediction made now.
 const DELAY_OUTCOMES: f32 = 20.0;
 
 // === impl LatencyLearner ===
@@ -407,13 +408,13 @@ impl LatencyLearner {
         })
     }
 
-    /// The same as [`StepLearner::has_compared`].
+    /// Calls [`StepLearner::has_compared`].
     pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
         self.steps.has_compared(endpoint)
     }
 
-    /// The step model as learned until `now_ms`, on the clock of [`Self::publish`]. It changes
-    /// without observations too, because knowledge of an endpoint's speed fades.
+    /// The step model as learned until `now_ms`, on the clock of [`Self::publish`]. The step model
+    /// changes without observations too, because knowledge of an endpoint's speed fades.
     pub fn step(&mut self, now_ms: u64) -> StepModel {
         self.advance(now_ms);
         self.steps.model()
@@ -445,8 +446,8 @@ impl LatencyLearner {
         let ttft = self.ttft.candidate(&samples, &self.step, &step);
         let tpot = self.tpot.candidate(&samples, &self.step, &step);
         let first = self.ttft.shape.is_none() || self.tpot.shape.is_none();
-        // Both shapes use the same step model, so they are adopted or rejected together, by the sum
-        // of their gains.
+        // The shapes of TTFT and TPOT use the same step model, so the learner adopts or rejects
+        // both, by the sum of their gains.
         let better = ttft.gain + tpot.gain > 0.0;
         if !(better || first) {
             self.standing.rejected += 1;

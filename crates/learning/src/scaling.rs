@@ -13,13 +13,13 @@
 //!      W' = max(0, W + (d - ready) S - Σ min(a, S))
 //! ```
 //!
-//! The first term keeps up with arrivals. Its `spare` replicas serve a sudden rise until others
-//! have started, because no signal can order those in time. The second term works off the backlog
-//! within the drain time `D`. After that, at most the allowed wait `w` is left on each replica, so
-//! `N (D + w) = W' + d D` (conservation of work). `W'` is the backlog at the time when a replica
-//! ordered now starts to serve, `S` seconds from now. Until then a replica that was ordered `a`
-//! seconds ago does `min(a, S)` seconds of work. `D` is at least `S`, because replicas that start
-//! for longer than they are needed cost more than they serve.
+//! The first term keeps up with arrivals. The `spare` replicas in it serve a sudden rise until
+//! other replicas have started, because no signal can order replicas in time. The second term works
+//! off the backlog within the drain time `D`. After that, at most the allowed wait `w` is left on
+//! each replica, so `N (D + w) = W' + d D` (conservation of work). `W'` is the backlog at the time
+//! when a replica ordered now starts to serve, `S` seconds from now. Until then a replica that was
+//! ordered `a` seconds ago does `min(a, S)` seconds of work. `D` is at least `S`, because replicas
+//! that start for longer than they are needed cost more than they serve.
 //!
 //! Capacity is computed with full steps of an engine. A batch of `B` sequences shares the constant
 //! part `e0` of a decode step, so a token costs `e0/B + e1 + e2 context`, where `B` is the largest
@@ -343,9 +343,9 @@ impl RequestCost {
         self.prefill_s + self.decode_s
     }
 
-    /// The work in flight at all endpoints, in seconds. An endpoint with unknown metrics counts as
-    /// at least the mean of those with known ones. `None` if no proxy has a request there and no
-    /// engine's metrics are known.
+    /// The work in flight at all endpoints, in seconds. An endpoint with unknown metrics has at
+    /// least the mean work of the endpoints with known metrics. `None` if no proxy has a request at
+    /// an endpoint and no engine's metrics are known.
     fn outstanding(&self, endpoints: &[OutstandingWork]) -> Option<f64> {
         let of = |endpoints: &mut dyn Iterator<Item = &OutstandingWork>| {
             endpoints.fold((0_u32, 0.0), |(count, sum), endpoint| {
@@ -373,8 +373,8 @@ impl RequestCost {
         )
     }
 
-    /// The work in flight at an endpoint, in seconds: the work in the proxies' ledgers, and mean
-    /// requests for those that the engine reports beyond them.
+    /// The work in flight at an endpoint, in seconds: the work in the proxies' ledgers. Requests
+    /// that only the engine reports count as mean requests.
     fn at(&self, endpoint: &OutstandingWork) -> f64 {
         let OutstandingWork {
             requests,
@@ -386,7 +386,8 @@ impl RequestCost {
         let requests = known(requests).max(known(prompts));
         let prompts = known(prompts);
         // If lengths are exponential, the output that is left of a decoding request is on average a
-        // whole mean output (residual life, Kleinrock, section 5.2). They are nearly exponential.
+        // whole mean output (residual life, Kleinrock, section 5.2). Real lengths are nearly
+        // exponential.
         let own = prompts * self.prompt_s
             + known(uncached_tokens) * self.uncached_token_s
             + requests * self.decode_s;

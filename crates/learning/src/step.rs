@@ -11,8 +11,9 @@
 //! An endpoint's speed is the ratio of its observed times to those of other endpoints for similar
 //! inputs, divided by the same ratio over all endpoints. So a change of the whole pool belongs to
 //! the pool's model. Comparing similar inputs matters for engines that the formula does not fit.
-//! They take longer than expected for some inputs on every endpoint, and an endpoint that gets more
-//! of those inputs is not slower. The knowledge of a speed fades with time, see the module `speed`.
+//! Such engines take longer than expected for some inputs on every endpoint, and an endpoint that
+//! gets more of these inputs is not slower. The knowledge of a speed fades with time, see the
+//! module `speed`.
 //!
 //! Source: the simulations in which the default policy was tuned. In them this learner is as good
 //! as the true formulas.
@@ -82,9 +83,9 @@ struct OutputMean {
 const PREFILL_KEEP: f64 = 0.999;
 const DECODE_KEEP: f64 = 0.998;
 
-/// The minimum cost of each term of a step: in ms, and relative to the first term. It is a tenth of
-/// the time of the fastest accelerators. Without it, the model of an engine whose time does not
-/// grow with the prompt or the batch would say that load and lost prefixes cost nothing.
+/// The minimum cost of each term of a step: in ms, and relative to the first term. The minimum is a
+/// tenth of the time of the fastest accelerators. Without it, the model of an engine whose time
+/// does not grow with the prompt or the batch would say that load and lost prefixes cost nothing.
 const PREFILL_FLOORS: WeightFloors = WeightFloors {
     least_ms: [0.0, 0.001, 0.0],
     of_first: [0.0, 1e-4, 0.0],
@@ -98,8 +99,8 @@ const DECODE_FLOORS: WeightFloors = WeightFloors {
 const SAMPLE_MS: std::ops::RangeInclusive<f32> = 0.01..=600_000.0;
 const SAMPLE_COUNT_MAX: f32 = 16_777_216.0;
 
-/// Minimum weight of each new output length in the mean of its endpoint. It corresponds to a memory
-/// of about 200 requests.
+/// Minimum weight of each new output length in the mean of its endpoint. The weight corresponds to
+/// a memory of about 200 requests.
 const OUTPUT_WEIGHT: f64 = 0.005;
 
 /// The prior counts as this many requests of each endpoint. A mean of eight is right within a third
@@ -116,8 +117,8 @@ impl Default for StepLearner {
 
 impl StepLearner {
     /// Creates a learner with this model as its prior, for example from an earlier run or another
-    /// pool. It does not take over the endpoints' speeds, but learns them again within some tens of
-    /// requests.
+    /// pool. The learner does not take over the endpoints' speeds, but learns the speeds again
+    /// within some tens of requests.
     #[must_use]
     pub fn starting_from(model: &StepModel) -> Self {
         Self {
@@ -155,7 +156,7 @@ impl StepLearner {
         Some(self.prefill.log_of(&inputs, sample.service_ms))
     }
 
-    /// The same as [`Self::prefill_log`], for a decode step.
+    /// Does for a decode step what [`Self::prefill_log`] does for a prefill step.
     pub fn decode_log(&self, sample: &TokenGap) -> Option<f64> {
         let inputs = decode_inputs(sample).filter(|_| SAMPLE_MS.contains(&sample.gap_ms))?;
         Some(self.decode.log_of(&inputs, sample.gap_ms))
@@ -181,8 +182,8 @@ impl StepLearner {
         self.prefill_step(endpoint, sample, comparison)
     }
 
-    /// The same as [`Self::first_token`], where `comparison` says how the sample counts for the
-    /// endpoint.
+    /// Learns from a first token as [`Self::first_token`] does; `comparison` says how the sample
+    /// counts for the endpoint.
     pub(crate) fn prefill_step(
         &mut self,
         endpoint: EndpointRef,
@@ -219,7 +220,8 @@ impl StepLearner {
         self.decode_step(endpoint, sample, Comparison::Similar)
     }
 
-    /// The same as [`Self::gap`], where `comparison` says how the sample counts for the endpoint.
+    /// Learns from a gap between tokens as [`Self::gap`] does; `comparison` says how the sample
+    /// counts for the endpoint.
     pub(crate) fn decode_step(
         &mut self,
         endpoint: EndpointRef,
@@ -257,8 +259,8 @@ impl StepLearner {
         }
     }
 
-    /// Mean output tokens of the pool. It is the median of its endpoints, so that the report of one
-    /// engine does not count for the others.
+    /// Output tokens of a request of the pool: the median of the means of its endpoints, so that
+    /// wrong reports of one engine do not change the number.
     fn output_tokens(&self) -> f64 {
         let known = self.endpoints.iter().map(|row| row.output);
         let known = known.filter(|output| output.requests > 0.0);
@@ -335,7 +337,7 @@ fn decode_inputs(sample: &TokenGap) -> Option<[f64; 3]> {
     ])
 }
 
-/// The row of an endpoint. It starts empty if the row was of another generation.
+/// The row of an endpoint. The row starts empty if it was of another generation.
 fn row(
     endpoints: &mut Vec<EndpointEvidence>,
     endpoint: EndpointRef,

@@ -5,8 +5,8 @@
 //!                     └─► RejectedMessage ──► log line, refusal
 //! ```
 //! A message applies as a whole or not at all. A host decides when to decode, and where updates
-//! come from. It sends the acknowledgement, and turns an outcome into log lines and statistics. The
-//! load of other proxies goes to [`crate::peers`].
+//! come from. The host also sends the acknowledgement, and turns an outcome into log lines and
+//! statistics. The load of other proxies goes to [`crate::peers`].
 
 use std::ops::Deref;
 
@@ -259,7 +259,7 @@ impl AppliedVersions {
         self.metrics_sequence
     }
 
-    /// The time when the current metrics were received; `None` before the first ones.
+    /// The time when the current metrics were received. `None` before the first metrics.
     #[must_use]
     pub fn metrics_at(&self) -> Option<Timestamp> {
         self.metrics_at
@@ -472,8 +472,8 @@ mod tests {
         ))
     }
 
-    /// The time to the first token that a pool predicts after these messages, or the reason why it
-    /// does not; and whether the last message was taken.
+    /// Applies messages to a pool. Returns the time to the first token that the pool then predicts,
+    /// if it predicts, and whether it accepted the last message.
     fn predicted(predicts: bool, messages: Vec<state::DaemonMessage>) -> (Option<f32>, bool) {
         let mut pool = BarePool(ManagedPool::new(1, 0));
         let mut applied = AppliedVersions::default();

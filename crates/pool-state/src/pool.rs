@@ -2,8 +2,8 @@
 //! writer.
 //!
 //! The snapshot comes from the daemon. The ledger, the prefix index and the ejections belong to the
-//! VM. They change at the pick, before the engine confirms anything, so that the next pick already
-//! takes this one into account.
+//! VM. The VM changes its own parts at the pick, before the engine confirms anything, so that the
+//! next pick already takes the last one into account.
 //!
 //! Other workers and proxies pick too. Changes that they should see are counted
 //! ([`ManagedPool::changes`]) and published ([`ManagedPool::write_load_report`],

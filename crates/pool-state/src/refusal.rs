@@ -14,7 +14,7 @@ pub enum PickRefusal {
     CrashingPrompt,
     /// No object of the pool names this model.
     UnknownModel(Box<str>),
-    /// The request was held, or would have to be held, and is given up.
+    /// The request was held, or would have to be held, and is refused.
     Queue(QueueRefusal),
     /// The scheduler decided not to route the request.
     Decision(Decision),

@@ -109,8 +109,8 @@ pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidStat
     })
 }
 
-/// Decodes metrics, and returns `onto` with these metrics. They are parallel to the endpoints of
-/// `onto`.
+/// Decodes metrics, and returns `onto` with these metrics. The metrics are parallel to the
+/// endpoints of `onto`.
 ///
 /// # Errors
 /// Returns [`InvalidState::OtherPoolUpdate`] if the metrics belong to another pool update;

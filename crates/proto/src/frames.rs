@@ -3,7 +3,7 @@
 
 /// Appends a message.
 pub fn push(frames: &mut Vec<u8>, message: &[u8]) {
-    // Far below 4 GiB: see `MESSAGE_BYTES_MAX`.
+    // The size is far below 4 GiB: see `MESSAGE_BYTES_MAX`.
     frames.extend(
         u32::try_from(message.len())
             .unwrap_or(u32::MAX)

@@ -8,8 +8,8 @@ use scheduler::latency::step::StepModel;
 use crate::decode::version;
 use crate::{InvalidState, state};
 
-/// The largest message of learned models, in bytes. It goes to every proxy of a pool, every few
-/// seconds while there is something to learn.
+/// The largest message of learned models, in bytes. The message goes to every proxy of a pool,
+/// every few seconds while there is something to learn.
 pub const LEARNED_BYTES_MAX: usize = 64 << 10;
 
 /// The bytes of a message without its models: names, versions, lengths.

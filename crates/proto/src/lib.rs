@@ -1,11 +1,11 @@
-//! All bytes that cross processes or VMs. They are the messages between the daemon and the proxies,
-//! their limits, and conversions from and to the scheduler's types; load reports and observations;
-//! and the values that the VMs of one process share.
+//! All bytes that cross processes or VMs: the messages between the daemon and the proxies with
+//! their limits, load reports, observations, and the values that the VMs of one process share. This
+//! crate also converts messages from and to the scheduler's types.
 //!
-//! Wire types are not domain types: only this crate builds a snapshot from bytes. It refuses a
-//! message that breaks a rule as a whole and names the field. The tonic service is behind feature
-//! `grpc`, so that the filter does not contain it. `tests/golden` has bytes of each format. Later
-//! versions must be able to read them.
+//! Wire types are not domain types: only this crate builds a snapshot from bytes. If a message
+//! breaks a rule, the crate refuses the whole message and names the field. The tonic service is
+//! behind feature `grpc`, so that the filter does not contain it. `tests/golden` has bytes of each
+//! format. Later versions must be able to read them.
 
 /// Generated from `state.proto` and committed. A test generates it again and compares.
 #[allow(
@@ -67,12 +67,12 @@ pub use encode::{PoolState, encode_metrics, encode_pool_update};
 /// misunderstand raises it.
 pub const SCHEMA: u32 = 3;
 
-/// The oldest wire schema that this release speaks: not newer than [`SCHEMA`] of the release
-/// before, so that a daemon and a filter of neighbouring releases understand each other.
+/// The oldest wire schema that this release speaks. This schema is not newer than [`SCHEMA`] of the
+/// release before, so that a daemon and a filter of two releases in a row understand each other.
 pub const SCHEMA_MIN: u32 = 3;
 
-/// The schema that this release speaks with a peer whose newest schema is `peer`: the older of the
-/// two. `None` if this release no longer speaks it.
+/// The schema that this release uses with a peer whose newest schema is `peer`: the older of both.
+/// `None` if this release no longer supports that schema.
 #[must_use]
 pub fn common_schema(peer: u32) -> Option<u32> {
     let common = peer.min(SCHEMA);
@@ -87,8 +87,8 @@ pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// message that never ends can occupy this much memory for each.
 pub const PROXY_MESSAGE_BYTES_MAX: usize = 512 << 10;
 
-/// The maximum number of bytes of the messages of one call, if calls replace the stream. It is the
-/// largest message of a proxy with its frame.
+/// The maximum number of bytes of the messages of one call, if calls replace the stream. The
+/// largest message of a proxy and its frame fit exactly.
 pub const CALL_BYTES_MAX: usize = PROXY_MESSAGE_BYTES_MAX + 4;
 
 /// A daemon sends metrics at least this often, changed or not. A filter that gets none knows that

@@ -1,5 +1,5 @@
-//! The codec of the state stream. It is that of prost, but the entries of a message are counted
-//! before it is decoded.
+//! The codec of the state stream. This codec works as prost's codec, but counts the entries of a
+//! message before it decodes the message.
 
 use std::marker::PhantomData;
 

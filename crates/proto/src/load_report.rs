@@ -1,5 +1,5 @@
-//! The bytes of a load report: the requests in flight of one VM, one process, or all other proxies
-//! together in a pool, and the failures they know.
+//! The bytes of a load report of a pool: the requests in flight of one VM, one process, or all
+//! other proxies together, and the failures that the sender knows.
 //!
 //! ```text
 //!  head     vm | written | ring | counts      one word each; counts = loads, SLOs, failures: 16 bits each
@@ -29,9 +29,9 @@ pub const SLOS_BYTES: usize = 2 * WORD;
 /// Bytes of a failure.
 pub const FAILURE_BYTES: usize = 4 * WORD;
 
-/// A failure that another process reports causes an ejection of at most this long, in ms. It is as
-/// long as an ejection for local failures can last. The other process may be hostile, or its clock
-/// may be wrong.
+/// A failure that another process reports causes an ejection of at most this long, in ms. An
+/// ejection for local failures can last as long. The other process may be hostile, or its clock may
+/// be wrong.
 pub const PEER_EJECTION_MS_MAX: u64 = 30_000;
 
 /// The maximum number of prompts of one process that can wait at an endpoint. Requests have the
@@ -89,7 +89,7 @@ impl LoadReportHead {
     /// Bytes of an empty report.
     pub const BYTES: usize = HEAD_BYTES;
 
-    /// The writer that stands for all other proxies together.
+    /// The writer that represents all other proxies together.
     pub const OUTSIDE: u64 = u64::MAX;
 
     /// Puts this head before the loads of `report`. Returns false if `report` is too short.

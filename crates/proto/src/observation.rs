@@ -15,7 +15,7 @@ use scheduler::latency::{Conditions, FirstToken, Observation, Prediction, Reques
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
 /// The maximum number of observations in a message, and of those that a VM keeps until its host
-/// takes them. It is a tenth of a second at 5,000 requests a second.
+/// takes them. At 5,000 requests a second, the maximum covers a tenth of a second.
 pub const OBSERVATIONS_MAX: usize = 512;
 
 /// 32-bit words of an observation.
@@ -119,7 +119,7 @@ impl EncodedObservation {
         bytes
     }
 
-    /// Decodes an observation and checks each number; `None` when one is invalid.
+    /// Decodes an observation and checks each number. `None` if a number is invalid.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; OBSERVATION_BYTES]) -> Option<Self> {
         let mut words = bytes

@@ -72,7 +72,8 @@ pub fn take(placements: &[u8]) -> Option<EncodedPlacement<'_>> {
     })
 }
 
-/// All placements, up to the first invalid one. Their field sets the kind.
+/// All placements, up to the first invalid one. The field of the message sets the kind of its
+/// placements.
 pub fn each(placements: &[u8]) -> impl Iterator<Item = (EndpointRef, Vec<u64>)> {
     split(placements).map(|placement| (placement.endpoint, placement.hashes()))
 }

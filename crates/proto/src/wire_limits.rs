@@ -27,7 +27,7 @@ const NAMES_MAX: usize = 1 << 18;
 /// The maximum number of parameters and their values in one pipeline: 256 for each plugin.
 const PARAMETERS_MAX: usize = 256 * PLUGINS_MAX;
 
-/// The maximum number of pools that one proxy may request. It is more than any Envoy serves.
+/// The maximum number of pools that one proxy may request. No Envoy serves so many.
 pub const POOLS_ASKED_MAX: usize = 256;
 
 /// The maximum number of VMs in one report: twice the slots for VMs in a process.
@@ -50,7 +50,7 @@ const HISTOGRAMS_MAX: usize = 3 * MODEL_ROWS_MAX + BAND_ROWS_MAX + VMS_PER_REPOR
 /// The maximum number of statuses and drop reasons in one report: four for each row of a model.
 const COUNTS_MAX: usize = 4 * MODEL_ROWS_MAX;
 
-/// A type of message. Its number is its row in [`SHAPES`].
+/// A type of message. The number of the type is its row in [`SHAPES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireMessage {
     DaemonMessage,

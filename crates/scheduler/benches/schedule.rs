@@ -1,10 +1,11 @@
 //! The cost of one decision: `cargo bench -p scheduler`, or built with `--target wasm32-wasip1` and
 //! run in any WASI host; `both.py` does both.
 //!
-//! First whole decisions: six scorers and max-score, all metrics different, a prompt of 100 blocks;
-//! nanoseconds per decision, the median of many rounds. Then single plugins: nanoseconds per
-//! endpoint that each adds to a decision, in a pool of 100. Last, latency prediction: nanoseconds
-//! to predict for all endpoints of a pool, and of a whole decision that uses predictions.
+//! The first part measures whole decisions with six scorers and max-score, all metrics different,
+//! and a prompt of 100 blocks. This part prints nanoseconds per decision, the median of many
+//! rounds. The second part measures single plugins: how many nanoseconds per endpoint each adds to
+//! a decision, in a pool of 100. Last, latency prediction: nanoseconds to predict for all endpoints
+//! of a pool, and of a whole decision that uses predictions.
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
 use std::hint::black_box;

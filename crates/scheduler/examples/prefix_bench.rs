@@ -6,7 +6,7 @@
 //! # then run it in wasmtime, or in node's WASI
 //! ```
 //!
-//! Hot figures are the best of many short batches, cold ones the median of single calls, so that
+//! Hot figures are the best of many short batches, cold figures the median of single calls, so that
 //! other programs on the machine matter less. The load is the worst case: 6,600 chains of 100
 //! blocks, all 660,000 blocks distinct.
 #![expect(

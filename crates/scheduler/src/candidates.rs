@@ -2,8 +2,8 @@
 
 use crate::endpoint::EndpointIndex;
 
-/// Endpoints that can still be picked, each with the score it has so far. Their order has no
-/// meaning.
+/// Endpoints that can still be picked, each with the score it has so far. The order of the
+/// endpoints has no meaning.
 #[derive(Clone, Debug, Default)]
 pub struct Candidates {
     indices: Vec<EndpointIndex>,

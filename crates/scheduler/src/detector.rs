@@ -1,9 +1,8 @@
-//! Saturation detectors. They measure how full the pool is; used as filters, they find the full
-//! endpoints.
+//! Saturation detectors measure how full the pool is. As filters, they drop the full endpoints.
 //!
 //! **Unknown is not full.** llm-d counts an endpoint with missing or old metrics as saturated, so
-//! that one late scrape stops a pool. Here such an endpoint is left out of the mean and stays a
-//! candidate.
+//! that one late scrape stops a pool. Our detectors leave an endpoint with unknown metrics out of
+//! the mean, and it stays a candidate.
 
 pub(crate) mod backlog;
 pub(crate) mod concurrency;

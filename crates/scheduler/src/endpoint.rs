@@ -9,13 +9,13 @@ pub const ENDPOINTS_MAX: usize = 1024;
 /// The label with the stages that an endpoint serves.
 pub const ROLE_LABEL: &str = "llm-d.ai/role";
 
-/// A small integer that the daemon gives to an endpoint for as long as it is in the pool. It
-/// indexes ledger rows and prefix entries.
+/// A small integer that the daemon gives to an endpoint for as long as it is in the pool. Ledger
+/// rows and prefix entries are indexed by slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u16);
 
-/// The generation of the endpoint behind a slot. It changes when another process takes over the
-/// address. State learned about one generation does not apply to another.
+/// The generation of the endpoint behind a slot. The generation changes when another process takes
+/// over the address. State learned about one generation does not apply to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u32);
 
@@ -28,7 +28,7 @@ pub struct EndpointRef {
     pub generation: Generation,
 }
 
-/// The position of an endpoint in one snapshot. It has no meaning in another snapshot.
+/// The position of an endpoint in one snapshot. The position has no meaning in another snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointIndex(pub(crate) u16);
 
@@ -68,7 +68,7 @@ pub struct Endpoint {
     /// any model. Endpoints with the same list share it.
     pub models: Arc<[Box<str>]>,
     /// How long the endpoint had been in the pool when the snapshot was made, in ms. Ranked lists
-    /// end with an endpoint that has been there for a while.
+    /// end with an endpoint that has been in the pool for some time.
     pub age_ms: u64,
 }
 
@@ -90,8 +90,8 @@ impl Endpoint {
         self.labels.get(at).map(|(_, value)| &**value)
     }
 
-    /// Whether the endpoint may get whole requests. It may not if its [`ROLE_LABEL`] names only
-    /// earlier stages.
+    /// Whether the endpoint may get whole requests. False if its [`ROLE_LABEL`] names only earlier
+    /// stages.
     pub fn decodes(&self) -> bool {
         decodes(self.label(ROLE_LABEL))
     }
@@ -119,8 +119,8 @@ impl Endpoint {
     }
 }
 
-/// Whether an endpoint with this value of [`ROLE_LABEL`] answers requests. It does, unless the
-/// value names only earlier stages. `None` is an endpoint without the label.
+/// Whether an endpoint with this value of [`ROLE_LABEL`] answers requests. True unless the value
+/// names only earlier stages. `None` is an endpoint without the label.
 #[must_use]
 pub fn decodes(role: Option<&str>) -> bool {
     !matches!(role, Some("prefill" | "encode" | "encode-prefill"))

@@ -229,8 +229,8 @@ impl EndpointTable {
         self.endpoints.iter().any(|endpoint| endpoint.names(model))
     }
 
-    /// Whether this endpoint may serve this model. It may if its metadata names the model or no
-    /// model at all, or if its engine reports the model as an adapter.
+    /// Whether this endpoint may serve this model. True if its metadata names the model or no model
+    /// at all, or if its engine reports the model as an adapter.
     #[inline(never)]
     pub fn serves(&self, index: EndpointIndex, model: &str) -> bool {
         let lora = || {
@@ -245,8 +245,8 @@ impl EndpointTable {
     /// The number of adapters that fit into the engine's memory at once, if this model needs one of
     /// these places. `None` if the engine serves no adapters, or if the engine or the endpoint's
     /// metadata names the model as a base model. An endpoint's list of models contains adapters
-    /// too. So the list counts only if the engine names no base model; a name that such an engine
-    /// reports as an adapter is one.
+    /// too. So the list is used only if the engine names no base model. A name that such an engine
+    /// reports as an adapter is an adapter.
     pub fn adapter_places(&self, index: EndpointIndex, model: &str) -> Option<u32> {
         let lora = self.metrics_of(index)?.lora.as_ref()?;
         let is_named =

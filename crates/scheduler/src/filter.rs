@@ -2,9 +2,8 @@
 //!
 //! Four of them are structural: [`ReadinessFilter`], [`SubsetFilter`], [`ServesModelFilter`] and
 //! [`EjectionFilter`]. [`crate::schedule()`] applies them to every request before the filters of
-//! the profile, and no configuration can leave them out. They guarantee to the proxy that a
-//! decision names only ready endpoints, only endpoints of the subset hint, and only endpoints that
-//! serve the model.
+//! the profile, and no configuration can leave them out. So a decision names only ready endpoints,
+//! only endpoints of the subset hint, and only endpoints that serve the model.
 
 pub(crate) mod by_label;
 pub(crate) mod endpoint_attribute;

@@ -213,7 +213,7 @@ impl InFlight {
 
     /// Moves the request to `to`, which serves it instead (a retry reached the next endpoint of the
     /// ranked list). `to` may be of an older snapshot, so it replaces a row of another generation
-    /// only if that row is empty; otherwise the request counts nowhere.
+    /// only if that row is empty. If the row is not empty, no row counts the request.
     pub fn transfer(&mut self, ticket: &mut InFlightTicket, to: EndpointRef) {
         if to == ticket.endpoint {
             return;
@@ -247,7 +247,7 @@ impl InFlight {
         });
     }
 
-    /// The load of `endpoint`: that of this VM and that of others.
+    /// The load of `endpoint` from all VMs and proxies.
     pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.own(endpoint).with(self.others.load(endpoint))
     }

@@ -1,8 +1,8 @@
 //! Latency prediction: how long a request would take at an endpoint.
 //!
-//! There are two models. [`step::StepModel`] is physical. It has the time of a prefill and of a
+//! There are two models. [`step::StepModel`] is physical: it has the time of a prefill and of a
 //! decode step of this engine in ms, and a relative speed for each endpoint. [`LatencyModel`] is
-//! statistical and uses the first. It has TTFT and TPOT in log space from [`features()`], a
+//! statistical and uses the step model: it has TTFT and TPOT in log space from [`features()`], a
 //! residual for each endpoint (so a slow pod is learned without labels), and quantiles of the
 //! remaining error.
 //!

@@ -5,9 +5,9 @@
 //! environment: time and randomness are arguments. So this crate does no I/O, and its decisions are
 //! the same natively and in wasm.
 //!
-//! [`schedule()`] has all the control flow: a profile handler runs profiles; in each, filters
-//! narrow the candidates, weighted scorers rank them, and a picker draws a ranked list. Each plugin
-//! is one file, listed in one table, [`registry::PLUGINS`].
+//! [`schedule()`] has all the control flow: a profile handler runs profiles. In each profile,
+//! filters narrow the candidates, weighted scorers rank the candidates, and a picker draws a ranked
+//! list. Each plugin is one file, listed in one table, [`registry::PLUGINS`].
 #![deny(clippy::indexing_slicing, clippy::cast_lossless)]
 // Tests compare floats exactly on purpose: every host must compute the same numbers.
 #![cfg_attr(not(test), deny(clippy::float_cmp))]

@@ -17,19 +17,20 @@ pub struct LocalState<'a> {
     /// [`REQUESTED_ONCE`].
     pub reuse_interval: f32,
     /// The share of the recently computed prompt tokens that an endpoint had cached before and had
-    /// evicted, 0 to 1. It shows how scarce the memory of caches is.
+    /// evicted, 0 to 1. The greater the share, the scarcer is the memory of caches.
     pub evicted_share: f32,
     /// When each endpoint last answered a request of this proxy, by slot. The numbers grow with
     /// time, 0 means never, and an empty list means never for all.
     pub last_answers: &'a [u64],
     /// Endpoints ejected now, parallel to the snapshot's endpoints; empty when none is.
     pub ejected: &'a [bool],
-    /// The failure rate of each endpoint minus that of the other endpoints, 0 to 1, parallel to the
-    /// snapshot's endpoints; empty when no endpoint fails more often than the others.
+    /// The failure rate of each endpoint minus the failure rate of the other endpoints, 0 to 1,
+    /// parallel to the snapshot's endpoints. The list is empty when no endpoint fails more often
+    /// than the others.
     pub failing: &'a [f32],
-    /// When each endpoint last got a request whose prefix was cached nowhere, in numbers that grow
-    /// with every such pick, parallel to the snapshot's endpoints; 0 is never, and an empty list
-    /// means never for all.
+    /// The number of the last pick that sent each endpoint a request whose prefix was cached
+    /// nowhere. The numbers grow with every such pick, and are parallel to the snapshot's
+    /// endpoints. 0 means never, and an empty list means never for all endpoints.
     pub last_cold_picks: &'a [u64],
     /// Whether each endpoint has the request's adapter in GPU memory, as estimated, parallel to the
     /// snapshot's endpoints; empty when that is unknown.
@@ -43,7 +44,7 @@ pub struct LocalState<'a> {
 }
 
 /// An endpoint's room for an adapter, estimated from the adapters of its past requests. An engine
-/// keeps an unused adapter until another one needs its place, but reports only those in use.
+/// keeps an unused adapter until another adapter needs its place, but reports only adapters in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AdapterRoom {
     /// The room is unknown, or the request is for the base model and needs no room.
@@ -91,7 +92,7 @@ impl<'a> LocalState<'a> {
         self.last_cold_picks.get(index.get()).copied().unwrap_or(0)
     }
 
-    /// This endpoint's room for the request's adapter, as estimated.
+    /// Returns the estimated room of an endpoint for the request's adapter.
     pub fn adapter_room(&self, index: EndpointIndex) -> AdapterRoom {
         self.adapter_rooms
             .get(index.get())

@@ -1,7 +1,7 @@
 //! The last report of a model server about itself.
 
 /// The maximum number of attributes of an endpoint. Each attribute is a metric that the operator
-/// named in a configuration file. It is sent with every refresh of every endpoint.
+/// named in a configuration file. The attribute is sent with every refresh of every endpoint.
 pub const ATTRIBUTES_MAX: usize = 32;
 
 /// The attribute with the maximum number of requests that an engine runs at once, if its metadata
@@ -41,7 +41,7 @@ pub struct MetricDefinition {
     pub unit: MetricUnit,
     /// How the series of several schedulers behind one address become one number.
     pub fold: MetricFold,
-    /// Reads the number. It is exact for whole numbers up to 2^24. Greater numbers are rounded.
+    /// Reads the number. Whole numbers up to 2^24 are exact; greater numbers are rounded.
     pub get: fn(&EndpointMetrics) -> Option<f32>,
     /// Sets the number.
     pub set: fn(&mut EndpointMetrics, Option<f32>),

@@ -1,10 +1,10 @@
 //! Configuration about requests instead of endpoints: objectives, models and rewrites of one pool.
 //!
-//! It has three small tables, which are compiled once and read by every request: from the name of
-//! an objective to its priority, from the name of a model to its targets, and from the match of a
-//! rewrite to its targets. They come from `InferenceObjective`, `InferenceModel` and
-//! `InferenceModelRewrite` objects. The code that reads these objects sorts them oldest first,
-//! because the older of two conflicting objects wins.
+//! The configuration has three small tables, which are compiled once and read by every request:
+//! from the name of an objective to its priority, from the name of a model to its targets, and from
+//! the match of a rewrite to its targets. The tables come from `InferenceObjective`,
+//! `InferenceModel` and `InferenceModelRewrite` objects. The code that reads these objects sorts
+//! them oldest first, because the older of two conflicting objects wins.
 //!
 //! Rules do not chain: the engine gets the target model, even if other objects also name it.
 
@@ -259,9 +259,8 @@ impl Objects {
     /// of this pool has precedence over the model's criticality.
     ///
     /// # Errors
-    /// Returns [`UnknownModel`] if the pool lists its models, and this one (or the one in
-    /// `rewrite`) is not listed or has only targets of weight 0, which is a known name that is not
-    /// served.
+    /// Returns [`UnknownModel`] if the pool lists its models, and the request's model (or the model
+    /// in `rewrite`) is not listed, or is listed with targets of weight 0 only.
     pub fn resolve<'a>(
         &'a self,
         asked: ModelRequest<'a>,

@@ -1,8 +1,8 @@
 //! Pickers turn scored candidates into the ranked list.
 //!
-//! All three select the top few candidates by a key. They differ only in the key: the score, a
-//! sample weighted by the score, or nothing. Candidates with equal keys are ordered randomly, so
-//! that a tie never favours a position in the pool.
+//! All three pickers select the top few candidates by a key. The key is the score, a sample
+//! weighted by the score, or nothing. Candidates with equal keys are ordered randomly, so that a
+//! tie never favours a position in the pool.
 
 pub(crate) mod max_score;
 pub(crate) mod random;

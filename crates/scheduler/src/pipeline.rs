@@ -41,8 +41,8 @@ pub struct Pipeline {
 /// The header with the id of a request, which queues of running requests show.
 pub const REQUEST_ID: &str = "x-request-id";
 
-/// The headers with the fairness id of a request, under the current name and the older one. They
-/// count only where the operator trusts them.
+/// The headers with the fairness id of a request, under the current name and the older one. The
+/// picker reads them only where the operator trusts them.
 pub const FAIRNESS_ID: [&str; 2] = [
     "x-llm-d-inference-fairness-id",
     "x-gateway-inference-fairness-id",

@@ -80,8 +80,8 @@ pub trait Detector: Filter {
     /// count. The result is 0 if the load of all is unknown.
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64;
 
-    /// The maximum number of requests that one endpoint may have at once, if the detector has such
-    /// a limit.
+    /// The maximum number of requests that one endpoint may have at once, if the detector limits
+    /// this number.
     fn requests_max(&self) -> Option<f64> {
         None
     }

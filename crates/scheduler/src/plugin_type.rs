@@ -40,7 +40,7 @@ pub enum Plugin {
     Producer(ProducerSetting),
     /// Selects an API whose requests are read; its type.
     Parser(&'static str),
-    /// Another plugin of this list, with the client headers that it uses.
+    /// One of the other plugins, with the client headers that it uses.
     WithHeaders(ClientHeaders, Box<Plugin>),
 }
 

@@ -12,7 +12,7 @@ use crate::sort::sort_by;
 pub struct Request<'a> {
     /// The model that the engine gets (after any rewrite); empty when the body is opaque.
     pub model: &'a str,
-    /// The endpoints that the proxy allows; `None` allows the whole pool.
+    /// The endpoints that the proxy allows. `None` allows the whole pool.
     pub subset: Option<&'a SubsetHint>,
     /// The priority of the request's objective; below 0 may be shed.
     pub priority: i32,
@@ -32,8 +32,9 @@ pub struct Request<'a> {
     pub slo: Slo,
     /// Whether the client wants to be scheduled by predictions.
     pub prediction_based: bool,
-    /// The hash of the id of the stored answer that the request goes on with; 0 if there is none.
-    /// The pool narrows [`Self::subset`] to the endpoint that has it; the scheduler only sees that.
+    /// The hash of the id of the stored answer that the request continues. 0 if there is none. The
+    /// pool narrows [`Self::subset`] to the endpoint that has the answer. The scheduler sees only
+    /// the narrowed subset.
     pub stored_id: u64,
 }
 

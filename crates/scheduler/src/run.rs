@@ -15,9 +15,9 @@ use crate::filter::{DecoderFilter, EjectionFilter};
 use crate::plugin::{Context, Filter, PluginDebug, debug_by_show};
 use crate::rng::Rng;
 
-/// How long an endpoint must have been in the pool to be the last of a list. A newer one may not
-/// have reached every worker of Envoy's cluster, and a list of only such endpoints could fail;
-/// updates take well under a second.
+/// How long an endpoint must have been in the pool to be the last of a list. Envoy's workers may
+/// not know a newer endpoint yet, so a list of new endpoints only could fail. Updates take well
+/// under a second.
 pub const SETTLED_MS: u64 = 5_000;
 
 /// The result of a profile that leaves no endpoint.
@@ -54,7 +54,7 @@ pub enum Reference<'a> {
     /// The only profile; an error if there are several.
     OnlyProfile,
     Profile(&'a str),
-    /// A profile; if there is only one profile, that one, whatever its name.
+    /// The profile of this name. If there is only one profile, its name does not matter.
     ProfileOfSeveral(&'a str),
     /// A plugin of kind decider.
     Decider(&'a str),

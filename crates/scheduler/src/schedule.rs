@@ -36,8 +36,8 @@ const STRUCTURAL: [(&str, &dyn Filter, UnavailableReason); 3] = [
 /// 60 % halved the loss from state that is not shared.
 const HOME_PERCENT: u32 = 60;
 
-/// Decides on `request` by the snapshot's pipeline. It changes only `rng`; the caller records the
-/// outcome.
+/// Decides on `request` by the snapshot's pipeline. The function changes only `rng`; the caller
+/// records the outcome.
 ///
 /// If `explanation` is given, it receives the dropped endpoints and the scores of each scorer.
 /// Without it, reasons cost nothing.

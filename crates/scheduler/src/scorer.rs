@@ -24,8 +24,8 @@ pub(crate) mod token_load;
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Parameter, producer_name};
 
-/// The score of all candidates if no metric is known. It is the middle, so that a sampling picker
-/// weighs the other scorers as in an average pool.
+/// The score of all candidates if no metric is known. The score is the middle, so that a sampling
+/// picker weighs the other scorers as in an average pool.
 pub(crate) const UNKNOWN: f32 = 0.5;
 
 /// The name of the prefix index that a plugin reads.
@@ -53,8 +53,8 @@ pub(crate) fn rate_by_load(
     let mut min = f32::INFINITY;
     let mut max = f32::NEG_INFINITY;
     for &load in &*scores {
-        // Both comparisons are false for NaN. `f32::min` and `f32::max` would skip it too, but cost
-        // more in wasm.
+        // Comparisons with NaN are false, so NaN is skipped. `f32::min` and `f32::max` would skip
+        // NaN too, but cost more in wasm.
         if load < min {
             min = load;
         }

@@ -8,7 +8,7 @@ use crate::prefix::xxh64;
 pub struct SessionToken {
     /// The header, lower-case.
     pub header: Box<str>,
-    /// The profile whose pick the token names. It is empty for the endpoint that served.
+    /// The profile whose pick the token names. Empty for the endpoint that served.
     pub profile: Box<str>,
 }
 

@@ -17,7 +17,7 @@ pub enum ProducerSetting {
     Identity(IdentitySettings),
     /// How latency is predicted.
     Latency(LatencySettings),
-    /// No setting: the state that the plugin stands for always exists.
+    /// No setting: the state that the plugin names always exists.
     Tracker,
 }
 

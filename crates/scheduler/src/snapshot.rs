@@ -21,7 +21,7 @@ pub struct Version {
     pub sequence: u64,
 }
 
-/// The state of a pool at one version, with the pipeline that schedules its requests. It is
+/// The state of a pool at one version, with the pipeline that schedules its requests. A snapshot is
 /// immutable: a new version is a new value.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -54,7 +54,7 @@ impl Snapshot {
     /// Other endpoints under the same pipeline and objects.
     ///
     /// # Errors
-    /// The same as for [`Self::try_new`].
+    /// Fails as [`Self::try_new`] does.
     pub fn with_endpoints(
         &self,
         version: Version,

@@ -1,11 +1,11 @@
 //! One small sort function for this whole crate.
 //!
-//! The standard library's sorts take two to fifteen KB of code for each type they are used with,
-//! and every proxy process pays about a hundred bytes of memory for each byte of the module. The
+//! The sorts of the standard library take two to fifteen KB of code for each type of their items,
+//! and every proxy process needs about a hundred bytes of memory for each byte of the module. The
 //! lists in this crate are short.
 
-/// Sorts in place by heapsort: O(n log n) for any input, in a few hundred bytes of code. It is not
-/// stable.
+/// Sorts in place by heapsort: O(n log n) for any input, in a few hundred bytes of code. The sort
+/// is not stable.
 pub fn sort_by<T>(rows: &mut [T], mut before: impl FnMut(&T, &T) -> bool) {
     let count = rows.len();
     for root in (0..count / 2).rev() {
@@ -17,10 +17,10 @@ pub fn sort_by<T>(rows: &mut [T], mut before: impl FnMut(&T, &T) -> bool) {
     }
 }
 
-/// The middle value. For an even number of values, it is the lower of the two in the middle. `None`
-/// if there are no values. Fewer than half of the values cannot move it beyond the range of the
-/// others. Of two values, the larger one has no effect: claims have no upper limit, but they are
-/// never negative.
+/// The middle value. For an even number of values, the lower of the two in the middle. `None` if
+/// there are no values. Fewer than half of the values cannot move the result beyond the range of
+/// the others. Of two values, the larger has no effect: claims have no upper limit, but are never
+/// negative.
 #[must_use]
 pub fn lower_median(mut values: Vec<f64>) -> Option<f64> {
     sort_by(&mut values, |a, b| a < b);

@@ -1,5 +1,5 @@
-//! Envoy's configuration that Envoy Gateway makes of the manifest. [`patched`] applies only the
-//! manifest's patches, to the little that Envoy Gateway makes of a Gateway and an HTTPRoute;
+//! The Envoy configuration that Envoy Gateway makes of the manifest. [`patched`] applies only the
+//! manifest's patches, to a small copy of what Envoy Gateway makes of a Gateway and an HTTPRoute.
 //! [`translated`] translates the whole manifest by Envoy Gateway's own translator, if that was
 //! built.
 

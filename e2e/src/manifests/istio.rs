@@ -1,6 +1,6 @@
 //! The configuration that istiod makes of an EnvoyFilter and a WasmPlugin according to Istio's
-//! documentation. This is not istiod: the fields that istiod adds are those known from running
-//! gateways, and only the kinds of patches that we ship are supported; any other is an error.
+//! documentation. This module is not istiod: it adds the fields that are known from running
+//! gateways, and supports only the kinds of patches that we ship. Any other kind is an error.
 
 use std::path::{Path, PathBuf};
 

@@ -285,8 +285,8 @@ fn add_least_request(config: &mut Value) {
     clusters.push(cluster);
 }
 
-/// Sends a Zipf mix of adapters, the same each time, 12 requests at a time; returns how many
-/// adapters the servers loaded meanwhile.
+/// Sends a fixed Zipf mix of adapters, 12 requests at a time. Returns how many adapters the servers
+/// loaded during that.
 async fn adapter_loads(stack: &Stack, policy: &str) -> Result<u64> {
     let before = loads(stack).await?;
     let zipf = WeightedIndex::new((1..=ADAPTERS).map(|rank| 1.0 / f64::from(rank)))?;

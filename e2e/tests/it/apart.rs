@@ -16,7 +16,7 @@ const PROMPTS: usize = 12;
 /// The server that answers a prompt sent through this proxy.
 async fn served(fleet: &Fleet, proxy: std::net::SocketAddr, prompt: &str) -> Result<usize> {
     // Some 11,000 tokens. For a short prompt the endpoint that its hash chooses saves too little:
-    // the costs of all endpoints then count as equal, and each proxy takes turns by itself.
+    // the costs of all endpoints are then equal, and each proxy picks endpoints in its own turn.
     let body = echo::chat(&prompt.repeat(2_000)).to_string();
     fleet
         .stack

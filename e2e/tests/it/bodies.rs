@@ -397,7 +397,8 @@ async fn compressed_bodies_are_picked_by_their_content() -> Result<()> {
 /// A zstd frame that contains `text` uncompressed, as a raw block.
 fn zstd(text: &str) -> Result<Vec<u8>> {
     let size = u8::try_from(text.len())?;
-    // Magic number; single segment, its size in one byte; one block: last, raw, of that size.
+    // A zstd frame: the magic number, a single segment with its size in one byte, and one raw block
+    // of that size, which is the last.
     let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0x20, size];
     frame.extend(&((u32::from(size) << 3) | 1).to_le_bytes()[..3]);
     frame.extend(text.as_bytes());

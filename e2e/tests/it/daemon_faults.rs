@@ -17,10 +17,11 @@ use testbed::{Result, wait_for};
 use crate::echo;
 use crate::played::known_hosts;
 
-/// Far above every promised time, because a machine that compiles at the same time is slow.
+/// The limit is far above every promised time, because a machine that compiles at the same time is
+/// slow.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Allows explanations, and gives up a silent daemon after one second instead of five.
+/// Allows explanations, and leaves a silent daemon after one second instead of five.
 fn attentive() -> Value {
     json!({"explain": true, "state": {"cluster": "switchpoint-state", "silence_max_ms": 1_000}})
 }

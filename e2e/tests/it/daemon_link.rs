@@ -1,5 +1,5 @@
 //! The connection to the daemon with the shipped configuration, for both transports (gRPC stream
-//! and HTTP calls): a stalled daemon is detected, a restarted one is found at once, and with
+//! and HTTP calls): the proxy detects a stalled daemon, finds a restarted daemon at once, and with
 //! `mtls.yaml` proxy and daemon verify each other.
 
 use std::path::Path;
@@ -13,7 +13,8 @@ use testbed::envoy::EnvoyConfig;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
-/// Far above every promised time, because a machine that compiles at the same time is slow.
+/// The limit is far above every promised time, because a machine that compiles at the same time is
+/// slow.
 const LIMIT: Duration = Duration::from_secs(30);
 
 async fn stat_until(
@@ -82,8 +83,8 @@ async fn stands_still(transport: &str) -> Result<()> {
         0
     );
     // The kernel of a stopped daemon still acknowledges, and EDS is silent for hours if nothing
-    // changes, so only a ping detects it. (The picker gives up its own stream earlier, but that is
-    // only the stream, not the connection.)
+    // changes, so only a ping detects it. (The picker ends its own stream earlier, but not the
+    // connection.)
     stack.daemon()?.process().signal(Signal::STOP)?;
     stat_until(
         &stack,

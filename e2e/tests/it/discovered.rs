@@ -1,8 +1,8 @@
 //! From registration to a routed request: workers are registered by `switchpointd register`, the
 //! daemon discovers them, and Envoy sends each request to a worker whose metadata names the model.
-//! Tested with a directory and with etcd; Kubernetes has its own file. Workers and daemons that are
-//! killed are noticed only after 15 to 30 s: control-plane's own tests and `make e2e-long` have
-//! them.
+//! These tests use a directory and etcd; tests with Kubernetes have their own file. The daemon
+//! notices killed workers only after 15 to 30 s, so such tests are in `control-plane` and in `make
+//! e2e-long`.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -140,9 +140,9 @@ fn builder() -> StackBuilder {
     Stack::builder().servers_like(3, &options)
 }
 
-/// The whole life of a worker: registered with metadata, ready, picked for its models only; not
-/// ready and not picked. Returns the last worker, which alone serves `llama`, with the stack and
-/// the folder of its files.
+/// Plays the life of a worker: it registers with metadata, becomes ready, and is picked for its
+/// models only. When it is not ready, it is not picked. Returns the last worker, which alone serves
+/// `llama`, with the stack and the folder of its files.
 async fn whole_flow(
     source: Value,
     registry: Vec<String>,
@@ -186,8 +186,8 @@ async fn whole_flow(
     until(&stack, "qwen", 200, &address(0)).await?;
     first.say(&serves(&["llama"]))?;
     until(&stack, "qwen", 200, &address(1)).await?;
-    // The pool ignores a component that it does not name. It takes the second component that it
-    // names, with that component's role.
+    // The pool ignores a component that it does not name. The pool takes the second component that
+    // it names, with that component's role.
     let _other = register(2, "elsewhere", serves(&["llama"])).await?;
     first.healthy.store(false, Ordering::Relaxed);
     until(&stack, "llama", 404, "").await?;
@@ -554,8 +554,8 @@ pub(crate) enum LeaderEnd {
     Killed,
 }
 
-/// Two daemons with one lease. The leading daemon ends under load and the other takes over; then
-/// the other is stopped and the first leads again.
+/// Two daemons with one lease. The leading daemon ends under load and the other daemon takes over.
+/// Then the other daemon is stopped and the first daemon leads again.
 pub(crate) async fn fail_over(lease: &[&str], source: &Value, end: LeaderEnd) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let pools = fed_by(folder.path(), source)?;

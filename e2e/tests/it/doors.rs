@@ -66,7 +66,7 @@ fn read_paths() -> Vec<String> {
 async fn only_listed_paths_are_served_however_they_are_spelled() -> Result<()> {
     for front in PickerMode::ALL {
         let stack = Stack::builder().front(front).servers(1).start().await?;
-        // These two first: at their end no request has reached the engine.
+        // These two checks come first, because they expect that no request has reached the engine.
         refuses_paths_that_are_not_listed(front, &stack).await?;
         refuses_an_upgrade(front, &stack).await?;
         serves_paths_that_are_read_and_models_and_health(front, &stack).await?;

@@ -224,7 +224,7 @@ mod slow {
         let load = LoadGenerator::start(stack.address(), 4);
         load.wait_for_more(20, LIMIT).await?;
         // The main thread's VM receives the message and stalls for four seconds, and Envoy's admin
-        // port with it. A worker's VM leads meanwhile.
+        // port with it. During that time a worker's VM leads.
         let stalling = labelled(&stack, &[0, 1, 2], drill::STALL);
         stack.daemon()?.settings().write_endpoints_file(&stalling)?;
         let another = || async {

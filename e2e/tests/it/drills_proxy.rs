@@ -125,7 +125,8 @@ mod slow {
             .concurrency(4)
             .start()
             .await?;
-        // No other client connects meanwhile, so the differences are the streams of each worker.
+        // No other client connects during the test, so the differences are the streams of each
+        // worker.
         let before = connections(&stack, "total").await?;
         let running = streams::open(stack.address(), STREAMS, 200).await?;
         let after = connections(&stack, "total").await?;

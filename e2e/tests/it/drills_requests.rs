@@ -88,7 +88,7 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
     raws.into_iter().try_for_each(RawConnection::reset)?;
     pending.iter().for_each(tokio::task::JoinHandle::abort);
     ledger_metrics::nothing_left(&silent).await?;
-    // These clients disconnect in the middle of a stream.
+    // The clients of these streams disconnect in the middle.
     drop(streams::open(stack.address(), 2 * EACH, 1_000).await?);
     assert_eq!(
         stack
@@ -259,8 +259,8 @@ async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
         })
         .await;
     let mut running = Vec::new();
-    // One after the other: the second at the latest is picked for the failing endpoint, which has
-    // no load.
+    // The test sends these requests one after the other. The second request at the latest is picked
+    // for the failing endpoint, which has no load.
     for _ in 0..6 {
         running.extend(streams::open(stack.address(), 1, 1_000).await?);
     }

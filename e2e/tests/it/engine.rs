@@ -17,8 +17,8 @@ pub(crate) struct RawEngine {
 // === impl RawEngine ===
 
 impl RawEngine {
-    /// Starts the engine. It gives every connection to `serve` after reading the head of its first
-    /// request. It answers 404 to the daemon's scrapes.
+    /// Starts the engine. The engine gives every connection to `serve` after reading the head of
+    /// its first request. The engine answers 404 to the daemon's scrapes.
     pub(crate) async fn start<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> Result<Self>
     where
         F: Future<Output = ()> + Send + 'static,

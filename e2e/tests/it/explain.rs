@@ -1,5 +1,5 @@
-//! Explanations of decisions: those that clients may request, those in the access log, and those
-//! that the daemon replays.
+//! Explanations of decisions: in replies to clients that may request them, in the access log, and
+//! in replays by the daemon.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

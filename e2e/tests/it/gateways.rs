@@ -1,6 +1,7 @@
-//! The manifests for Istio and Envoy Gateway: every Envoy fragment in them runs on a real Envoy,
-//! changed only by a short list of substitutions (`e2e::manifests`). The rest of the configuration
-//! is what the gateways are known to generate. The long suite runs Envoy Gateway's own translator.
+//! The manifests for Istio and Envoy Gateway: every Envoy fragment in these manifests runs on a
+//! real Envoy, changed only by a short list of substitutions (`e2e::manifests`). The tests generate
+//! the rest of the configuration as the gateways are known to do. The long suite runs Envoy
+//! Gateway's own translator.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -137,8 +138,8 @@ async fn serves(stack: &Stack) -> Result<()> {
     fails_over(stack).await
 }
 
-/// Checks that only listed paths are served, after normalisation, and that an upgrade is refused on
-/// other paths than the one for it.
+/// Checks that only listed paths are served, after normalisation, and that an upgrade is refused
+/// except on its own path.
 async fn serves_listed_paths_only(stack: &Stack) -> Result<()> {
     let chat = echo::chat("hello").to_string();
     for same in [
@@ -210,8 +211,8 @@ async fn inflates(stack: &Stack) -> Result<()> {
 }
 
 /// Checks that a dead engine costs no request: the next endpoint of the list answers. Only one
-/// engine is dead: a request to engines that have answered before is retried once only, so that a
-/// request that crashes engines cannot crash all of them.
+/// engine is dead, because Envoy retries only once a request to engines that have answered before.
+/// So a request that crashes engines cannot crash all of them.
 async fn fails_over(stack: &Stack) -> Result<()> {
     stack.servers[0]
         .fault(ServerFault::new(FaultMode::Refuse))
@@ -389,8 +390,9 @@ fn both_files_for_istio_say_the_same_where_they_can() -> Result<()> {
     };
     let whole = patches("istio/envoyfilter.yaml")?;
     let rest = patches("istio/wasmplugin.yaml")?;
-    // What both files say. The EnvoyFilter has the module, its filter and a decompressor before the
-    // router; the other file has a decompressor before the WasmPlugin and two filters after it.
+    // The parts that both files have. The EnvoyFilter has the module, its filter and a decompressor
+    // before the router; the other file has a decompressor before the WasmPlugin and two filters
+    // after it.
     let same = |patches: Vec<Value>| -> Vec<Value> {
         let others = patches.into_iter().filter(|patch| {
             !["switchpoint", "hold", "picked_headers"]
@@ -599,8 +601,8 @@ async fn the_daemon_takes_the_arguments_of_its_manifests() -> Result<()> {
             .iter()
             .filter_map(Value::as_str)
             .map(str::to_owned);
-        // A pod's folders do not exist here and its ports may be in use: replace them; the daemon
-        // must start with the rest.
+        // The folders of a pod do not exist on this machine, and its ports may be in use. So the
+        // test replaces folders and ports, and the daemon must start with all other flags.
         let folder = tempfile::tempdir()?;
         let port = || ReservedPort::lease();
         let state = port()?;

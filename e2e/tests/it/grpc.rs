@@ -1,5 +1,5 @@
-//! gRPC through a real Envoy to servers that speak HTTP/2 without TLS, with `h2c.yaml`: one request
-//! for each parser of gRPC.
+//! gRPC through a real Envoy to servers with HTTP/2 without TLS, with `h2c.yaml`: one request for
+//! each parser of gRPC.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

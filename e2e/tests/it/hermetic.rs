@@ -1,5 +1,5 @@
-//! Test cases as data (`hermetic.yaml`), run through a real Envoy: the loads of the endpoints, a
-//! request, and where it must go or how it must be refused.
+//! Test cases as data (`hermetic.yaml`), run through a real Envoy. A case has the loads of the
+//! endpoints, a request, and the endpoint that must get the request or the refusal.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

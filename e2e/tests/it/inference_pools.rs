@@ -243,8 +243,8 @@ async fn an_inference_pool_serves_through_envoy_as_its_objects_say() -> Result<(
     Ok(())
 }
 
-/// Adds what a gateway writes for one more pool: a route whose ext_proc stream has this authority,
-/// or the cluster's name if it is `None`.
+/// Adds what a gateway writes for one more pool: a route whose ext_proc stream has this authority.
+/// The authority is the cluster's name if `authority` is `None`.
 fn asks(config: &mut Value, pool: &str, cluster_name: &str, authority: Option<&str>) {
     let resources = &mut config["static_resources"];
     let clusters = resources["clusters"].as_array_mut().expect("clusters");

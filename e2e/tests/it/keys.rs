@@ -1,5 +1,5 @@
-//! The set of shared-data keys is bounded: the proxy never frees a key, so the VMs must reuse the
-//! same ones whatever happens. A test-only build counts the keys in a gauge.
+//! The set of shared-data keys is bounded: the proxy never frees a key, so the VMs must reuse their
+//! keys whatever happens. A test-only build counts the keys in a gauge.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// For two workers: rings of placements and observations and some other keys each; plus the keys of
-/// the main thread's VM.
+/// Each of two workers has rings of placements and observations and some other keys. The VM of the
+/// main thread has keys too.
 const KEYS_MAX: i64 = 2 * 200 + 50;
 
 /// How often the endpoints change, each time with a new generation. If each generation added a key,

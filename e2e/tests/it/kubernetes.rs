@@ -3,7 +3,7 @@
 //! routed to it. When it is not ready, it is removed and gets no requests. A Lease decides which of
 //! two daemons leads, and custom resources configure models and rewrites.
 //!
-//! The API server refuses loopback addresses in slices, so pods need other ones. Each test
+//! The API server refuses loopback addresses in slices, so pods need other addresses. Each test
 //! therefore runs itself again in its own network namespace, which has no connection to the
 //! outside. The test plays the kubelet: it calls the readiness probe and writes the pod's
 //! condition.
@@ -307,7 +307,7 @@ mod slow {
             "requests go to the port that the metadata names"
         );
 
-        // Not ready: the pod is removed and gets no request. Then ready again.
+        // Not ready: the pod is removed and gets no request. Then the worker is ready again.
         first
             .healthy
             .store(false, std::sync::atomic::Ordering::Relaxed);
@@ -347,8 +347,8 @@ mod slow {
         };
         wait_for(LIMIT, "the prefill worker", role).await?;
 
-        // The API server is down for a while: nothing changes but the age of the data. A pod that
-        // is deleted afterwards leaves the pool.
+        // While the API server is down, nothing changes except the age of the data. A pod that is
+        // deleted afterwards leaves the pool.
         place
             .cluster
             .apiserver

@@ -412,7 +412,8 @@ async fn a_model_that_is_wrong_or_too_large_is_refused_whole_and_the_next_is_tak
         .picker_stat_until("switchpoint_state_learned_total", |now| now == 1, LIMIT)
         .await?;
     // A proxy that has a latency model sends observations with the predictions of their requests.
-    // The statistic is of the process; the worker that serves may install the model a moment later.
+    // The statistic is of the process, and the worker that serves may install the model a little
+    // later.
     for n in 0..10 {
         let reply = stack.post("/v1/chat/completions", &body(n, 6)).await?;
         assert_eq!(reply.status, 200);
@@ -467,9 +468,9 @@ mod slow {
         };
 
         stack.servers[0].slow_down(3.0);
-        // With this many outcomes, all that are scored come from the time after the drift must be
-        // known. Other load on this machine adds errors that come and go, so a minute is allowed,
-        // and an error that is far from that of a drift that was not learned.
+        // After this many outcomes, every scored outcome is from the time when the drift must be
+        // known. Other load on the machine adds errors that come and go. So the test allows a
+        // minute, and an error that is still far below the error of a drift that was not learned.
         let enough = outcomes(&before, "server-0") + DRIFT_OBSERVATIONS + RECENT;
         let bound = (1.2 * error_before).max(BUSY_ERROR);
         let as_before = |page: &Value| outcomes(page, "server-0") >= enough && error(page) <= bound;
@@ -504,7 +505,7 @@ mod slow {
 
         stack.servers[1].restart(None).await;
         stack.servers[1].slow_down(1.0);
-        // The same name and address with another start time is a new generation.
+        // An endpoint whose start time changed at the same name and address has a new generation.
         let clean = page_that(&stack, "the new pod", |page| {
             outcomes(page, "server-1") == 0
         })

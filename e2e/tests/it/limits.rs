@@ -78,8 +78,8 @@ async fn http2_windows_carry_a_long_prompt_and_no_more_than_may_be_held() -> Res
 /// Size of the reply that an engine sends to a client that does not read, in MiB.
 const OFFERED_MIB: usize = 1_024;
 
-/// Most of it that Envoy may read: its own buffers (64 KiB downstream, 1 MiB upstream) and the
-/// socket buffers (up to 4 MiB in Linux on each side when a client does not read).
+/// Envoy may read at most this much of a reply whose client does not read: its own buffers (64 KiB
+/// downstream, 1 MiB upstream) and the socket buffers (up to 4 MiB in Linux on each side).
 const HELD_BYTES_MAX: i64 = 16 << 20;
 
 const RECEIVED: &str = "cluster.inference-pool.upstream_cx_rx_bytes_total";
@@ -408,7 +408,7 @@ async fn uploads_that_trickle_go_before_new_ones_and_others_are_served() -> Resu
         trickled.push(tokio::spawn(trickle(hostile().await?)));
     }
     tokio::time::sleep(Duration::from_millis(1_100)).await;
-    // One client's new bodies replace its slow ones; another's are served.
+    // New bodies of a client replace its own slow bodies. Bodies of another client are served.
     let mut stopped = Vec::new();
     for _ in 0..ROOM {
         stopped.push(hostile().await?);
@@ -579,9 +579,9 @@ fn fit_for_bombs() -> Result<impl Fn(&mut Value) + Send + 'static> {
     })
 }
 
-/// Sends bombs in the order that costs most, however busy the machine is: of each so much that it
-/// stays just below the limit for one body, and then the rest of all of them, while Envoy is
-/// stopped. Returns the statuses.
+/// Sends bombs in the order that costs most, however busy the machine is. First each connection
+/// sends so much of a bomb that the bomb stays just below the limit for one body. Then, while Envoy
+/// is stopped, all connections send the rest. Returns the statuses.
 async fn at_once(stack: &mut Stack, encoding: &str, bomb: &[u8]) -> Result<Vec<u16>> {
     const BEGUN: &str = "http.ingress.downstream_rq_total";
     let (first, rest) = bomb.split_at(bomb.len() / (GIB >> 20) * 20);

@@ -13,7 +13,7 @@ use testbed::stack::Stack;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Cuts the link for this time; meanwhile one endpoint leaves and another joins.
+/// Cuts the link for this time. During that time one endpoint leaves and another joins.
 pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<()> {
     let cable = CuttableLink::lay().await?;
     let state =

@@ -33,8 +33,9 @@ async fn server_of(stack: &Stack, model: &str, prompt: String, max_tokens: u32) 
     stack.server_of(&reply)
 }
 
-/// Prompts that share nothing find equal engines. That the engines have a place for an adapter, and
-/// that the model has a second name, makes no difference: neither name needs an adapter.
+/// Prompts that share nothing find equal engines. The engines have a place for an adapter, and the
+/// model has a second name. Both facts must not change the spread, because neither name needs an
+/// adapter.
 #[tokio::test]
 async fn prompts_of_a_base_model_by_any_name_spread_over_an_idle_pool() -> Result<()> {
     let options = ModelServerOptions {

@@ -1,4 +1,5 @@
-//! Several pools in one proxy, and several proxies on one daemon: neither affects the other.
+//! Several pools in one proxy do not affect each other, and neither do several proxies on one
+//! daemon.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,9 +21,9 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A daemon with the pools `default` (from a file) and `qwen` (a list), and a proxy whose routes go
-/// by the header `x-to`: to `default` and `qwen` by cluster, to `qwen` by route metadata, and to a
-/// pool that the daemon does not have.
+/// A daemon with the pools `default` (from a file) and `qwen` (a list), and a proxy. The header
+/// `x-to` chooses the route: to `default` or `qwen` by cluster, to `qwen` by route metadata, or to
+/// a pool that the daemon does not have.
 pub(crate) struct TwoPools {
     pub(crate) stack: Stack,
     default: [ModelServer; 2],
@@ -318,7 +319,7 @@ async fn two_proxies(node: &str, daemon_threads: u32) -> Result<()> {
     for load in loads {
         load.stop().await?.check_all_served()?;
     }
-    // One proxy ends: the daemon forgets it, and the other is not affected.
+    // One proxy ends. The daemon forgets it, and the other proxy is not affected.
     drop(second);
     let one = || async {
         (stack
@@ -350,8 +351,8 @@ async fn two_proxies_hear_the_same_daemon() -> Result<()> {
     two_proxies("another", 1).await
 }
 
-/// Two proxies with the same node id, as when none is set: at worst they learn of endpoints later;
-/// they never get wrong state.
+/// Two proxies have the same node id, as when none is set. The proxies may learn of endpoints
+/// later, but never get wrong state.
 #[tokio::test]
 async fn two_proxies_of_one_name_share_one_daemon() -> Result<()> {
     two_proxies("switchpoint-standalone", 4).await

@@ -1,5 +1,5 @@
-//! The picked endpoint fails before it answers: the next of the ranked list is tried at once, and
-//! the failed endpoint is ejected for a while.
+//! The picked endpoint fails before it answers. Envoy tries the next endpoint of the ranked list at
+//! once, and the failed endpoint is ejected for some time.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,8 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Sends chat requests until one is picked for `index` first; returns the result of that request.
+/// Sends chat requests until the first endpoint of a request's list is `index`. Returns the result
+/// of that request.
 async fn picked_first(stack: &Stack, index: usize, tag: &str) -> Result<Value> {
     let wanted = stack.servers[index].addr().to_string();
     for attempt in 0..100 {
@@ -48,7 +49,8 @@ async fn every_early_failure_goes_to_the_next_of_the_list() -> Result<()> {
         FaultMode::ResetMidHeaders,
         FaultMode::Status,
     ];
-    // Each fault has an engine of its own: one that has failed is ejected for a while.
+    // Each fault has an engine of its own, because an engine that has failed is ejected for some
+    // time.
     let stack = Stack::start(modes.len() + 1).await?;
     for (index, mode) in modes.into_iter().enumerate() {
         stack.servers[index].fault(ServerFault::new(mode)).await;

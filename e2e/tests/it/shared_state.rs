@@ -22,8 +22,8 @@ use outsider::{SimulatedPeer, report_until_seen, tells_apart};
 
 const WORKERS: u32 = 4;
 
-/// Sends requests until every worker has served: that one of four gets none of a hundred
-/// connections has a chance of about 10^-12.
+/// Sends requests so that every worker has served. The probability that one of four workers gets
+/// none of a hundred connections is about 10^-12.
 async fn warm(stack: &Stack) -> Result<()> {
     for reply in join_all((0..100).map(|_| stack.get("/v1/models"))).await {
         assert_eq!(reply?.status, 200);
@@ -296,8 +296,8 @@ flowControl:
   defaultRequestTTL: 4s
 ";
 
-/// A peer says ten times a second that three of four idle endpoints have the largest load, that
-/// two of them failed, and that it holds a million requests.
+/// A peer reports ten times a second that three of four idle endpoints have the largest load, that
+/// two of the endpoints failed, and that it holds a million requests.
 #[tokio::test]
 async fn a_peer_that_lies_steers_traffic_for_seconds_and_refuses_nothing() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;

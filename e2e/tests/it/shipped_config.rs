@@ -139,7 +139,7 @@ async fn a_client_cannot_order_retries() -> Result<()> {
     let request = Request::get("/v1/models")
         .header("x-envoy-retry-on", "5xx")
         .header("x-envoy-max-retries", "5");
-    // As if a trusted proxy were in front.
+    // Configures Envoy as behind a trusted proxy.
     let request = request
         .header("x-forwarded-for", "10.0.0.1")
         .header("x-request-id", "retries");
@@ -249,8 +249,8 @@ async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
 
 #[tokio::test]
 async fn a_destination_outside_the_pool_is_refused() -> Result<()> {
-    // No client header can do this, so a filter behind the picker does: it sets a destination that
-    // is not in the pool.
+    // No client header can set a destination that is not in the pool, so a filter behind the picker
+    // sets it.
     let stack = Stack::builder()
         .servers(2)
         .envoy_config(overwrite_destination)

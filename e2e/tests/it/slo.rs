@@ -396,11 +396,11 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
     Ok(())
 }
 
-/// Between two requests: a daemon that restarts gets fewer than 64 of them, with which a model of
-/// its own begins, before it shows those of a proxy.
+/// The pause between two requests. A restarted daemon begins a model of its own after 64 requests.
+/// With this pause, it receives the models of a proxy before that.
 const PREDICTED_TRAFFIC_PAUSE: Duration = Duration::from_millis(25);
 
-/// Requests with SLOs, one after the other, until this is dropped.
+/// Sends requests with SLOs, one after the other, until the value is dropped.
 struct PredictedTraffic {
     served: Arc<AtomicU64>,
     /// Requests that failed, or were picked without a prediction.
@@ -535,7 +535,8 @@ async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
             .await?;
         let began = Instant::now();
         predicts(&stack, LIMIT).await?;
-        // It cannot have learned them itself: a model of its own takes more requests.
+        // The daemon cannot have learned these models itself, because a model of its own takes more
+        // requests.
         let known = page(&stack).await.ok_or("the daemon's page")?;
         println!(
             "drill {restarted}: it has a proxy's models {} ms after the proxy connected",

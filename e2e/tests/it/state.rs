@@ -134,7 +134,8 @@ fn addresses(hosts: &[SocketAddr]) -> BTreeSet<String> {
 
 type PoolUpdateEdit = fn(&mut state::PoolUpdate);
 
-/// Each would do harm if it were applied, even in part: they all have one endpoint only.
+/// Each of these updates would do harm if a proxy applied it, even in part, because each has only
+/// one endpoint.
 const BAD_POOL_UPDATES: &[(&str, PoolUpdateEdit)] = &[
     ("slot 0 is claimed by two endpoints", |r| {
         r.endpoints.push(state::Endpoint {

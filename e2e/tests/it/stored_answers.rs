@@ -83,7 +83,7 @@ async fn what_follows_a_response_goes_to_the_engine_that_made_it() -> Result<()>
         }
         let endpoints: BTreeSet<_> = made.iter().map(|(_, by)| by).collect();
         assert!(endpoints.len() > 1, "{front:?}: {made:?}");
-        // Another worker reads the placements of this one at most 10 ms later.
+        // Another worker reads the placements of this worker at most 10 ms later.
         tokio::time::sleep(Duration::from_millis(50)).await;
         for (id, by) in &made {
             followed_up(&stack, id, by).await?;

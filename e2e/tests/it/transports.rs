@@ -24,7 +24,7 @@ plugins:
 - type: prefix-cache-scorer
 ";
 
-/// A stack that uses this transport and gives up a silent daemon after one second.
+/// A stack that uses this transport and leaves a silent daemon after one second.
 pub(crate) fn by(transport: &str) -> StackBuilder {
     let state =
         json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});
@@ -130,8 +130,9 @@ async fn calls_go_by_http_1_as_well() -> Result<()> {
     Ok(())
 }
 
-/// Two proxies on one daemon: the load of one counts at the other, and a prompt that one placed is
-/// sent to the same endpoint by the other. By streams, `shared_state` and `drills_proxy` have this.
+/// Two proxies have one daemon. Each proxy includes the load of the other in its picks, and sends a
+/// prompt that the other placed to the same endpoint. `shared_state` and `drills_proxy` test this
+/// for streams.
 #[tokio::test]
 async fn two_proxies_pick_as_one_by_calls() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
@@ -163,8 +164,8 @@ async fn two_proxies_pick_as_one_by_calls() -> Result<()> {
     assert_eq!(streams::ends(running).await, (3, 0));
     apart(false).await?;
 
-    // Placements arrive within 100 ms on an idle machine. This test waits longer in each round; one
-    // in eight prompts would agree by chance.
+    // Placements arrive within 100 ms on an idle machine. So the test waits longer than that in
+    // each round. One in eight prompts would agree by chance.
     let mut found = 0;
     for round in 0..12 {
         let prompt = format!(

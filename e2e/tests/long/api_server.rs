@@ -1,5 +1,5 @@
-//! Stops the API server of a real cluster for a minute. Discovery loses no ready endpoint
-//! meanwhile, and removes a deleted endpoint soon after the API server is back.
+//! Stops the API server of a real cluster for a minute. During that time discovery loses no ready
+//! endpoint, and it removes a deleted endpoint soon after the API server is back.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

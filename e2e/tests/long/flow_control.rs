@@ -108,7 +108,7 @@ async fn a_hot_restart_serves_what_the_old_process_holds() -> Result<()> {
 }
 
 /// Envoy makes no more calls to a VM that has trapped, so a request that was held there waits until
-/// Envoy's own limit for silent streams. Those that had gone to the engine end at once.
+/// Envoy's own limit for silent streams. Requests that had gone to the engine end at once.
 #[tokio::test]
 async fn what_a_vm_held_that_trapped_is_answered_by_the_idle_timeout() -> Result<()> {
     let folder = tempfile::tempdir()?;

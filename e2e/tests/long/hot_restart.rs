@@ -1,5 +1,5 @@
-//! A hot restart: a new Envoy takes over from the old one. Two processes have one node id, and no
-//! request is lost.
+//! In a hot restart a new Envoy takes over from the old Envoy. For some time two processes have one
+//! node id. No request is lost.
 
 use std::time::Duration;
 

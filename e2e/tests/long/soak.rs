@@ -1,4 +1,4 @@
-//! Mixed traffic for a while: memory stays flat, counters agree, ledgers end empty.
+//! Mixed traffic for a set time: memory stays flat, counters agree, and ledgers end empty.
 //!
 //! `SOAK_SECONDS` is the length, 10 minutes by default. The slope of memory is fitted to the minima
 //! of 16 blocks of samples. The first third of the samples is left out as warm-up, in which
@@ -7,7 +7,7 @@
 //! squares, one-sided 95 % each (t with 14 degrees of freedom). Neighbouring blocks are not quite
 //! independent, so the bounds are a little too narrow. Only hours of traffic can show growth below
 //! 1 MB an hour. Shorter runs therefore fail only if even the lower bound of the slope is above the
-//! limit; runs of an hour or more fail if the upper bound is.
+//! limit. Runs of an hour or more fail if the upper bound is above the limit.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ async fn one(address: SocketAddr, number: usize, tally: &SoakCounts) -> Result<(
             count(&tally.refused);
         }
         1 => {
-            // This client disconnects in the middle of the stream.
+            // The client disconnects in the middle of the stream.
             let mut events = EventStream::new(
                 client::start(address, post(chat(number, true).to_string())?).await?,
             );

@@ -24,8 +24,8 @@ const ADAPTER_LINES_MAX: usize = 900;
 
 const GENERATED: [&str; 2] = ["crates/proto/src/gen/", "crates/discovery/src/etcd/gen/"];
 
-/// Methods of the SDK's context traits that call the host. They panic if the host returns an error,
-/// so the adapter implements the traits but must not call these methods.
+/// Methods of the SDK's context traits that call the host. These methods panic if the host returns
+/// an error, so the adapter implements the traits but must not call these methods.
 const HOST_METHODS: &[&str] = &[
     "self.get_http_",
     "self.set_http_",

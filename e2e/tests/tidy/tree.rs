@@ -124,7 +124,7 @@ fn read(root: &Path, folder: &Path, files: &mut Vec<SourceFile>) {
                 .iter()
                 .any(|suffix| path.ends_with(&format!(".{suffix}")))
         {
-            // Skips files that are not text, or that were deleted meanwhile.
+            // Skips files that are not text, or that were deleted during the walk.
             if let Ok(text) = fs::read_to_string(&full) {
                 files.push(SourceFile { path, text });
             }

@@ -97,7 +97,7 @@ const fn field(path: &'static str, kind: FieldKind, about: &'static str) -> Conf
     }
 }
 
-/// All plain fields. Their defaults come from [`FilterConfig::default`].
+/// All plain fields. The defaults come from [`FilterConfig::default`].
 pub const FIELDS: &[ConfigField] = &[
     field(
         "state.cluster",

@@ -1,5 +1,5 @@
-//! Measures the cost of sharing for a pick, in test builds only (feature `drill`). It runs in a
-//! worker's VM, with the real host's shared data.
+//! Measures the cost of sharing for a pick, in test builds only (feature `drill`). The drill runs
+//! in a worker's VM, with the real host's shared data.
 
 use std::cell::{Cell, RefCell};
 
@@ -13,8 +13,8 @@ use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
 use crate::shared_data::vm_table::VmTable;
 use crate::vm::replica::{PoolReplica, decode};
 
-/// The request header that requests the cost of sharing instead of a normal reply. Its value is
-/// `peers/endpoints`.
+/// The request header that requests the cost of sharing instead of a normal reply. The value of the
+/// header is `peers/endpoints`.
 pub const COST: &[u8] = b"x-drill-cost";
 
 /// The header value that requests the cost of sharing in the last picks of real requests.

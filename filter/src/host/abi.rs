@@ -154,8 +154,8 @@ fn bytes(call: impl FnOnce(*mut *mut u8, *mut usize) -> u32) -> Result<Vec<u8>> 
     Ok(unsafe { Vec::from_raw_parts(data, size, size) })
 }
 
-// SAFETY of every call below: pointers and sizes are those of live slices or of locals, and the
-// host only uses them during the call.
+// SAFETY of every call below: pointers and sizes belong to live slices or to locals, and the host
+// uses them only during the call.
 impl Host for ProxyWasm {
     fn now(&self) -> Timestamp {
         let mut time = 0;
@@ -233,7 +233,7 @@ impl Host for ProxyWasm {
         check(unsafe { proxy_grpc_cancel(stream) })
     }
 
-    // Calls the SDK, as above. It panics only on statuses that the host never returns for this
+    // Calls the SDK, as above. The SDK panics only on statuses that the host never returns for this
     // call.
     fn call(
         &self,

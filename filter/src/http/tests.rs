@@ -136,7 +136,7 @@ impl HttpWorld {
         String::from_utf8(self.host.http.buffers.borrow()[&(buffer as u32)].clone()).unwrap()
     }
 
-    /// Delivers a piece of the response body. Returns the bytes that go on in its place.
+    /// Delivers a piece of the response body. Returns the bytes that Envoy forwards in its place.
     fn piece(
         &self,
         stream: &mut HttpStreamContext<FakeHost>,
@@ -739,7 +739,7 @@ fn the_ready_path_tells_of_all_pools() {
         };
         crate::shared_data::vm_table::VmTable::write_heartbeat(&world.host, row).unwrap();
     }
-    // A VM that serves requests leaves a free lease to the other VMs for a while.
+    // A VM that serves requests leaves a free lease to the other VMs for some time.
     for _ in 0..2 {
         world.host.pass_ms(600);
         world.vm.borrow_mut().tick(1);

@@ -3,8 +3,8 @@
 //! The leader decodes each message before the other VMs, under a mark in shared data. A leader that
 //! traps leaves its mark behind. The next leader finds it, and from then on refuses messages with
 //! that content. The loss of a VM fails all streams of a worker. So after each loss the leader also
-//! stays away from the daemon for a while, longer each time. This limits how often changing content
-//! can kill a VM.
+//! stays away from the daemon for some time, longer after each loss. The pauses limit how often
+//! changing content can kill a VM.
 
 use exchange::Timestamp;
 use proto::shared_data::{CRASH_DIGESTS_MAX, CrashRecord, DecodingMark};
@@ -15,7 +15,7 @@ use crate::host::{Host, WriteCondition};
 const MARK: &str = "switchpoint/1/decoding";
 /// The key of the [`CrashRecord`].
 const KEY: &str = "switchpoint/1/crash_guard";
-/// The pause after the first loss, in ms. It doubles with each further loss.
+/// The pause after the first loss, in ms. The pause doubles with each further loss.
 const PAUSE_MS: u64 = 10_000;
 
 /// Fields that differ each time the same content is sent, each as the path of field numbers from
@@ -151,7 +151,7 @@ fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
 }
 
 /// Returns a digest that distinguishes messages: FNV-1a over words (the last word padded with
-/// zeros) and the length. It is not cryptographic.
+/// zeros) and the length. The digest is not cryptographic.
 fn digest(bytes: &[u8]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;

@@ -6,9 +6,9 @@
 //! leader writes has its epoch. So a leader that was stalled for longer than its lease cannot undo
 //! newer writes.
 //!
-//! No host call reports which VM belongs to the main thread. That VM never gets a request. So a VM
-//! that has served a request leaves the lease to VMs that have not, and a leader that serves
-//! requests hands over to a VM that does not.
+//! No host call reports which VM belongs to the main thread. The VM of the main thread never gets a
+//! request. So a VM that has served a request leaves the lease to VMs that have not, and a leader
+//! that serves requests hands over to a VM that does not.
 
 use exchange::Timestamp;
 use proto::shared_data::LeaseValue;
@@ -17,11 +17,11 @@ use crate::host::{Host, Result, WriteCondition};
 
 /// The key of the lease.
 const KEY: &str = "switchpoint/1/leader";
-/// How long a VM that serves requests leaves a free lease to the VMs that do not. It is a few
+/// How long a VM that serves requests leaves a free lease to the VMs that do not. The time is a few
 /// ticks.
 const DEFER_MS: u64 = 500;
-/// How long a leader leads before it hands over. It prevents the lease from moving often during a
-/// busy start.
+/// How long a leader leads before it hands over. The time prevents the lease from moving often
+/// during a busy start.
 const DWELL_MS: u64 = 10_000;
 /// The maximum number of attempts at a compare-and-swap. A failure means that another VM succeeded,
 /// and there is only one lease.
@@ -56,8 +56,8 @@ impl LeaderElection {
         }
     }
 
-    /// Takes, renews or loses the lease, which lasts `term_ms` without renewal. `serves` says
-    /// whether this VM has ever had a request. Returns the epoch while this VM leads.
+    /// Takes, renews or loses the lease, which lasts `term_ms` without renewal. `serves` is true if
+    /// this VM has ever had a request. Returns the epoch while this VM leads.
     pub fn poll<H: Host>(
         &mut self,
         host: &H,

@@ -1,5 +1,5 @@
-//! The observations on their way from each VM to the daemon's learner. They are in a ring of
-//! segments in shared data, of fixed size.
+//! The observations on their way from each VM to the daemon's learner. The observations are in a
+//! ring of segments in shared data, of fixed size.
 //!
 //! Rows are numbered from 0 for the lifetime of their VM, and a segment has the number of its first
 //! row. So a slow reader, or a new leader, finds the oldest existing row. The daemon sees by the
@@ -91,8 +91,8 @@ impl ObservationRingWriter {
 // === impl ObservationRingReader ===
 
 impl ObservationRingReader {
-    /// Returns the observations that the VM wrote since the last call, at most the whole ring;
-    /// `None` if there are none.
+    /// Returns the observations that the VM wrote since the last call, at most the whole ring.
+    /// `None` if the VM wrote none.
     pub fn read<H: Host>(&mut self, host: &H, owner: RingOwner<'_>) -> Option<state::Observations> {
         let RingOwner { pool, vm_slot, vm } = owner;
         if self.vm != vm {

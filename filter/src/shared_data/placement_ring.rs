@@ -1,11 +1,11 @@
 //! The placements that each VM publishes to the other VMs: a ring of segments in shared data, of
 //! fixed size.
 //!
-//! A segment has its VM and a number that grows. Its place in the ring is the number modulo
-//! [`SEGMENTS`]. The VM's load report has the write position of its ring, so a reader never reads
-//! beyond it. A segment with another number than expected was overwritten before it was read. Such
-//! a gap is counted and skipped. Because its placements are missing here, this VM uses rendezvous
-//! endpoints for cold prompts for a while ([`super::load_sharing`]).
+//! A segment has its VM and a number that grows. The place of a segment in the ring is its number
+//! modulo [`SEGMENTS`]. The VM's load report has the write position of its ring, so a reader never
+//! reads beyond it. A segment with another number than expected was overwritten before it was read.
+//! The reader counts and skips the gap. Because it lacks the placements of the gap, it uses
+//! rendezvous endpoints for cold prompts for some time ([`super::load_sharing`]).
 
 use proto::placements::PlacementKind;
 use proto::shared_data::{
@@ -16,7 +16,7 @@ use scheduler::EndpointRef;
 use super::RingOwner;
 use crate::host::{Host, WriteCondition};
 
-/// The maximum number of bytes of a segment. Its VM writes the segment again with each placement,
+/// The maximum number of bytes of a segment. The VM writes the segment again with each placement,
 /// which takes about 0.15 µs. A reader takes 0.8 µs for it.
 const SEGMENT_BYTES_MAX: usize = 8 << 10;
 /// Segments of a ring: 1 MB for each VM and pool that picks, enough for 300 prompts of 400 blocks.

@@ -1,12 +1,12 @@
-//! The snapshot store of one pool, in shared data for all VMs. It has the daemon's messages as the
-//! leader received them.
+//! The snapshot store of one pool, in shared data for all VMs. The store has the daemon's messages
+//! as the leader received them.
 //!
-//! A small head has the current version, and names one of two sides. That side has the message as
-//! received. A writer fills the other side and then switches the head. So a reader finds a complete
-//! message or, during a race, a message that the head does not name. In that case it reads again at
-//! the next wake-up. All writes are compare-and-swap, and fail if a later leader's epoch or a newer
-//! version was written. So a stalled leader can neither undo newer writes nor damage the current
-//! side.
+//! A small head has the current version, and names one of two sides. The named side has the current
+//! message. A writer fills the other side and then switches the head. So a reader finds a complete
+//! message or, during a race, a message that the head does not name. After a race the reader reads
+//! again at the next wake-up. All writes are compare-and-swap, and fail if a later leader's epoch
+//! or a newer version was written. So a stalled leader can neither undo newer writes nor damage the
+//! current side.
 
 use exchange::Timestamp;
 use proto::shared_data::{MessageStamp, SnapshotHead};

@@ -1,20 +1,19 @@
-//! The table of this process's VMs. It is one shared table with a row for each VM, kept up to date
-//! by heartbeats.
+//! The table of the VMs of this process: one row for each VM, which the VM updates by heartbeats.
 //!
-//! The first [`VM_SLOTS_MAX`] rows are VM slots. The number of the slot is in the names of the data
-//! that a VM shares (queue, counters, load report, ring), so that the names are a fixed set: the
-//! host never frees a key of shared data. Further VMs have rows without a slot. They pick with
-//! their own state, share nothing, are woken only by their ticks, and take the first slot that
-//! becomes free. A row without a heartbeat for [`EXPIRY_MS`] is free. A VM that was stalled for
-//! that long finds another VM in its row and enrols again.
+//! The first [`VM_SLOTS_MAX`] rows are VM slots. The names of the data that a VM shares (queue,
+//! counters, load report, ring) contain the number of its slot. So the names are a fixed set,
+//! because the host never frees a key of shared data. Further VMs have rows without a slot. VMs
+//! without a slot pick with their own state, share nothing, are woken only by their ticks, and take
+//! the first slot that becomes free. A row without a heartbeat for [`EXPIRY_MS`] is free. A VM that
+//! was stalled for that long finds another VM in its row and enrols again.
 
 use exchange::Timestamp;
 use proto::shared_data::VmEntry;
 
 use crate::host::{Host, Result, WriteCondition};
 
-/// The number of VM slots of a process. Each worker thread and the main thread have a VM. This is
-/// more than twice the number of VMs on 192 cores, because all VMs may be replaced at once, and
+/// The number of VM slots of a process. Each worker thread and the main thread have a VM. The
+/// number is more than twice the VMs on 192 cores, because all VMs may be replaced at once, and
 /// slots of lost VMs are free only after [`EXPIRY_MS`]. The table has 32 bytes for each row, and
 /// each VM reads it every 100 ms.
 pub const VM_SLOTS_MAX: usize = 512;
@@ -23,8 +22,8 @@ pub const VM_SLOTS_MAX: usize = 512;
 const ROWS_MAX: usize = 2 * VM_SLOTS_MAX;
 /// The interval at which a VM writes its heartbeat.
 pub const HEARTBEAT_MS: u64 = 1_000;
-/// A VM without a heartbeat for this long counts as lost. It is five heartbeats, so that a long
-/// blocking call on its thread does not evict it.
+/// A VM without a heartbeat for this long is lost. The time is that of five heartbeats, so that a
+/// VM survives a long blocking call on its thread.
 pub const EXPIRY_MS: u64 = 5_000;
 
 /// The key of the table.
@@ -243,7 +242,7 @@ mod tests {
             ),
             (VM_SLOTS_MAX, 2)
         );
-        // VM 7 stops; the other VMs go on.
+        // VM 7 stops, and the other VMs continue.
         for vm in (1..=last).filter(|vm| *vm != 7) {
             slot(&host, row(vm, 4_000));
         }

@@ -1,9 +1,9 @@
-//! The connection to the daemon. It is a gRPC stream or, if the proxy does not let its filters use
+//! The connection to the daemon: a gRPC stream or, if the proxy does not let its filters use
 //! streams, HTTP calls.
 //!
-//! Both carry the same messages in the same order, and both end as a whole. Any failed call ends
-//! the connection, and the next connection begins with a Hello. There are two kinds of calls, each
-//! with at most one open call:
+//! Stream and calls carry the same messages in the same order. Any failed call ends the whole
+//! connection, and the next connection begins with a Hello. There are two kinds of calls, each with
+//! at most one open call:
 //!
 //! ```text
 //! /switchpoint/state/tell   body: the waiting messages             ──▶ 200; then the next call
@@ -26,8 +26,8 @@ use crate::pairs::HeaderPairs;
 /// requires of a serialized message.
 const RECEIVE_BYTES_MAX: u32 = 4_194_304 + 97;
 
-/// The maximum number of bytes that wait for the daemon: those that it has not taken or, on a
-/// stream, those sent since its last message. A daemon sends a message every second, and 200 VMs
+/// The maximum number of bytes that wait for the daemon: bytes that it has not taken or, on a
+/// stream, bytes sent since its last message. A daemon sends a message every second, and 200 VMs
 /// send at most about 10 MiB in a second. If the daemon is further behind, the link is closed,
 /// because waiting bytes use the proxy's memory.
 const WAITING_BYTES_MAX: usize = 4 * MESSAGE_BYTES_MAX;
@@ -317,7 +317,7 @@ fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
     let mut rest = outbox;
     while let Some((_, after)) = frames::take(rest) {
         let grown = outbox.len().saturating_sub(after.len());
-        // A message that is too large by itself is sent alone, and refused.
+        // A message that is too large for one call is sent alone, and the daemon refuses it.
         if size > 0 && grown > CALL_BYTES_MAX {
             break;
         }

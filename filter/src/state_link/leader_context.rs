@@ -29,7 +29,7 @@ pub struct LeaderContext<'a, H> {
     /// The pools, borrowed for this callback. Functions called from here use these references, and
     /// borrow no cell.
     pub replicas: Vec<&'a mut PoolReplica>,
-    /// This VM's identity, if the VMs share.
+    /// The identity of this VM, if the VMs share state.
     pub me: Option<VmContext<'a>>,
     /// The VMs.
     pub vm_table: &'a VmTable,

@@ -1,8 +1,8 @@
 //! Publishes the load of all VMs of this process to the other proxies of a pool: the sum of their
 //! load reports, and their placements. The leader does this.
 //!
-//! It publishes only if the daemon has reported other proxies, and then every few ms while anything
-//! changes.
+//! The leader publishes only if the daemon has reported other proxies, and then every few ms while
+//! anything changes.
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::peers::EncodedPlacements;
@@ -20,13 +20,13 @@ use crate::shared_data::placement_ring::{PlacementRingReader, ReadBudget};
 const BLOCKS_MAX: usize = 1_024;
 /// After this long without a change, in ms, traffic counts as stopped.
 const QUIET_MS: u64 = 1_000;
-/// Tick period under traffic, in ms. Picks with load that is 10 ms old are nearly as good as with
-/// current load; at 100 ms, all proxies pick the same endpoint.
+/// Tick period under traffic, in ms. Picks with load that is 10 ms old are nearly as good as picks
+/// with current load. With load that is 100 ms old, all proxies pick the same endpoint.
 const BUSY_TICK_MS: u32 = 5;
 /// Tick period without traffic, in ms: the delay until the first request of a burst is published.
 const QUIET_TICK_MS: u32 = 10;
-/// A stamp that comes back later than this, in ms, is ignored, because the daemon was away
-/// meanwhile.
+/// If a stamp comes back later than this, in ms, it is ignored, because the daemon was away in the
+/// meantime.
 const DELAY_MAX_MS: u64 = proto::SHARE_EXPIRY_MS;
 /// A new measured delay has a weight of one in this many.
 const DELAYS: u32 = 8;
@@ -48,21 +48,21 @@ pub struct PeerPublisher {
 }
 
 /// The age of other proxies' reports on arrival here, and of this proxy's reports on arrival there.
-/// Both are assumed to be equal.
+/// The two ages are assumed to be equal.
 #[derive(Debug, Default)]
 struct ReportDelay {
     /// The stamp that came back last.
     stamp: u64,
-    /// A recent mean, µs; 0 before the first.
+    /// A recent mean of the delay, µs. 0 before the first measurement.
     mean_us: u32,
 }
 
 // === impl ReportDelay ===
 
 impl ReportDelay {
-    /// Handles a stamp that came back. If it is a new one, a report of this process was forwarded.
+    /// Handles a stamp that came back. If the stamp is new, a report of this process was forwarded.
     /// Then returns the delay of the oldest change in that report, in µs. The stamp takes as long
-    /// to come back as the report takes to the other proxies.
+    /// to return as the report takes to the other proxies.
     fn receive(&mut self, stamp: u64, now: Timestamp) -> Option<u32> {
         let before = std::mem::replace(&mut self.stamp, stamp);
         let delay = now.us_since(Timestamp(stamp));

@@ -55,8 +55,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Handles the answer to a call, which may be a call to the daemon. Its `status` is `None` if
-    /// there was no answer.
+    /// Handles the answer to a call, which may be a call to the daemon. `status` is `None` if there
+    /// was no answer.
     pub fn on_call_response(
         &mut self,
         root: u32,
@@ -114,7 +114,7 @@ impl<H: Host> VmState<H> {
         self.link.close(&self.host, root);
     }
 
-    /// Calls `act` as the leader; `None` if this VM does not lead.
+    /// Calls `act` as the leader. Returns `None` if this VM does not lead.
     pub(super) fn with_leader<R>(
         &mut self,
         root: u32,

@@ -109,8 +109,8 @@ impl<H: Host> VmState<H> {
     }
 
     /// Checks the endpoints where requests made room, after this VM has published its load: see
-    /// [`exchange::ManagedPool::look_at_freed`]. If it knows of no room, it first reads the loads
-    /// of the others.
+    /// [`exchange::ManagedPool::look_at_freed`]. If this VM knows of no room, it first reads the
+    /// loads of the others.
     pub fn look_at_freed(&self, replica: &mut PoolReplica, now: Timestamp) {
         let queues = replica.pool.queues();
         if queues.has_freed() && queues.is_shared() && !replica.pool.has_freed_room(now) {
@@ -119,7 +119,8 @@ impl<H: Host> VmState<H> {
         replica.pool.look_at_freed(now);
     }
 
-    /// Writes the order, then wakes the other VM. Returns false if another VM wrote meanwhile.
+    /// Writes the order, then wakes the other VM. Returns false if another VM wrote since the last
+    /// reading.
     fn write_order(&self, replica: &mut PoolReplica, wake: Option<u64>, now: Timestamp) -> bool {
         let is_written = replica.flow_order.write(&self.host, &mut replica.pool);
         wake.filter(|_| is_written)
@@ -183,7 +184,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Handles the ask of another VM for room: gives up a running request, or asks the next VM.
+    /// Handles another VM's message that asks for room: gives up a running request, or asks the
+    /// next VM.
     pub(super) fn on_ask(
         &self,
         replica: &mut PoolReplica,
@@ -191,7 +193,7 @@ impl<H: Host> VmState<H> {
         left: u32,
         now: Timestamp,
     ) {
-        // Through this, the VM knows that the other one holds requests, and wakes it.
+        // By reading the loads, this VM learns that the other VM holds requests, and wakes it.
         self.receive_loads(replica, now, SharingOccasion::Claim);
         if !replica.pool.queues_mut().give_room(ask, now) {
             self.pass_ask(&replica.name, ask, left, now);
@@ -211,7 +213,7 @@ impl<H: Host> VmState<H> {
     }
 
     /// Writes the requests that this VM holds, and the claim of a pick. Returns false if another VM
-    /// wrote meanwhile.
+    /// wrote since the last reading.
     pub fn claim(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
         match self
             .vm_context()

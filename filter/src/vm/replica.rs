@@ -1,9 +1,10 @@
-//! One pool in one VM: the daemon's state that this VM has applied, and the VM's own state.
+//! The state of one pool in one VM: what the daemon sent and this VM has applied, and what the VM
+//! knows itself.
 //!
 //! A replica changes only in [`PoolReplica::apply`], as a whole or not at all, and never while a
-//! request is being decided. (A VM that replaced a lost one applies the state before its first
+//! request is being decided. (A VM that replaced a lost VM applies the state before its first
 //! request.) [`PoolReplica::apply`] takes a result of [`decode`]. The leader decodes messages from
-//! the daemon, and every other VM decodes those in the snapshot store.
+//! the daemon, and every other VM decodes the messages in the snapshot store.
 
 use std::ops::Deref;
 use std::rc::{Rc, Weak};
@@ -73,7 +74,8 @@ struct FollowedStore {
     head: Option<HeadReading>,
 }
 
-/// The observation rings: this VM's own and, while it leads, readers of the others.
+/// The observation rings: the ring of this VM and, while it leads, readers of the rings of other
+/// VMs.
 #[derive(Debug, Default)]
 struct ObservationRings {
     own: ObservationRingWriter,
@@ -274,8 +276,8 @@ impl PoolReplica {
     }
 
     /// Applies what is new in the stores, and returns what it was, in order. A message that cannot
-    /// be decoded counts as [`Applied::Nothing`]. It stays in the store, and the current state
-    /// stays in use.
+    /// be decoded counts as [`Applied::Nothing`]. The message stays in the store, and the current
+    /// state stays in use.
     ///
     /// # Errors
     /// Returns the error of the host.

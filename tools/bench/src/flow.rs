@@ -1,7 +1,6 @@
 //! Flow control on a real Envoy: chat beside a wave of batch requests of two tenants, through one
-//! worker, through four, and through two proxies of four workers. Then the same without the daemon,
-//! which is killed in the middle of the wave. [`cost`] measures the cost of flow control for a
-//! request.
+//! worker, through four, and through two proxies of four workers. The last run kills the daemon in
+//! the middle of the wave. [`cost`] measures the cost of flow control for a request.
 //!
 //! The engines are simulated, and a fifth as fast as measured ones, so that they are the limit
 //! and not this machine.

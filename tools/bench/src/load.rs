@@ -23,7 +23,7 @@ pub(crate) struct LoadRun {
     pub(crate) rate: Option<u32>,
     /// HTTP/2 without TLS, in place of HTTP/1.1.
     pub(crate) http2: bool,
-    /// The query of the path, with its `?`; the servers answer as it says.
+    /// The query of the path, with its `?`. The query controls how the servers answer.
     pub(crate) query: &'static str,
     /// Processes whose CPU time is counted: Envoy and the daemon.
     pub(crate) processes: [u32; 2],

@@ -69,7 +69,8 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum BenchPart {
-    /// A request: latency, CPU, requests/s, tails, beside two bases (18 minutes; --quick: 6)
+    /// The cost of a request: latency, CPU, requests/s, tails, beside two bases (18 minutes;
+    /// --quick: 6)
     Overhead(Args),
     /// A streamed chunk
     Streams(Args),
@@ -81,8 +82,8 @@ enum BenchPart {
     /// Cost of 32 proxies for one daemon: its CPU, and the age of load and placements on arrival ->
     /// target/bench/relay.json
     Relay(relay::Args),
-    /// Engines of every kind and broken ones: bursts, load, conversations, share of the broken one
-    /// -> target/bench/engines.json
+    /// Engines of every kind, and pools with a broken engine: bursts, load, conversations, share of
+    /// the broken engine -> target/bench/engines.json
     Engines(engines::Args),
     /// Flow control: chat beside a wave of batch through one worker, four, and two proxies of four;
     /// then without the daemon; what it costs a request -> target/bench/flow.json, flow-cost.json

@@ -1,7 +1,8 @@
 //! The smallest Envoy configuration that passes requests on: one listener, one route, one cluster.
-//! It has no access log, Envoy's default buffers and limits, and no other filter than the router.
+//! The configuration has no access log, Envoy's default buffers and limits, and no other filter
+//! than the router.
 //!
-//! It runs in a process of its own, so that no other part of our configuration affects it.
+//! This Envoy runs in a process of its own, so that no other part of our configuration affects it.
 
 use std::net::SocketAddr;
 use std::path::Path;

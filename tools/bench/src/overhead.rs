@@ -1,6 +1,6 @@
 //! Measures the cost of a picker against two bases: a minimal Envoy, which shows what users pay in
-//! total, and the shipped configuration without a picker, which shows what the picker adds. All run
-//! one right after the other in every round.
+//! total, and the shipped configuration without a picker, which shows what the picker adds. Every
+//! round runs all paths one right after the other.
 //!
 //! The cases change one factor at a time around 10 KB and 100 KB: body, connections, HTTP version,
 //! workers, endpoints, pace of the engines. The order of the paths rotates from round to round, so
@@ -42,10 +42,10 @@ pub(crate) const CONNECTIONS: usize = 16;
 pub(crate) const MANY: usize = 64;
 pub(crate) const WORKERS: u32 = 4;
 
-/// The pace of a real engine: 20 events, each 10 ms after the one before it.
+/// The pace of a real engine: 20 events, 10 ms apart.
 const PACE: &str = "?chunks=20&every_ms=10";
 
-/// One row of the result file. Its fields are the columns of the published JSON table.
+/// One row of the result file. The fields are the columns of the published JSON table.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct OverheadRow {
     pub(crate) front: String,
@@ -58,8 +58,8 @@ pub(crate) struct OverheadRow {
     pub(crate) p50_us: f64,
     /// CPU of Envoy, or of Envoy and the daemon if the daemon picks (`ext_proc`).
     pub(crate) cpu_us: f64,
-    /// CPU of the daemon. It scrapes all endpoints the whole time, so with few requests each one
-    /// pays more.
+    /// CPU of the daemon. The daemon scrapes all endpoints the whole time, so the share of each
+    /// request is larger if there are few.
     pub(crate) daemon_us: f64,
     pub(crate) rps: f64,
     pub(crate) added_p50_us: f64,
@@ -446,8 +446,8 @@ mod tests {
                 case.paced,
                 case.escapes,
                 case.predicting,
-                // One connection shows the latency of a lone request; paced engines and several
-                // workers need many.
+                // One connection measures the latency of a lone request. Paced engines and several
+                // workers need many connections.
                 case.connections != centre.connections && case.connections != 1 && !several,
             ]
             .into_iter()

@@ -1,5 +1,5 @@
-//! A stack whose picks use predicted latency. It is trained first, so that the bench measures picks
-//! by a latency model that predicts.
+//! A stack whose picks use predicted latency. The stack is trained first, so that the bench
+//! measures picks by a latency model that predicts.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Measures the cost of many proxies for one daemon. The bench simulates the proxies at the
 //! protocol level. Like a proxy with that many picks per second, each sends placements, and every
-//! few milliseconds a load report of all endpoints in which much changes. It measures the daemon's
-//! CPU, and how old load reports and placements are on arrival.
+//! few milliseconds a load report of all endpoints in which much changes. The bench measures the
+//! daemon's CPU, and how old load reports and placements are on arrival.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ use crate::load::cpu_ns;
 
 /// The longest time from the first proxy to the last pool update.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The longest age recorded, in tenths of a ms; older ones count as this age.
+/// The longest age that is recorded, in tenths of a ms. Older messages are recorded with this age.
 const AGE_TENTHS_MAX: usize = 100_000;
 /// Pause before measuring, so that the start of the daemon and of the streams is not counted.
 const SETTLE: Duration = Duration::from_secs(2);

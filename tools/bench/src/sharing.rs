@@ -25,8 +25,8 @@ use crate::{overhead, sink, world};
 
 /// Model servers for conversations.
 const SERVERS: usize = 8;
-/// Speed of the simulated servers relative to measured engines. They are so slow that each has
-/// about six requests running. With one or two running, the spread is mostly chance.
+/// Speed of the simulated servers relative to measured engines. The servers are so slow that each
+/// has about six requests running. With one or two running, the spread is mostly chance.
 const SPEED: f64 = 0.25;
 /// Target: the cache hits are at most this share below those of one worker.
 const HITS_WITHIN: f64 = 0.02;
@@ -34,7 +34,7 @@ const HITS_WITHIN: f64 = 0.02;
 const SPREAD_WITHIN: f64 = 0.1;
 /// The cost of a pick is measured in a pool of this many endpoints, all with requests in flight.
 const ENDPOINTS: u32 = 100;
-/// Also measured: 15 peers (a proxy of sixteen workers) and 500 endpoints.
+/// A further measurement has 15 peers (a proxy of sixteen workers) and 500 endpoints.
 const LARGE: [u32; 2] = [15, 500];
 /// The cost under load is measured in a proxy with this many workers and connections. Then requests
 /// on new connections read the result; there are enough that each worker almost surely answers some

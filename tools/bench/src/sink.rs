@@ -1,6 +1,6 @@
 //! Model servers that do nothing: they read the request and answer at once, so that only the proxy
-//! is measured. With `?chunks=N&every_ms=M` a server streams N events at that pace. Their metrics
-//! page is as long as an engine's.
+//! is measured. With `?chunks=N&every_ms=M` a server streams N events at that pace. The metrics
+//! page of a server is as long as an engine's.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;

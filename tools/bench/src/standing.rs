@@ -27,8 +27,8 @@ const SCRAPE_WINDOWS: usize = 3;
 const MEMORY_ROUNDS: usize = 3;
 const SCRAPE_WINDOW: Duration = Duration::from_secs(8);
 
-/// Prompts that put 6,600 blocks of each of 100 endpoints into the prefix index; so short that the
-/// index has an entry for each block.
+/// So many prompts of so many blocks put 6,600 blocks of each of 100 endpoints into the prefix
+/// index. The prompts are so short that the index has an entry for each block.
 const PROMPTS: usize = 5_500;
 const BLOCKS: usize = 120;
 const BLOCK_BYTES: usize = 256;

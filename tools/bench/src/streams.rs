@@ -1,5 +1,4 @@
-//! Measures the cost of a streamed chunk: many slow streams at once, the same through each variant;
-//! CPU per chunk.
+//! Measures the CPU cost of a streamed chunk, with many slow streams at once through each variant.
 
 use std::net::SocketAddr;
 use std::time::Duration;

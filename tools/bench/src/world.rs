@@ -1,9 +1,9 @@
 //! Four paths to the same servers: through a minimal Envoy, and through one Envoy with the shipped
 //! configuration without a picker, with the filter, and with ext_proc.
 //!
-//! The last three are in one Envoy process, so that only the path differs. The listeners are the
-//! shipped ones, except that the one without a picker balances by round robin, and Envoy's own
-//! `buffer` filter holds the body, as a picker does. The ext_proc listener uses its own daemon,
+//! The last three paths are in one Envoy process, so that only the path differs. The three paths
+//! use the shipped listeners. The listener without a picker balances by round robin, and Envoy's
+//! own `buffer` filter holds the body, as a picker does. The ext_proc listener uses its own daemon,
 //! because a proxy has the filter or ext_proc, not both, and the proxies of one daemon share state.
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -63,7 +63,7 @@ pub(crate) struct ExtProcDaemon {
 
 impl RequestPath {
     pub(crate) const ALL: [Self; 4] = [Self::Minimal, Self::Shipped, Self::Filter, Self::ExtProc];
-    /// The paths through the shipped configuration, first the one without a picker.
+    /// The paths through the shipped configuration, first the path without a picker.
     pub(crate) const SHIPPED: [Self; 3] = [Self::Shipped, Self::Filter, Self::ExtProc];
     /// The bases of comparison for the pickers.
     pub(crate) const BASES: [Self; 2] = [Self::Minimal, Self::Shipped];

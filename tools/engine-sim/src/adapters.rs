@@ -2,7 +2,7 @@
 //!
 //! An adapter that a running sequence uses is never evicted.
 
-/// The loaded adapters of one engine. Adapter 0 stands for the base model, which needs no place.
+/// The loaded adapters of one engine. Adapter 0 is the base model, which needs no place.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadedAdapters {
     places: usize,

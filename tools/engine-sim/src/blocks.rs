@@ -122,8 +122,8 @@ impl BlockCache {
         }
     }
 
-    /// Takes `count` free blocks and appends them to `into`. Their cached content is lost. The
-    /// caller checks that there are enough.
+    /// Takes `count` free blocks and appends them to `into`. The cached content of these blocks is
+    /// lost. The caller checks that there are enough.
     pub(crate) fn take_free(&mut self, count: usize, into: &mut Vec<u32>) {
         for _ in 0..count {
             if self.users.len() < self.total {

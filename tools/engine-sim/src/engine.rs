@@ -51,7 +51,7 @@ pub struct EngineStep {
 /// The progress of a sequence at the end of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SequenceProgress {
-    /// The sequence generated its `number`th token; the first is 1.
+    /// The sequence generated its `number`th token. The first token has the number 1.
     Token {
         /// Counts from 1.
         number: u32,

@@ -1,8 +1,8 @@
-//! One inference engine as vLLM schedules it, simulated: continuous batching, chunked prefill,
-//! first come first served, paged KV memory with a prefix cache, preemption by recompute, LoRA
-//! adapters.
+//! Simulates one inference engine with the scheduling of vLLM: continuous batching, chunked
+//! prefill, first come first served, paged KV memory with a prefix cache, preemption by recompute,
+//! and LoRA adapters.
 //!
-//! The engine is a pure state machine. It reads no clock: the caller passes the time, starts a step
+//! The engine is a state machine that reads no clock: the caller passes the time, starts a step
 //! with [`BatchingEngine::start`] and ends it with [`BatchingEngine::end`] at the time that `start`
 //! returned. The testbed's model server drives it in real time, the simulator in virtual time.
 //!

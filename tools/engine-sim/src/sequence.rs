@@ -11,7 +11,7 @@ pub trait EngineRequest {
     /// Tokens to generate. 0 ends the sequence with its prefill (embeddings).
     fn output_tokens(&self) -> u32;
 
-    /// Chained hashes of the full blocks of the prompt, or of prompt and output: a hash stands for
+    /// Chained hashes of the full blocks of the prompt, or of prompt and output. A hash identifies
     /// the whole prefix up to the end of its block. A block with hash 0 is never found.
     fn block_hashes(&self) -> &[u64];
 

@@ -20,7 +20,8 @@ use discovery::kubernetes;
 /// The largest input, in bytes. The objects of a namespace with a thousand pods are smaller.
 pub const INPUT_BYTES_MAX: u64 = 4 << 20;
 
-/// The maximum number of files. It prevents a mistaken shell pattern from reading a whole disk.
+/// The maximum number of files. The limit prevents a mistaken shell pattern from reading a whole
+/// disk.
 const FILES_MAX: usize = 64;
 
 /// Exit code if the input cannot be read.

@@ -1,5 +1,5 @@
-//! The objects of a running endpoint picker: its Deployment, the ConfigMap with its configuration,
-//! its InferencePool and its Service, as `kubectl get -o yaml` prints them.
+//! Reads the objects of a running endpoint picker (its Deployment, the ConfigMap with its
+//! configuration, its InferencePool and its Service) as `kubectl get -o yaml` prints them.
 
 mod deployment;
 
@@ -10,8 +10,8 @@ use control_plane::config::yaml::{self, YamlNode, YamlValue};
 
 /// The maximum number of objects read, so that the search among them stays short.
 const OBJECTS_MAX: usize = 10_000;
-/// The maximum number of endpoint pickers of one run. It is the maximum number of pools of our
-/// chart, and of a daemon.
+/// The maximum number of endpoint pickers of one run. Our chart and a daemon have the same maximum
+/// of pools.
 const PICKERS_MAX: usize = 64;
 
 /// An object with the data that is needed to find it.
@@ -302,8 +302,9 @@ fn config_of<'n>(
     Some((format!("ConfigMap {map}, {file}"), text.to_owned()))
 }
 
-/// The configuration of a pool without a Deployment: that of the ConfigMap named like the Service
-/// of its picker, or the only one of its namespace that no other picker uses.
+/// The configuration of a pool without a Deployment. The configuration is in the ConfigMap with the
+/// name of the picker's Service, or in the only ConfigMap of the namespace that no other picker
+/// uses.
 fn config_near<'n>(
     pool: &FoundObject<'_>,
     objects: &[FoundObject<'n>],

@@ -1,5 +1,5 @@
-//! Migrates an EndpointPickerConfig. It is kept if it has the same meaning here, and otherwise
-//! changed until `switchpointd check` accepts it.
+//! Migrates an EndpointPickerConfig. A configuration that has its meaning here too is kept. Any
+//! other is changed until `switchpointd check` accepts it.
 //!
 //! The answers come from the table of the configuration reader. This module adds replacements that
 //! need no decision by the operator.
@@ -23,11 +23,11 @@ const FIELDS_NEEDED: [&str; 4] = ["apiVersion", "kind", "plugins", "schedulingPr
 /// The configuration after migration.
 #[derive(Debug, Default)]
 pub struct MigratedConfig {
-    /// The configuration as a tree; `None`: the default of the daemon.
+    /// The configuration as a tree. `None` is the default of the daemon.
     pub tree: Option<YamlNode>,
     /// The text of the configuration, with the comments of its author if nothing was changed.
     pub text: Option<String>,
-    /// The answers for its items.
+    /// The answers for the items of the configuration.
     pub entries: Vec<ReportEntry>,
 }
 

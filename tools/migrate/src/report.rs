@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::table::MigrationVerdict;
 
-/// The longest value printed in a report; longer ones are cut.
+/// The longest value printed in a report. Longer values are cut.
 const GIVEN_CHARACTERS_MAX: usize = 60;
 /// The maximum number of listed objects that belong to no picker.
 const OTHERS_MAX: usize = 20;

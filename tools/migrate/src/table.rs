@@ -36,7 +36,7 @@ pub struct MigrationRow {
     pub reason: &'static str,
     /// Values of a row without an equivalent that lose nothing.
     pub harmless: &'static [&'static str],
-    /// The value that must be true for the item to count; empty if it always counts.
+    /// The item has an effect only if this value is true. Empty if the item always has an effect.
     pub switch: &'static str,
 }
 

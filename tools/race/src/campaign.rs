@@ -1,8 +1,8 @@
 //! Runs the cells, some at the same time, and the routers of a cell side by side.
 //!
-//! Each stack runs in its own namespaces of processes and of the network, so it has all ports for
-//! itself and shares only the cores. A run that is on disk is not repeated, so a campaign that was
-//! stopped continues where it was.
+//! Each router with its engines runs in its own namespaces of processes and of the network, so it
+//! has all ports for itself and shares only the cores. A run that is on disk is not repeated, so a
+//! campaign that was stopped continues where it was.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -26,8 +26,9 @@ const ROUNDS_ALONE: usize = 3;
 /// Makes the loopback of the new namespace usable, then becomes the program.
 const IN_NAMESPACE: &str = "ip link set lo up && exec \"$0\" \"$@\"";
 
-/// Does the same, and lets the receiver of a segment acknowledge it at once. Dynamo's frontend does
-/// not set TCP_NODELAY, so on a connection that is kept its next tokens wait for that: up to 40 ms.
+/// Brings loopback up, and lets the receiver of a segment acknowledge it at once. Dynamo's frontend
+/// does not set TCP_NODELAY, so on a kept connection its next tokens would wait up to 40 ms for the
+/// acknowledgement.
 const IN_DYNAMO_NAMESPACE: &str = concat!(
     "ip link set lo up && for to in 127.0.0.0/8 127.0.0.1; do ",
     "ip route change local $to dev lo table local proto kernel scope host src 127.0.0.1 quickack 1 || exit; done && ",
@@ -39,7 +40,7 @@ const IN_DYNAMO_NAMESPACE: &str = concat!(
 pub struct RouterGroup {
     /// The name of the group's folder.
     pub name: &'static str,
-    /// The names of its routers; the first is ours.
+    /// The names of the cell's routers. The first is Switchpoint.
     pub routers: Vec<String>,
 }
 
@@ -85,7 +86,7 @@ impl RouterGroup {
         Self::new("core", &["ours", "ours-again", "smg"])
     }
 
-    /// The other routers, each beside ours: with one seed in the cells at half load.
+    /// Runs of each other router beside Switchpoint, with one seed, in the cells at half load.
     #[must_use]
     pub fn others() -> [Self; 2] {
         [
@@ -193,7 +194,7 @@ impl Campaign {
         )
     }
 
-    /// Runs routers side by side. Those whose run was late run again, half as many at a time, or
+    /// Runs routers side by side. Routers whose run was late run again, half as many at a time, or
     /// alone as before.
     async fn run_routers(
         &self,

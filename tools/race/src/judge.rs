@@ -239,8 +239,9 @@ mod tests {
     use super::*;
     use crate::record::RequestTokens;
 
-    /// 60 sessions of four requests. Sessions differ by a factor of ten, as real ones do; `change`
-    /// makes the request's time of the base time and a number of its own.
+    /// 60 sessions of four requests. The times of sessions differ by a factor of ten, as those of
+    /// real sessions do. `change` computes a request's time from the base time and the request's
+    /// number.
     fn run(router: &str, change: impl Fn(f64, u32) -> f64) -> RunRecord {
         let request = |number: u32| {
             let base = 100.0 * (1.0 + f64::from(number / 4 % 10));
@@ -278,7 +279,7 @@ mod tests {
         }
     }
 
-    /// Noise of 3 %, another one for each request and `salt`.
+    /// Noise of 3 %, different for each request and `salt`.
     fn noisy(base: f64, number: u32, salt: u32) -> f64 {
         base * (0.97 + 0.06 * f64::from((number * 7 + salt * 13) % 11) / 10.0)
     }

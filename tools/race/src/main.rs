@@ -49,7 +49,8 @@ struct RaceArgs {
 
 #[derive(Debug, Subcommand)]
 enum RaceCommand {
-    /// Run what is not in the folder yet; stop it at any time and start it again
+    /// Run the cells that are not in the folder yet; you may stop the race at any time and start it
+    /// again
     Run(RunArgs),
     /// Judge the runs: docs/data/race.json, docs/reference/race.md
     Page(FolderArgs),
@@ -72,7 +73,7 @@ struct RunArgs {
     #[command(flatten)]
     folder: FolderArgs,
 
-    /// Two cells with one seed, in 10 minutes; without it the whole race, in some 2 hours
+    /// Run only two cells with one seed, in 10 minutes; the whole race takes some 2 hours
     #[arg(long)]
     quick: bool,
 
@@ -80,11 +81,11 @@ struct RunArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     cells: Vec<String>,
 
-    /// Only these seeds [default: 101 to 105, which judge; use 1 to 20 to tune]
+    /// Run only these seeds [default: 101 to 105, for judging; use 1 to 20 for tuning]
     #[arg(long, value_delimiter = ',', value_name = "N,...")]
     seeds: Vec<u64>,
 
-    /// These routers side by side, in place of the groups of the race. Our policy with other
+    /// Run these routers side by side, in place of the groups of the race. Our policy with other
     /// parameters: ours:ttftWeight=3/queueExternality=0
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     routers: Vec<String>,

@@ -1,9 +1,9 @@
 //! Dynamo's mocker: engines that we did not write, with a scheduler, a KV cache and a speed of
 //! their own.
 //!
-//! A mocker speaks only Dynamo's request plane. So for any other router each mocker has a frontend
-//! of its own, and the pair is an OpenAI server. For Dynamo's own router all mockers are one
-//! component, and the router is the one frontend in front of them.
+//! A mocker understands only Dynamo's request plane. So for any other router each mocker has a
+//! frontend of its own, and the pair is an OpenAI server. For Dynamo's own router all mockers are
+//! one component, and the router is a single frontend in front of them.
 //!
 //! All sockets of a run are in its network namespace, so addresses and ports are fixed.
 
@@ -26,7 +26,7 @@ const HTTP_PORT: u16 = 8000;
 /// The port of a mocker's metrics page.
 pub const METRICS_PORT: u16 = 9100;
 /// The mocker's own speed, with as many sequences as our engines run at once. The blocks hold
-/// 262,144 tokens. That is some 670 KB of text, where our engines hold a megabyte: both hold a
+/// 262,144 tokens, or 670 KB of text; our engines hold a megabyte. Both sizes are enough for a
 /// dozen contexts of agents.
 const MOCKER_OPTIONS: [&str; 6] = [
     "--max-num-seqs",
@@ -113,7 +113,8 @@ impl MockerEngines {
         Ok(engines)
     }
 
-    /// Starts the frontend that routes to all mockers. It answers once it knows all of them.
+    /// Starts the frontend that routes to all mockers. The frontend answers once it knows all
+    /// mockers.
     ///
     /// # Errors
     /// Fails if the program cannot be run.

@@ -131,8 +131,8 @@ impl RaceEngines {
         }
     }
 
-    /// Starts the engines of a cell, and one more if one is added during the run. Their steps take
-    /// `slowdown` times as long as the profile says.
+    /// Starts the engines of a cell, and one more if one is added during the run. Steps of these
+    /// engines take `slowdown` times as long as the profile says.
     fn start_servers(cell: &Cell, profile: EngineProfile, slowdown: f64) -> Result<Self> {
         let added = usize::from(cell.change == CellChange::KillAddRestart);
         let mut servers = Vec::new();
@@ -239,7 +239,7 @@ impl EngineRecord {
         }
     }
 
-    /// What was counted after `before`. An engine that restarted meanwhile counts from zero.
+    /// What was counted after `before`. An engine that restarted during the run counts from zero.
     fn since(&self, before: &Self) -> Self {
         let restarted =
             self.requests < before.requests || self.prompt_tokens < before.prompt_tokens;
@@ -267,8 +267,8 @@ mod tests {
         const ARRIVALS_S: f64 = 20.0;
         const SEED: u64 = 1;
 
-        /// Ratios of Envoy's round robin to itself, to a router that is slower by 20 ms, and to one
-        /// that fails two requests of a hundred.
+        /// Compares Envoy's round robin with itself, with a router that is slower by 20 ms, and
+        /// with a router that fails two requests of a hundred.
         #[tokio::test(flavor = "multi_thread")]
         async fn the_race_sees_delays_and_failures_and_no_difference_where_there_is_none() {
             let source = CellSource::Random {
@@ -313,7 +313,7 @@ mod tests {
                 (0, 0)
             );
             assert!(failures["envoy-drop"] > 0);
-            // The clients and the engines count the same.
+            // Clients and engines count equal numbers.
             for run in runs.iter().filter(|run| run.router != "envoy-drop") {
                 let counted: u64 = run.engines.iter().map(|engine| engine.requests).sum();
                 assert_eq!(counted, run.requests.len() as u64, "{}", run.router);

@@ -1,5 +1,5 @@
-//! The load generator. It plays sessions at one or two addresses, and records what their clients
-//! see.
+//! The load generator. The generator plays sessions at one or two addresses, and records what their
+//! clients see.
 //!
 //! A session is sent from its first turn to its last, without a time limit, so a faster router gets
 //! the same requests as a slower one. A turn is sent a recorded pause after the reply before it

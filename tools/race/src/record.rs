@@ -24,7 +24,7 @@ pub struct RequestRecord {
     pub ttft_ms: f64,
     /// Time until the last byte.
     pub e2e_ms: f64,
-    /// Time between two tokens after the first; `None` for a reply of one token.
+    /// Time between two tokens after the first token. `None` for a reply of one token.
     pub tpot_ms: Option<f64>,
     /// Tokens, as the engine counts them.
     pub tokens: RequestTokens,
@@ -64,7 +64,7 @@ pub struct RunRecord {
     pub router: String,
     /// The version of a rival, or the commit of ours.
     pub version: String,
-    /// Stacks that ran at the same time, this one included.
+    /// The number of stacks that ran at the same time, including this stack.
     pub side_by_side: usize,
     /// Seconds in which sessions arrived.
     pub arrivals_s: f64,
@@ -143,8 +143,8 @@ impl RunRecord {
         self.generator_late_p99_ms() <= LATE_MS_MAX && self.engines_late_p99_ms() <= LATE_MS_MAX
     }
 
-    /// The share of prompt tokens that engines had cached, by their own count, or by the usage of
-    /// the replies if the engines count no prompt tokens; 0 without a prompt.
+    /// The share of prompt tokens that engines had cached. The engines count them or, if they count
+    /// no prompt tokens, the usage of the replies has the numbers. 0 without a prompt.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         let counted = |[cached, all]: [u64; 2], engine: &EngineRecord| {

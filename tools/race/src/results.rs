@@ -1,7 +1,7 @@
 //! The judgement of each cell, small enough to be kept with the sources: `docs/data/race.json`.
 //!
-//! Cells are judged one by one, so that a race of two hours can be run in parts; each result names
-//! the versions that ran.
+//! Cells are judged one by one, so that a race of two hours can run in parts. Each result names the
+//! versions that ran.
 
 use std::collections::BTreeMap;
 use std::path::Path;

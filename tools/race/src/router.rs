@@ -283,7 +283,7 @@ impl RouterKind {
 // === impl RunningRouter ===
 
 impl RunningRouter {
-    /// Makes `engines` the engines of the pool; `added` is the one that is new.
+    /// Makes `engines` the engines of the pool. `added` is the new engine.
     ///
     /// # Errors
     /// Fails if the router refuses the engine, or cannot learn of engines while it runs.

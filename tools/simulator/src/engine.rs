@@ -5,8 +5,8 @@ pub(crate) use engine_sim::{SimulatedEngineSpec, StepTimeModel};
 use engine_sim::{BatchingEngine, EngineRequest, SequenceProgress};
 
 /// Tokens of a block in the router's prefix index, and of a KV block in the engines of the
-/// campaigns. vLLM's blocks have 16, as those of the race, which takes longer to simulate and
-/// changes little there.
+/// campaigns. Blocks of vLLM and of the race have 16 tokens. Smaller blocks take longer to simulate
+/// and change little.
 pub(crate) const BLOCK_TOKENS: usize = 64;
 
 /// A request as an engine gets it.

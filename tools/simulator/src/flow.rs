@@ -59,8 +59,8 @@ pub(crate) struct FlowCampaign {
         default_value = "prompts,outputs,prefixes"
     )]
     scenarios: Vec<String>,
-    /// The policies: none, ours, oracle, llm-d-default, llm-d-tuned, dynamo; separated by
-    /// semicolons. The last two take their limit after a colon: `llm-d-tuned:100`.
+    /// The policies, separated by semicolons: none, ours, oracle, llm-d-default, llm-d-tuned,
+    /// dynamo. llm-d-tuned and dynamo take their limit after a colon: `llm-d-tuned:100`.
     #[arg(
         long,
         value_delimiter = ';',
@@ -92,7 +92,7 @@ struct FlowProxies {
     /// How long what a proxy shares takes to the others, ms.
     #[arg(long, default_value_t = 10.0)]
     sharing_ms: f64,
-    /// Let the proxies hear nothing of each other.
+    /// Let the proxies receive nothing from each other.
     #[arg(long)]
     alone: bool,
 }
@@ -218,10 +218,10 @@ impl FlowRun<'_> {
         Ok((workload, names, outcomes))
     }
 
-    /// The figures of a class. Tokens count for requests that ended before the last arrival; those
-    /// that no cache had are `computed_per_s`. `served` is the share of the tokens that arrived in
-    /// time to end. For `overshoot`, `per_proxy` and `beyond` see [`overshoot`]: those of other
-    /// policies than ours are 0.
+    /// The figures of a class. Tokens are those of requests that ended before the last arrival.
+    /// Tokens that no cache had are in `computed_per_s`. `served` is the share of the tokens that
+    /// arrived in time to end. For `overshoot`, `per_proxy` and `beyond` see [`overshoot`]. These
+    /// three figures are 0 for all policies except ours.
     fn row(
         &self,
         class: &str,
@@ -295,7 +295,7 @@ impl FlowRun<'_> {
 }
 
 /// The policy of this name, and the time between its scrapes where it is not the usual one. A
-/// number after a colon stands for the limit of `llm-d-tuned` or `dynamo`.
+/// number after a colon is the limit of `llm-d-tuned` or `dynamo`.
 fn policy(name: &str) -> Result<(RoutingPolicy, Option<f64>), String> {
     let (name, number) = name
         .split_once(':')

@@ -54,7 +54,8 @@ impl SimulatedLearner {
         }
     }
 
-    /// Records a first token. Its time is the time of a prefill only if no request waited longer.
+    /// Records a first token. The time of this token is the time of a prefill only if no request
+    /// waited longer.
     pub(crate) fn first_token(
         &mut self,
         at: usize,
@@ -97,7 +98,7 @@ impl SimulatedLearner {
     }
 
     /// Records a gap between two tokens of a stream, at an endpoint with this load as far as its
-    /// proxies know. It counts where no prefill is known to run.
+    /// proxies know. The learner uses the gap if no prefill is known to run there.
     pub(crate) fn gap(
         &mut self,
         at: usize,

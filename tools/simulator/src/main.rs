@@ -1,7 +1,7 @@
 //! Plays routing, flow control and scaling in virtual time.
 //!
-//! Engines are simulated; the scheduler, its plugins, the pool state and the step learner are the
-//! real ones.
+//! Engines are simulated. The scheduler, its plugins, the pool state and the step learner are the
+//! real code.
 #![deny(clippy::indexing_slicing)]
 
 mod engine;

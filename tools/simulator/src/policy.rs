@@ -172,8 +172,8 @@ impl RoutingPolicy {
         }
     }
 
-    /// The prompt tokens of a request, as far as the policy knows them. Rivals count them; our
-    /// proxy and llm-d's picker estimate them from bytes.
+    /// The prompt tokens of a request, as far as the policy knows them. Other routers count the
+    /// tokens. Our proxy and llm-d's picker estimate them from bytes.
     pub(crate) fn prompt_tokens(&self, job: &EngineJob<'_>, class: RequestClass) -> u32 {
         match self {
             Self::Config(_) => class.estimate(job.request, job.prompt),
@@ -183,7 +183,7 @@ impl RoutingPolicy {
     }
 }
 
-/// The same profile for decode and for prefill. A separate prefill happens if the decode engine has
+/// Uses one profile for decode and for prefill. A separate prefill happens if the decode engine has
 /// too little of the prompt cached.
 fn disaggregated(spec: &PipelineSpec) -> PipelineSpec {
     /// Uncached tokens from which on a transfer is worth it.

@@ -226,9 +226,9 @@ fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
         ..setting(cell.engines)
     };
     if cell.change == CellChange::KillAddRestart {
-        // Envoy waits at most 5 ms before its first retry, and the daemon scrapes an engine that
-        // has gone every second. smg waits 50 ms, and checks the health of workers every minute;
-        // two checks must succeed.
+        // Envoy waits at most 5 ms before its first retry, and the daemon scrapes an engine that is
+        // away every second. smg waits 50 ms, and checks the health of workers every minute. Two
+        // checks must succeed before smg uses a worker again.
         let failover = if is_ours {
             Failover {
                 retry_ms: 5.0,

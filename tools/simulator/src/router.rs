@@ -26,7 +26,7 @@ pub(crate) struct PolicyRouter {
     vm: u64,
     pool: ManagedPool,
     report: OwnLoadReport,
-    /// The last load report of each proxy; of this one it stays empty.
+    /// The last load report of each proxy. The report of the router's own proxy stays empty.
     peers: Vec<PeerLoadReport>,
     /// The requests that each other proxy holds, by band.
     peers_held: Vec<Vec<QueuedInBand>>,
@@ -51,7 +51,7 @@ pub(crate) struct PolicyRouter {
 pub(crate) struct SimulatedPick {
     /// The position of the engine that decodes.
     pub(crate) at: usize,
-    /// The position of the engine that computes the prompt before, if it is another one.
+    /// The position of the engine that computes the prompt first, if another engine decodes.
     pub(crate) prefill: Option<usize>,
     pub(crate) hold: LedgerHold,
 }
@@ -79,7 +79,7 @@ const HOLDING_TICK_MS: f64 = 10.0;
 const MODEL: &str = "m";
 
 /// The decision for the endpoint at this position, by a policy that picks without the scheduler.
-/// The one at `prefill` computes the prompt, if that is another one.
+/// The engine at `prefill` computes the prompt, if another engine decodes.
 pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>, prefill: Option<usize>) -> Decision {
     let index = |at| snapshot.indices().nth(at);
     match at.and_then(index) {
@@ -107,8 +107,8 @@ fn is_full(rule: GateRule, snapshot: &Snapshot, local: LocalState<'_>) -> bool {
             };
             is_full(true) || is_full(false)
         }
-        // Where there are such engines, the queue is that of their router; the one of the other
-        // engines counts no tokens to prefill, so it never holds.
+        // If there are prefill engines, the queue belongs to their router. The router of the other
+        // engines counts no tokens to prefill, so it never holds a request.
         GateRule::PrefillTokens(most) => {
             let has_roles = has_roles(snapshot);
             let prefills = |endpoint: &&Endpoint| {
@@ -382,7 +382,7 @@ impl PolicyRouter {
         })
     }
 
-    /// Records that another engine than the one that decodes computed the prompt.
+    /// Records that the engine that computed the prompt does not decode.
     pub(crate) fn prefill_done(&mut self, hold: &mut LedgerHold) {
         self.pool.finish_earlier_stages(hold);
         self.gate.iter_mut().for_each(RequestGate::room_changed);
@@ -488,7 +488,8 @@ impl PolicyRouter {
         self.estimate_peer_picks(now);
     }
 
-    /// Has picks stand for those that other proxies make meanwhile, if there are any.
+    /// If there are other proxies, adds an estimate of the picks that they make before their
+    /// reports arrive.
     fn estimate_peer_picks(&mut self, now: f64) {
         if self.delay_us > 0 {
             let others = u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX);

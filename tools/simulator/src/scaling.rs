@@ -26,7 +26,7 @@ pub(crate) struct ScalingCampaign {
     /// Run only these start-up delays, s.
     #[arg(long, value_delimiter = ',', default_value = "30,60,300")]
     startups: Vec<f64>,
-    /// Seeds. Those of the published tables are 4 and 5; tune on others.
+    /// Seeds. The published tables use 4 and 5; tune with other seeds.
     #[arg(long, value_delimiter = ',', default_value = "4,5")]
     seeds: Vec<u64>,
 }

@@ -17,7 +17,7 @@ pub(crate) struct TraceRequest {
     pub(crate) ids: Vec<u64>,
 }
 
-/// Tokens that one id of a trace stands for.
+/// The number of tokens that one id of a trace represents.
 pub(crate) const ID_TOKENS: usize = 512;
 
 /// The lengths of Azure's conversations of 2023: prompt and output tokens. The columns are

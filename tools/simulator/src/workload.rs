@@ -46,7 +46,8 @@ pub(crate) struct WorkloadRequest {
     pub(crate) output: u32,
     /// The first request of its session.
     pub(crate) session: u32,
-    /// The place of its blocks and of its hashes: the first of them, and how many there are.
+    /// Where the blocks and the hashes of the request are: the index of the first, and their
+    /// number.
     blocks: (usize, usize),
     hashes: (usize, usize),
 }

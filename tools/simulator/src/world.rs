@@ -54,7 +54,8 @@ pub(crate) struct RequestOutcome {
     /// Whether the engine had no room for it, by all that the proxies had sent there: see
     /// [`Simulation::has_room`].
     pub(crate) is_beyond: bool,
-    /// Whether its engine died with it or its client gave up. Its times are then [`FAILED_MS`].
+    /// Whether its engine died with it or its client gave up. The times of a failed request are
+    /// [`FAILED_MS`].
     pub(crate) has_failed: bool,
 }
 
@@ -78,7 +79,7 @@ enum WorldEvent {
         update: ProxyUpdate,
     },
     Changes(PoolChange),
-    /// The client of a closed session gives up, if it has no whole reply.
+    /// The client of a closed session gives up if it has no complete reply.
     TimesOut {
         request: u32,
     },
@@ -273,7 +274,7 @@ impl<'w> Simulation<'w> {
         Ok(0)
     }
 
-    /// The part of the request that this engine computes: only the prompt where another one
+    /// The part of the request that this engine computes: only the prompt if another engine
     /// decodes.
     fn job_at(&self, request: u32, engine: usize) -> Option<EngineJob<'w>> {
         let job = self.workload.job(request)?;
@@ -306,7 +307,7 @@ impl<'w> Simulation<'w> {
             now,
         )?;
         if let Some(record) = self.records.get_mut(request as usize) {
-            // One that is sent again keeps the time at which it was sent first.
+            // A request that is sent again keeps the time of its first sending.
             let is_first = record.sent <= 0.0;
             let at = if is_first { now } else { record.at };
             if is_first && self.workload.is_closed {

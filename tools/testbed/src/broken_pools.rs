@@ -1,5 +1,5 @@
-//! Pools in which one engine of four is broken: it answers at once and its metrics look healthy,
-//! but its answers are errors, or have no output.
+//! Pools with one broken engine of four. The broken engine answers at once and its metrics look
+//! healthy, but its answers are errors, or have no output.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub struct BrokenPools {
 #[derive(Clone, Debug)]
 pub struct PoolRequests {
     pub fault: String,
-    /// Requests to each engine; the first is broken.
+    /// Requests to each engine. The first engine is broken.
     pub requests: Vec<u64>,
 }
 

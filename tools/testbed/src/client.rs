@@ -1,7 +1,7 @@
-//! HTTP clients: a regular one for HTTP/1 and HTTP/2, and a raw one that writes any bytes.
+//! HTTP clients: a regular client for HTTP/1 and HTTP/2, and a raw client that writes any bytes.
 //!
 //! Each call of [`send`] opens its own connection, so that requests do not affect each other. Every
-//! call has a deadline, because a test that fails shows more than one that hangs.
+//! call has a deadline, because a failed test says more than a test that hangs.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -81,8 +81,8 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).boxed()
 }
 
-/// A body of unknown length in these pieces: chunked in HTTP/1, DATA frames (also empty ones) and
-/// trailers in HTTP/2.
+/// A body of unknown length. The pieces are chunks in HTTP/1, and DATA frames (also empty frames)
+/// and trailers in HTTP/2.
 pub fn frames(frames: Vec<Frame<Bytes>>) -> Body {
     BodyExt::boxed(StreamBody::new(stream::iter(frames.into_iter().map(Ok))))
 }
@@ -166,7 +166,7 @@ impl Http2Client {
     /// Opens a connection.
     ///
     /// # Errors
-    /// Fails if no server speaks HTTP/2 there.
+    /// Fails if no server there accepts HTTP/2.
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;

@@ -78,7 +78,7 @@ impl CuttableLink {
         self.connected.send_replace(false);
     }
 
-    /// Reconnects the link: the bytes that were held back pass, and all later ones.
+    /// Reconnects the link: the bytes that were held back pass, and so do all later bytes.
     pub fn mend(&self) {
         self.connected.send_replace(true);
     }

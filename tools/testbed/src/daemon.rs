@@ -10,7 +10,7 @@ use crate::ports::ReservedPort;
 use crate::process::ChildProcess;
 use crate::{Result, client, root};
 
-/// The environment variable that names another binary than the one built with the tests.
+/// The environment variable that names a binary to use instead of the binary built with the tests.
 const BINARY: &str = "SWITCHPOINT_DAEMON";
 
 /// A running daemon, with its settings so that it can be started again.

@@ -19,7 +19,7 @@ pub const TRAP: &str = "x-drill-trap";
 /// The request header that requests the cost of sharing per pick; its value is `peers/endpoints`.
 pub const COST: &str = "x-drill-cost";
 
-/// Counter of the drill module: the time in all VMs, in ns; see `filter/src/drill/vm_time.rs`.
+/// Counter of the drill module: the time in all VMs, in ns (see `filter/src/drill/vm_time.rs`).
 pub const VM_SPENT: &str = "switchpoint_drill_vm_ns";
 
 /// Counter of the drill module: the calls that are not in [`VM_SPENT`] because the kernel

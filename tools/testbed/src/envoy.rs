@@ -1,9 +1,9 @@
 //! A real Envoy on a shipped config.
 //!
 //! The file in `envoy-config/` is parsed and edited: ports become leased ports, and a test may set
-//! keys of the picker's configuration or insert a filter before it. All other settings are those
-//! that users mount. Envoy runs from the repository root, so the relative paths of the file work,
-//! as its header says.
+//! keys of the picker's configuration or insert a filter before it. All other settings are as users
+//! mount them. Envoy runs from the repository root, so the relative paths of the file work, as its
+//! header says.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -63,7 +63,8 @@ impl EnvoyConfig {
         Self::read(&root().join("envoy-config").join(file))
     }
 
-    /// Reads any config file, for example that of a running Envoy, to start another one like it.
+    /// Reads any config file, for example the file of a running Envoy, to start a second Envoy with
+    /// it.
     ///
     /// # Errors
     /// Fails if the file does not exist or is not YAML.
@@ -312,8 +313,8 @@ impl EnvoyProcess {
         root().join(std::env::var_os(BINARY.0).map_or_else(|| BINARY.1.into(), PathBuf::from))
     }
 
-    /// Starts Envoy with `config`, which listens on `listener` and `admin`. Its files go to
-    /// `folder`.
+    /// Starts Envoy with `config`, which listens on `listener` and `admin`. The files of this Envoy
+    /// go to `folder`.
     ///
     /// # Errors
     /// Fails if the binary cannot be run.
@@ -419,8 +420,8 @@ impl EnvoyProcess {
             .collect())
     }
 
-    /// One counter or gauge; 0 if Envoy has none of that name, because most appear at their first
-    /// use.
+    /// Returns one counter or gauge, or 0 if Envoy has none of that name: most appear at their
+    /// first use.
     ///
     /// # Errors
     /// Fails if the admin port does not answer.

@@ -1,10 +1,10 @@
 //! Several workers of several proxies in front of the same servers: do they pick as one picker
 //! would?
 //!
-//! Two loads show it. In conversations each turn repeats all earlier turns; a worker that does not
-//! know where the others sent them picks a server that has nothing cached. In a burst of long cold
-//! prompts over idle servers, a worker that does not know the requests of the others sends too many
-//! to one server.
+//! Two loads answer this question. In conversations each turn repeats all earlier turns. A worker
+//! that does not know where other workers sent the earlier turns picks a server that has nothing
+//! cached. In a burst of long cold prompts over idle servers, a worker that does not know the
+//! requests of other workers sends too many to one server.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ pub const BURST: usize = 64;
 /// The time within which a burst arrives.
 pub const BURST_TIME: Duration = Duration::from_millis(200);
 pub const BURST_SERVERS: usize = 16;
-/// The maximum number of requests of a burst that one server may get; an even spread is 4.
+/// The maximum number of requests of a burst that one server may get. An even spread is 4.
 pub const BURST_MAX: usize = 5;
 
 /// Tokens of each reply of a burst, enough that none ends before the last request of the burst
@@ -175,8 +175,8 @@ impl Fleet {
             .collect()
     }
 
-    /// Sends a burst of distinct cold long prompts. Returns the most requests that one server got,
-    /// once the servers are idle again.
+    /// Sends a burst of distinct cold long prompts. Waits until the servers are idle again, and
+    /// returns the most requests that one server got.
     ///
     /// # Errors
     /// Fails if a request fails.

@@ -137,7 +137,7 @@ impl DaemonAndEnvoy {
     /// Stops both, Envoy first, so that it never calls a daemon that has stopped.
     ///
     /// # Errors
-    /// Fails if a process does not stop in time. It is then killed.
+    /// Fails if a process does not stop in time. The process is then killed.
     pub async fn stop(mut self) -> Result<()> {
         self.envoy.stop(STOP_LIMIT).await?;
         self.daemon.stop(STOP_LIMIT).await?;
@@ -225,7 +225,7 @@ impl RoundRobinEnvoy {
     /// Stops it.
     ///
     /// # Errors
-    /// Fails if Envoy does not stop in time. It is then killed.
+    /// Fails if Envoy does not stop in time. Envoy is then killed.
     pub async fn stop(mut self) -> Result<()> {
         self.envoy.stop(STOP_LIMIT).await.map(drop)
     }

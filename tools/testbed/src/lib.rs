@@ -41,8 +41,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 const POLL: Duration = Duration::from_millis(10);
 
 /// The root of the repository, to which the paths of shipped files are relative. The variable at
-/// run time has precedence over its value at compile time: a copy of the repository that shares a
-/// target folder has its own files.
+/// run time has precedence over its value at compile time, because a copy of the repository that
+/// shares a target folder has its own files.
 pub fn root() -> PathBuf {
     let us = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);

@@ -1,9 +1,9 @@
-//! Steady background load of a drill. It counts failures, not latency.
+//! Steady background load of a drill, which counts failures and measures no latency.
 //!
 //! Each client has one request in flight. Each request has its own connection, so that every worker
-//! of Envoy gets some, and its own prompt, so that no prefix attracts it to a server. Every other
-//! request has an SLO that every server meets: drills check that its bookkeeping is gone at the
-//! end. A client rests for a moment after a failure.
+//! of Envoy gets requests. Each request also has its own prompt, so that no prefix attracts it to a
+//! server. Every second request has an SLO that every server meets: drills check that the record of
+//! this SLO is gone at the end. A client pauses briefly after a failure.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -6,8 +6,8 @@
 //!  and reset   echo      limits      blocks, step times       JSON
 //! ```
 //! Everything that tests depend on is real: sockets close and reset, streams break in the middle,
-//! queues build up because steps take as long as measured ones, prefixes are cached because their
-//! blocks are there. Only the text is not real: it is seeded filler, and a token is four bytes.
+//! queues build up because steps take measured times, and prefixes are cached because their blocks
+//! are in memory. Only the text is not real: it is seeded filler, and a token has four bytes.
 //!
 //! The engine ([`engine`]) is a pure state machine owned by one task ([`driver`]). All other parts
 //! read what that task publishes.
@@ -60,7 +60,7 @@ pub struct ModelServerOptions {
     #[arg(long, default_value_t = ModelServerOptions::default().profile, value_parser = profiles())]
     pub profile: EngineProfile,
 
-    /// Name of the model; repeat for more names of the same model [default: the profile's]
+    /// Name of the model; repeat the flag for further names of the model [default: the profile's]
     #[arg(long = "model", value_name = "NAME")]
     pub models: Vec<String>,
 
@@ -80,7 +80,7 @@ pub struct ModelServerOptions {
     #[arg(long, value_name = "X", default_value_t = ModelServerOptions::default().speed)]
     pub speed: f64,
 
-    /// Factor on the measured step times: another accelerator, or one that throttles
+    /// Factor on the measured step times, for another accelerator or an accelerator that throttles
     #[arg(long, value_name = "X", default_value_t = ModelServerOptions::default().slowdown, value_parser = slowdown)]
     pub slowdown: f64,
 

@@ -1,6 +1,6 @@
 //! A plain engine: an HTTP server with an OpenAI API and without a step model, like mock servers,
-//! echo servers and proxies of other providers. It can be broken in the ways in which engines
-//! break.
+//! echo servers and proxies of other providers. The engine can be broken in the ways in which
+//! engines break.
 //!
 //! [`PlainBehaviour`] sets what it does and can be changed while it runs, so that a broken engine
 //! can be repaired. Every reply has `x-served-by`.
@@ -28,7 +28,7 @@ use tokio::time::sleep;
 
 use reply::PlainRequest;
 
-/// The name of its model. It accepts requests for any model.
+/// The name of its model. The engine accepts requests for any model.
 pub const MODEL: &str = "demo";
 
 /// Larger than the largest body that a proxy forwards.
@@ -55,7 +55,7 @@ pub enum PlainAnswer {
     /// The regular reply of the requested API.
     #[default]
     Reply,
-    /// This status with this body as JSON, after the whole delay and never as a stream.
+    /// A status and a body of JSON, after the whole delay and never as a stream.
     Fixed(StatusCode, String),
     /// A reply with status 200 and `finish_reason` `abort` in which nothing was generated, as of an
     /// engine that sleeps or shuts down.
@@ -71,7 +71,7 @@ pub enum AnswerDelay {
     /// No delay.
     #[default]
     AtOnce,
-    /// The same delay for every request; then the complete reply at once.
+    /// Every request waits for an equal delay, and then gets the complete reply at once.
     Constant(Duration),
     /// A time to the first token, and a time between tokens.
     PerToken {
@@ -80,7 +80,7 @@ pub enum AnswerDelay {
         /// Time from each token to the next.
         next: Duration,
     },
-    /// This time per prompt token (of four bytes), however many requests run.
+    /// A time per prompt token (of four bytes), however many requests run.
     PerPromptToken(Duration),
     /// A number of requests at once; the others wait in a queue.
     Slots {

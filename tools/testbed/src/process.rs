@@ -1,4 +1,5 @@
-//! A child process that is killed with its owner. Its output is kept, to explain failures.
+//! A child process that is killed with its owner. The output of the process is kept, to explain
+//! failures.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ pub struct ChildProcess {
 // === impl ChildProcess ===
 
 impl ChildProcess {
-    /// Starts `command`. Its output goes to `<name>.out` and `<name>.err` in `folder`.
+    /// Starts `command`. The output of the process goes to `<name>.out` and `<name>.err` in
+    /// `folder`.
     ///
     /// # Errors
     /// Fails if the program cannot be run. The error names it.

@@ -1,5 +1,5 @@
 //! Replays a trace against an OpenAI endpoint, open loop: each request is sent when it is due,
-//! whether or not earlier ones have ended.
+//! whether or not earlier requests have ended.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! A further proxy of the same daemon, beside the one of a stack.
+//! A further proxy of a stack's daemon, beside the stack's own proxy.
 
 use std::net::SocketAddr;
 use std::time::Duration;

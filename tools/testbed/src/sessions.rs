@@ -2,7 +2,7 @@
 //!
 //! Each prompt has all earlier turns of its session, the last reply, and the answer of a tool. The
 //! lengths and pauses are those of the simulator's workload `agents`. Sessions begin one after
-//! another and go on for about two minutes, so the load grows until the end.
+//! another and last about two minutes, so the load grows until the end.
 
 use std::f64::consts::TAU;
 use std::time::Duration;
@@ -39,8 +39,8 @@ const TOOL_ANSWER: TokenCount = TokenCount {
     range: (50.0, 12_000.0),
 };
 
-/// Time until the next turn: at least this, the time per token of the reply, and the time of a tool
-/// (exponential, this mean), in seconds.
+/// The three parts of the time until the next turn, in seconds: a minimum, the time per token of
+/// the reply, and the mean of the (exponential) time of a tool.
 const PAUSE: (f64, f64, f64) = (2.0, 0.012, 3.0);
 
 /// A log-normal number of tokens.
@@ -52,7 +52,7 @@ struct TokenCount {
 
 /// Generates the requests of sessions that begin at random (Poisson), `per_minute` on average, up
 /// to `end`, in order of arrival. Arrival times do not depend on when replies end, so every policy
-/// gets the same requests at the same times. The same seed gives the same requests.
+/// gets the same requests at the same times. Equal seeds give equal requests.
 #[must_use]
 pub fn generate(seed: u64, per_minute: f64, end: Duration) -> Vec<Arrival> {
     let mut rng = SmallRng::seed_from_u64(seed);

@@ -1,8 +1,8 @@
 //! A recorded workload: arrival times, lengths, and shared prefixes of prompts.
 //!
 //! The trace has no text. Each block of 512 prompt tokens has an id, and equal ids mean equal text
-//! after equal text. So the prompts are made up from the ids, block by block: what was shared in
-//! the recording is shared again.
+//! after equal text. So prompts are generated from the ids, block by block: prefixes that requests
+//! shared in the recording are shared again.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;

@@ -8,16 +8,16 @@ use clap::{Args, ValueEnum};
 use super::OptionalAddress;
 use super::values::{collector, duration, header_name, listen};
 
-/// The picker for gateways that speak the Endpoint Picker Protocol (Envoy's ext_proc).
+/// The picker for gateways that use the Endpoint Picker Protocol (Envoy's ext_proc).
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
 pub struct ExtProcArgs {
-    /// The ext_proc listener, for gateways without the filter; `none`: not opened.
+    /// Address of the ext_proc listener, for gateways without the filter, or `none`.
     #[arg(long, env = "SWITCHPOINT_LISTEN_EXT_PROC", value_name = "IP:PORT", default_value = "127.0.0.1:9002", value_parser = listen)]
     pub listen_ext_proc: OptionalAddress,
 
-    /// gRPC health in plaintext, also served by a standby. Services: liveness, leading, readiness,
-    /// envoy.service.ext_proc.v3.ExternalProcessor; `none`: not opened.
+    /// Address of gRPC health in plaintext, or `none`. A standby serves health too. Services:
+    /// liveness, leading, readiness, envoy.service.ext_proc.v3.ExternalProcessor.
     #[arg(long, env = "SWITCHPOINT_LISTEN_HEALTH", value_name = "IP:PORT", default_value = "127.0.0.1:9003", value_parser = listen)]
     pub listen_health: OptionalAddress,
 
@@ -80,8 +80,8 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_OTLP_ENDPOINT", value_name = "URL", value_parser = collector)]
     pub otlp_endpoint: Option<reqwest::Url>,
 
-    /// How long to answer ext_proc after SIGTERM, so that gateways learn that this daemon is not
-    /// ready and call another one [default: not at all].
+    /// How long to answer ext_proc after SIGTERM, so that gateways notice that this daemon is not
+    /// ready and call another daemon [default: not at all].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DRAIN", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_drain: Option<Duration>,
 
@@ -90,8 +90,8 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_REPLY_WAIT", value_name = "DURATION", value_parser = duration, requires = "ext_proc_drain")]
     pub ext_proc_reply_wait: Option<Duration>,
 
-    /// Other request-handling settings; the filter's configuration has the same ones under these
-    /// names.
+    /// Other settings for handling requests. The filter's configuration has the same settings under
+    /// the same names.
     #[command(flatten)]
     pub exchanges: ExchangeArgs,
 }
@@ -152,8 +152,9 @@ pub struct ExchangeArgs {
     pub ext_proc_client_header: Option<String>,
 
     /// Secret of at least 16 characters from which each authenticated client gets a cache_salt, so
-    /// that no client learns what others have cached; better set by the environment than by the
-    /// command line [default: clients choose].
+    /// that no client can find out what others have cached. Set the environment variable rather
+    /// than the flag, so that the process list does not contain the secret [default: clients
+    /// choose].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_CACHE_SALT_KEY", value_name = "SECRET", value_parser = secret, hide_env_values = true)]
     pub ext_proc_cache_salt_key: Option<String>,
 
@@ -166,8 +167,8 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_TTL_HEADER", value_name = "NAME")]
     pub ext_proc_ttl_header: Option<String>,
 
-    /// What happens to a request before the first state has arrived: refuse it, or let any endpoint
-    /// serve it [default: close].
+    /// What to do with a request before the first state has arrived: refuse the request, or let any
+    /// endpoint serve it [default: close].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAILURE_MODE", value_enum)]
     pub ext_proc_failure_mode: Option<FailureModeArg>,
 
@@ -218,7 +219,7 @@ pub enum DestinationFormatArg {
     /// The best endpoint, and the second one under x-gateway-destination-endpoint-fallback, as
     /// ORIGINAL_DST clusters expect.
     Single,
-    /// The whole list, comma-separated, for clusters that try one endpoint after the other
+    /// The whole list, comma-separated, for clusters that try its endpoints in order
     /// (`override_host`).
     List,
 }

@@ -51,8 +51,8 @@ pub struct StateTls {
 
     /// Allow --listen-state beyond loopback without mutual TLS. The risk: any host that reaches the
     /// port can read the secret key of the prompt hashes, and so test whether a given prompt was
-    /// sent; it can have half of the endpoints ejected on every proxy, and exhaust the daemon's
-    /// memory.
+    /// sent. The host can also have half of the endpoints ejected on every proxy, and exhaust the
+    /// daemon's memory.
     #[arg(long, env = "SWITCHPOINT_INSECURE_STATE")]
     pub insecure_state: bool,
 }
@@ -96,9 +96,9 @@ pub struct AdminTls {
     pub admin_token_file: Option<PathBuf>,
 
     /// Another name of this machine under which browsers and programs may call the admin listener,
-    /// besides its addresses and localhost; may be repeated. Not needed with a token or a
-    /// certificate. Other names are refused: a web page could have its own name resolve to this
-    /// machine, and then read everything.
+    /// besides the machine's addresses and localhost. Repeat the flag for several names. The flag
+    /// is not needed with a token or a certificate. The listener refuses other names, because a web
+    /// page could let its own name resolve to this machine and then read all answers.
     #[arg(
         long = "admin-host",
         env = "SWITCHPOINT_ADMIN_HOST",

@@ -39,8 +39,8 @@ pub struct ScalingArgs {
     #[arg(long, env = "SWITCHPOINT_SCALE_MAX", value_name = "COUNT", default_value_t = REPLICAS_MAX, value_parser = replicas())]
     pub scale_max: u32,
 
-    /// The gRPC listener of the external scaler for KEDA, without TLS. It shows what the metrics
-    /// listener shows. Usually 0.0.0.0:9005; `none`: not opened.
+    /// Address of the external scaler for KEDA (gRPC without TLS), usually 0.0.0.0:9005, or `none`.
+    /// The scaler gives away no more than the metrics listener.
     #[arg(long, env = "SWITCHPOINT_LISTEN_SCALER", value_name = "IP:PORT", default_value = "none", value_parser = listen)]
     pub listen_scaler: OptionalAddress,
 }

@@ -33,7 +33,8 @@ pub(super) fn header_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// Reads the address of a collector. It must not have credentials: log lines name it.
+/// Reads the address of a collector. The address must not have credentials, because log lines
+/// contain it.
 pub(super) fn collector(text: &str) -> Result<Url, String> {
     let url = Url::parse(text).map_err(|error| error.to_string())?;
     let is_plain = url.username().is_empty()

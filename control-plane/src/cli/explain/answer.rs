@@ -1,5 +1,5 @@
-//! The daemon's part of `explain`: it decides a request, or a recorded decision again, with the
-//! live state of a pool or a variation of it.
+//! The daemon's part of `explain`: decides a request, or repeats a recorded decision, with the live
+//! state of a pool or a variation of that state.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::pool::writer::PoolView;
 use crate::state::counters::CounterTotals;
 use crate::state::shared::DaemonState;
 
-/// The most addresses that a question may leave out: those of a whole pool.
+/// The maximum number of addresses that a question may leave out: as many as a pool can have.
 const WITHOUT_MAX: usize = scheduler::ENDPOINTS_MAX;
 
 /// The largest configuration in a question, in bytes: Kubernetes keeps no larger ConfigMap.
@@ -119,8 +119,8 @@ fn with_models(live: Snapshot, learned: Option<&LearnedModels>) -> Snapshot {
     }
 }
 
-/// Refuses a question that leaves out an address that is not in the pool: the answer would be the
-/// same as without it, and would mislead.
+/// Refuses a question that leaves out an address that is not in the pool, because an answer with
+/// all endpoints would mislead.
 fn all_there(view: &PoolView, addresses: &[String]) -> Result<(), String> {
     let there = |address: &String| {
         view.members

@@ -11,8 +11,8 @@ use crate::config::schema::SchemaShape;
 use crate::config::yaml::{YamlNode, YamlValue};
 use crate::config::{ItemStatus, LocatedNode};
 
-/// The reason why items of the section have no effect without the feature gate. They have no effect
-/// in llm-d without the gate either.
+/// The reason why items of the section have no effect without the feature gate. Without the gate
+/// these items have no effect in llm-d either.
 pub(super) const GATE_IS_OFF: &str = "it counts only with the feature gate flowControl";
 
 /// The effect of revocation here; llm-d also ends requests that have begun to answer.
@@ -28,7 +28,7 @@ const NO_ENDPOINT: &str = "not given: while no endpoint is ready, requests get 5
 const TIMEOUT: &str = "300 s in the shipped files";
 const WAIT_MS_MAX: f64 = 290_000.0;
 
-/// The wait that stands for no limit, in ms: one day, which is more than any proxy waits.
+/// The wait that replaces "no limit", in ms: one day, which is more than any proxy waits.
 const UNLIMITED_MS: f64 = 86_400_000.0;
 
 /// The fields of the section and of a band: their names in the file, and as parameters.
@@ -109,8 +109,8 @@ impl ConfigReader {
         parameters.push(("bands".to_owned(), ParameterValue::List(bands)));
     }
 
-    /// Whether the file declares no plugin of Switchpoint. Such a file must mean the same as in
-    /// llm-d.
+    /// Whether the file declares no plugin of Switchpoint. Such files must have the meaning that
+    /// they have in llm-d.
     fn is_foreign(&self) -> bool {
         let ours = |plugin_type: &str| {
             registry::lookup(plugin_type).is_some_and(|row| row.source.starts_with("Switchpoint"))

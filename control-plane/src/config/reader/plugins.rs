@@ -18,8 +18,8 @@ pub(super) struct DeclaredPlugin {
     pub(super) plugin_type: String,
     /// The parameters as a YAML map, which may be empty.
     pub(super) parameters: YamlNode,
-    /// Parameters that the scheduler does not have: path, line and answer. They are not in
-    /// `parameters`.
+    /// Parameters that the scheduler does not have: path, line and answer. `parameters` does not
+    /// contain them.
     answered: Vec<(String, u64, ItemSupport)>,
     pub(super) path: String,
     pub(super) line: u64,

@@ -1,4 +1,4 @@
-//! Profiles, and the pipeline built from them and the declared plugins. This module adds llm-d's
+//! Profiles, and the pipeline built from them and the declared plugins. The reader adds llm-d's
 //! implicit parts: a handler, a picker, weights of 1, and one profile of all declared plugins if
 //! the file has no profiles.
 
@@ -314,7 +314,7 @@ impl ConfigReader {
         Some(first.clone())
     }
 
-    /// Checks the pipeline as a whole. Its parts were checked when they were read.
+    /// Checks the pipeline as a whole. The parts of the pipeline were checked when they were read.
     fn check(&mut self, pipeline: &PipelineSpec) {
         if !self.report.errors.is_empty() || self.report.refuses() {
             return;

@@ -24,7 +24,7 @@ const DATA_SOURCE: [&str; 8] = [
 // === impl ConfigReader ===
 
 impl ConfigReader {
-    /// Returns the collected settings; they are the built-in ones if the file has none.
+    /// Returns the collected settings, or the built-in settings if the file has none.
     pub(super) fn scraping(&mut self) -> Option<MetricsDiscovery> {
         let engines = match self.engines.take() {
             Some(engines) => engines,

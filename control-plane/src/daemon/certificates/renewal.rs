@@ -36,8 +36,8 @@ struct AuthorityKey(RsaKeyPair);
 /// The certificate to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedCertificate<'a> {
-    /// The DNS names, at least one. They are configured: a writer of the Secret could put another
-    /// certificate into it.
+    /// The DNS names, at least one. The names come from the configuration and not from the Secret,
+    /// because who writes the Secret could put another certificate into it.
     pub names: &'a [String],
     /// The validity, in days.
     pub days: u64,

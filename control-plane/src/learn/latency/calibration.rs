@@ -12,8 +12,9 @@ use scheduler::EndpointRef;
 
 use crate::state::counters::TotalsHistogram;
 
-/// The number of outcomes kept for each endpoint and target. It is enough for a standard error of
-/// the coverage of 3 percentage points at 90 %, and small enough to show a drift and its end.
+/// The number of outcomes kept for each endpoint and target. The number is enough for a standard
+/// error of the coverage of 3 percentage points at 90 %, and small enough to show a drift and its
+/// end.
 const RECENT_MAX: usize = 100;
 
 /// A predicted time.
@@ -28,8 +29,8 @@ pub enum PredictedTarget {
 /// The largest ratio that enters the sum, so that one prediction near 0 does not dominate the mean.
 const RATIO_MAX: f64 = 100.0;
 
-/// Upper bounds of the buckets of the ratio outcome / prediction; a last bucket is unbounded. They
-/// are dense around 1, where good predictions are.
+/// Upper bounds of the buckets of the ratio outcome / prediction; a last bucket is unbounded. The
+/// bounds are dense around 1, where good predictions are.
 pub const RATIO_BOUNDS: [f64; 10] = [0.25, 0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0];
 
 /// The scores of one pool.
@@ -84,7 +85,7 @@ pub struct PredictionScore {
 // === impl PredictedTarget ===
 
 impl PredictedTarget {
-    /// Both targets.
+    /// TTFT and TPOT.
     pub const ALL: [Self; 2] = [Self::Ttft, Self::Tpot];
 
     /// The name of the target in metrics and pages.

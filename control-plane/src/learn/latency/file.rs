@@ -1,8 +1,8 @@
 //! The file of learned models. The file is written while models change, and read at the start. So a
 //! daemon continues with the models of the previous daemon, or of a daemon with a similar pool.
 //!
-//! The file is JSON. Its models have the same encoding as in messages to proxies. If a part is
-//! invalid, the whole file is ignored with a warning, and the daemon learns new models.
+//! The file is JSON. The models in it are encoded as in messages to proxies. If a part is invalid,
+//! the whole file is ignored with a warning, and the daemon learns new models.
 
 use std::collections::BTreeMap;
 use std::io;

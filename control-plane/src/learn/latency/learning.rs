@@ -35,7 +35,7 @@ const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
 
 /// From this number of own observations on, a daemon prefers its own models to those of proxies and
-/// of the file, which the previous leader learned. It is the number that a latency model needs to
+/// of the file, which the previous leader learned. A latency model needs as many observations to
 /// predict.
 const OWN_MIN: u64 = SAMPLES_MIN as u64;
 
@@ -63,8 +63,8 @@ pub struct LearningTables {
     pub learned: Arc<LearnedPools>,
 }
 
-/// The learner of one pool. It has many fields because one task owns all state of learning: the
-/// state can then move as a whole to the training thread.
+/// The learner of one pool. The learner has many fields because one task owns all state of
+/// learning: the state can then move as a whole to the training thread.
 #[derive(Debug)]
 pub struct LearningTask {
     settings: LearningSettings,
@@ -217,7 +217,7 @@ impl LearningTask {
                     self = match tokio::task::spawn_blocking(move || { this.tick(); this }).await {
                         Ok(this) => this,
                         Err(error) => {
-                            tracing::error!(%error, "a learner failed; its pool keeps the model it has");
+                            tracing::error!(%error, "the learner of a pool failed; the pool keeps its model");
                             return shutdown.begun().await;
                         }
                     };
@@ -671,7 +671,7 @@ mod tests {
         assert_eq!(daemon.published(), (claimed.clone(), false));
         daemon.task.begin_leading();
         assert_eq!(daemon.published(), (claimed, false), "the file is older");
-        // Another daemon leads for a while and writes its models.
+        // Another daemon leads for some time and writes its models.
         daemon.learns(OWN_MIN);
         daemon.task.end_leading();
         assert!(daemon.published().1);

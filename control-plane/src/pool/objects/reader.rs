@@ -16,8 +16,8 @@ use super::{ObjectBody, PoolObject};
 use crate::config::yaml::{self, YamlNode, YamlValue};
 use crate::config::{ConfigReport, ItemStatus, LocatedNode, unknown};
 
-/// API groups of the kinds: the current one and earlier ones. Any version is accepted, because
-/// later versions only added fields.
+/// API groups of the kinds: the current group, then earlier groups. The reader accepts any version,
+/// because later versions only added fields.
 const GROUPS: [&str; 3] = [
     "llm-d.ai",
     "inference.networking.k8s.io",

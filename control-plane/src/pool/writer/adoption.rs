@@ -11,7 +11,7 @@ use crate::pool::member::PoolMember;
 
 /// Gives each of `members` the slot and generation that it has in `saved`. A member that `saved`
 /// does not name keeps its own. Returns the positions of the members whose slot another member has
-/// now. These need new slots. No member gets the slot of a departing endpoint.
+/// now. Such members need new slots. No member gets the slot of a departing endpoint.
 pub(super) fn adopt(
     members: &mut [PoolMember],
     saved: &[(EndpointRef, Instance)],

@@ -1,4 +1,4 @@
-//! The endpoints that Envoy gets as hosts. These are all endpoints, unless the pipeline splits
+//! The endpoints that Envoy gets as hosts. Envoy gets all endpoints, unless the pipeline splits
 //! requests by role. In that case, sidecars call the endpoints that only encode or prefill, and the
 //! proxy sends no request to them.
 //!

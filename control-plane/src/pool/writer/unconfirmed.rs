@@ -1,5 +1,5 @@
 //! Endpoints that discovery reports as not ready for a reason that is not their own report. This
-//! module is pure: it takes the time as an argument.
+//! module reads no clock: the caller passes the time.
 //!
 //! After an outage of the API server that is longer than the grace period of nodes, Kubernetes
 //! reports every pod of a node as not ready until its kubelet is back. The engines serve all the
@@ -32,9 +32,9 @@ use crate::pool::member::{Absence, Absentee, MetricsStatus, PoolMember};
 /// deletes the pods of a lost node, so the pool and the cluster agree from then on.
 pub const UNCONFIRMED_MAX: Duration = Duration::from_secs(300);
 
-/// Nearly all endpoints are unconfirmed if at most one in this many is confirmed. Only in that case
-/// does an unconfirmed endpoint join without a successful scrape. Otherwise the confirmed endpoints
-/// can do its work.
+/// Nearly all endpoints are unconfirmed if at most one in this many is confirmed. Otherwise an
+/// unconfirmed endpoint joins only after a successful scrape. Otherwise the confirmed endpoints can
+/// do its work.
 const CONFIRMED_ONE_IN: usize = 10;
 
 /// The identity of a process: its namespace, name, generation and address.

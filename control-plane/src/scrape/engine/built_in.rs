@@ -22,7 +22,7 @@ pub(super) struct BuiltInEngine {
     pub(super) metrics_port: Option<u16>,
     /// Series with equal values of these labels belong to the same scheduler (each tensor-parallel
     /// rank reports it) and count once, by their largest value. If the list is empty, each series
-    /// counts by itself.
+    /// is a number of its own.
     pub(super) shard_labels: &'static [&'static str],
     /// A series where this label is not empty is a part of the series where it is empty, so it is
     /// not counted again.
@@ -53,8 +53,8 @@ pub(super) const PLAIN: BuiltInEngine = BuiltInEngine {
 /// (data-parallel ranks as label `engine`) and v0 `engine/metrics.py`; SGLang
 /// `observability/metrics_collector.py` (`priority=""` is the total, ranks in labels); TensorRT-LLM
 /// `metrics/collector.py`, mounted by `serve/openai_server.py` at `/prometheus/metrics` (`/metrics`
-/// is JSON there); Triton's documentation. All of them report KV-cache utilization from 0 to 1,
-/// also vLLM's `_perc`.
+/// is JSON there); Triton's documentation. All engines report KV-cache utilization from 0 to 1,
+/// also vLLM in its metric `_perc`.
 pub(super) const TABLE: &[BuiltInEngine] = &[
     BuiltInEngine {
         name: "vllm",

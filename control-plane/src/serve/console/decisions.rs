@@ -61,7 +61,8 @@ fn row(sampled: &SampledDecision) -> Value {
     })
 }
 
-/// Explains a decision with the exchange and scheduler of the proxies. It changes nothing.
+/// Explains a decision with the exchange and scheduler of the proxies. An explanation changes
+/// nothing.
 pub(super) async fn explain(
     shared: Arc<DaemonState>,
     explanations: &ExplanationDesk,

@@ -15,8 +15,8 @@ use crate::state::eds_streams::EdsAck;
 use crate::state::pool_views::PoolViews;
 
 /// How long pool updates wait for an Envoy to apply an EDS response. Envoys need milliseconds, a
-/// busy one up to a second. A client that takes longer is broken or is not an Envoy. It must not
-/// keep endpoints from its proxy forever.
+/// busy one up to a second. A client that takes longer is broken or is not an Envoy. Such a client
+/// must not keep endpoints from its proxy forever.
 pub const EDS_ACK_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The subscriptions of a stream.

@@ -1,4 +1,4 @@
-//! The ext_proc server as a proxy of the daemon itself. It gets its messages from a
+//! The ext_proc server as a proxy of the daemon itself. The server gets its messages from a
 //! [`StateSession`], as other proxies do, and reports the same counters. The daemon does not know
 //! the EDS streams of its gateways. So the server receives a new endpoint after the delay that
 //! replaces an acknowledgement.

@@ -38,8 +38,8 @@ struct SpanExporter {
     works: bool,
 }
 
-/// Sends spans until `shutdown`, then the ones that wait. Spans that the collector refuses are
-/// counted and dropped, because traces must not use the memory of requests.
+/// Sends spans until `shutdown`, then the spans that still wait. Spans that the collector refuses
+/// are counted and dropped, because traces must not use the memory of requests.
 pub async fn export(
     endpoint: Url,
     mut spans: mpsc::Receiver<RequestSpan>,

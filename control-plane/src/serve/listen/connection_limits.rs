@@ -1,8 +1,8 @@
 //! Decides which connections of a listener stay open if there are too many.
 //!
 //! A connection is in the waiting group until its first request, and in the served group after it.
-//! Both groups have a maximum. When a group is full, the client address with the most connections
-//! in it loses one, so one address cannot keep others out. In the waiting group that is the oldest
+//! Each group has a maximum. When a group is full, the client address with the most connections in
+//! it loses one, so one address cannot keep others out. In the waiting group that is the oldest
 //! connection (a proper client makes a request within milliseconds). In the served group it is the
 //! newest (working connections stay).
 
@@ -147,7 +147,8 @@ impl ConnectionGroup {
         }
     }
 
-    /// Adds a connection. Returns how many were closed to make room (possibly this one).
+    /// Adds a connection. Returns how many connections were closed to make room, possibly the new
+    /// connection itself.
     fn insert(
         &mut self,
         address: IpAddr,

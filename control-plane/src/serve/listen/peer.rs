@@ -14,7 +14,7 @@ use super::ConnectionPermit;
 /// (such as a SPIFFE id), else the first DNS name, else the subject's common name. `None` without a
 /// client certificate, or if the certificate has no name.
 ///
-/// Every request on a listener of the daemon has it as an extension.
+/// Every request on a listener of the daemon has the name as an extension.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerName(pub Option<Arc<str>>);
 

@@ -34,8 +34,8 @@ pub enum ServerTls {
     Off,
     /// TLS with these files.
     Files(TlsFiles),
-    /// TLS with a self-signed certificate, created at each start. Clients cannot verify it. It only
-    /// prevents others on the network path from reading.
+    /// TLS with a self-signed certificate, created at each start. Clients cannot verify it. TLS
+    /// then only prevents others on the network path from reading.
     SelfSigned,
 }
 

@@ -59,7 +59,7 @@ impl MetricsCollector {
 
     fn scores(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let rows = &self.rows(|pool| pool.learner.as_ref());
-        // The empty endpoint name stands for the whole pool.
+        // The empty endpoint name means the whole pool.
         let endpoints = by(rows, "endpoint_name", |p| {
             let endpoints = p.endpoints.iter().map(|(name, scores)| (&**name, scores));
             endpoints.chain([("", &p.pool)])

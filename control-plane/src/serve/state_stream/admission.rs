@@ -16,7 +16,7 @@ use crate::state::peer_relay::ROW_BYTES_MAX;
 /// The longest node id and pool name accepted, in bytes.
 pub const NAME_BYTES_MAX: usize = 1024;
 
-/// The longest kept reason for a refusal, in bytes. It is kept for the log.
+/// The longest kept reason for a refusal, in bytes. The log has this reason.
 pub const REASON_BYTES_MAX: usize = 1024;
 
 /// The maximum size of placements and claims in one message from a proxy, in bytes: twice the

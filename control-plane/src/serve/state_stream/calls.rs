@@ -41,8 +41,8 @@ use crate::state::peer::{Origin, RemoteAddress, StreamQuota};
 /// this matters only for a proxy without known pools.
 const HOLD_MAX: Duration = Duration::from_secs(1);
 
-/// How long a connection stays open without a call. This is far longer than the pause between two
-/// calls. A proxy assumes after the same time that the daemon is gone.
+/// How long a connection stays open without a call. The time is far longer than the pause between
+/// two calls. A proxy assumes after the same time that the daemon is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// The number of messages of one connection that were received but not processed yet. A call with
@@ -99,7 +99,7 @@ async fn receive_call(
 ) -> Result<(), CallRefusal> {
     let session = session(&headers)?;
     // The permit is acquired before the body is read, and held until the whole body is processed,
-    // because a body can be as large as a message. Its messages are decoded one by one.
+    // because a body can be as large as a message. The messages of the body are decoded one by one.
     let _permit = calls
         .server
         .shared

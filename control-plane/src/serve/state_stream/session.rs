@@ -26,8 +26,8 @@ use crate::state::shared::DaemonState;
 
 /// The maximum time from a Hello until an EDS stream of the same proxy opens. After that, the
 /// daemon assumes that the proxy's Envoy gets its hosts from another source (Istio, static
-/// clusters). For such an Envoy, this is also how long a new endpoint is withheld, so that the
-/// other source can deliver it.
+/// clusters). From such an Envoy, the daemon withholds a new endpoint for the same time, so that
+/// the other source can deliver the endpoint.
 pub const EDS_ABSENT_GRACE: Duration = Duration::from_millis(300);
 
 /// How long the first pool update of a stream waits to be complete. An Envoy acknowledges EDS
@@ -38,7 +38,7 @@ pub const FIRST_POOL_UPDATE_WAIT: Duration = Duration::from_secs(1);
 /// than their steps of about 20 ms, and a proxy's own in-flight ledger is newer anyway.
 pub const METRICS_INTERVAL_MIN: Duration = Duration::from_millis(50);
 
-/// The interval at which unchanged metrics are sent. It is half of the interval that the filter
+/// The interval at which unchanged metrics are sent. The interval is half of that which the filter
 /// requires.
 const HEARTBEAT: Duration = Duration::from_millis(METRICS_INTERVAL_MAX_MS / 2);
 
@@ -65,9 +65,9 @@ struct PoolSession {
     pool_update: Option<SentPoolUpdate>,
     metrics: Option<SentMetrics>,
     unacked: VecDeque<(Version, u64)>,
-    /// The lowest term of the proxy's pool updates. It is above the term of the state that the
-    /// proxy held when it refused one. The daemon's own term does not change, so a false report of
-    /// one proxy does not affect others.
+    /// The lowest term of the proxy's pool updates. The lowest term is above the term of the state
+    /// that the proxy held when it refused an update. The daemon's own term does not change, so a
+    /// false report of one proxy does not affect others.
     term_min: u64,
     raises: u32,
     /// A version of a newer daemon that the proxy holds, and the time when the proxy reported it.
@@ -127,8 +127,8 @@ impl StateSession {
         }
     }
 
-    /// The state that the proxy has of each pool. It is used for display, and to wait for the
-    /// proxy's acknowledgement.
+    /// The state of each pool that the proxy has, for debug pages and to wait for the proxy's
+    /// acknowledgement.
     #[must_use]
     pub fn status(&self) -> BTreeMap<String, ProxyPool> {
         self.pools
@@ -244,8 +244,8 @@ impl StateSession {
         at
     }
 
-    /// Records an acknowledgement or refusal of a pool update. It ignores a version that was not
-    /// sent.
+    /// Records an acknowledgement or refusal of a pool update. A version that was not sent is
+    /// ignored.
     pub fn ack(&mut self, ack: state::Ack, now: Instant) -> Option<&ProxyPool> {
         let state::Ack {
             pool,

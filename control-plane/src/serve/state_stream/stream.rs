@@ -1,5 +1,5 @@
-//! A proxy's stream without the sockets. It distributes the messages of the proxy, and makes the
-//! messages for it.
+//! A proxy's stream without the sockets: distributes the messages of the proxy, and makes the
+//! messages for the proxy.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -102,7 +102,7 @@ impl StateStream {
     }
 
     /// Key of its row in the table of proxies. If the row is missing, a newer stream of the process
-    /// has replaced this one.
+    /// has replaced this stream.
     #[must_use]
     pub fn stream_id(&self) -> u64 {
         self.stream_id
@@ -188,7 +188,7 @@ impl StateStream {
                     why = ack.refused,
                     held_term = ack.held.map(|held| held.term),
                     process = format!("{:016x}", self.peer.id),
-                    "a proxy refused a pool update; it keeps its old one"
+                    "a proxy refused a pool update and keeps its last one"
                 );
             }
         }
@@ -234,7 +234,7 @@ fn scope(
 
 impl Drop for StateStream {
     fn drop(&mut self) {
-        // If a newer stream has replaced this one, the row is missing.
+        // If a newer stream has replaced this stream, the row is missing.
         self.shared
             .proxies
             .streams

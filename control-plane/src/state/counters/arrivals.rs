@@ -57,7 +57,8 @@ impl PoolArrivals {
         self.refused = self
             .refused
             .saturating_add(refused(now).saturating_sub(refused(before)));
-        // Rows that were replaced by others are part of `other` now. Their requests arrived before.
+        // Rows that were replaced by others are part of `other` now. The requests of those rows
+        // arrived before.
         let moved = before
             .models
             .iter()

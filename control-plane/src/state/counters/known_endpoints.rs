@@ -1,4 +1,4 @@
-//! The endpoints whose counts are accepted: those that a pool has, and those that it recently had.
+//! The daemon accepts counts only of the endpoints that a pool has, or recently had.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

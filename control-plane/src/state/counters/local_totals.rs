@@ -1,4 +1,4 @@
-//! The counts of this process's own ext_proc server, as totals. They need no checks.
+//! The counts of this process's own ext_proc server, as totals. These counts need no checks.
 
 use exchange::ManagedPool;
 use pool_state::{

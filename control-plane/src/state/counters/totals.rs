@@ -14,7 +14,7 @@ use super::pool_names::{OtherNames, PoolNames};
 /// has the same limit.
 pub const MODELS_MAX: usize = 1000;
 
-/// The maximum number of these that only clients name, over all VMs. It equals the limit of one VM.
+/// The maximum number of these that only clients name, over all VMs. One VM has an equal limit.
 /// With some 90 lines each, they are at most 2.5 MB of a page.
 const UNLISTED_MAX: usize = pool_state::MODELS_MAX;
 
@@ -24,11 +24,11 @@ pub const OTHER: &str = "other";
 /// The maximum number of drop reasons or HTTP statuses counted separately in one place.
 pub(super) const KEYS_MAX: usize = 64;
 
-/// The maximum number of endpoints of a pool that are counted: those that it has, and three times
-/// as many that it recently had.
+/// The maximum number of endpoints of a pool with counts: the endpoints that the pool has, and
+/// three times as many that it recently had.
 pub(super) const ENDPOINTS_KNOWN_MAX: usize = 4 * ENDPOINTS_MAX;
 
-/// The maximum number of bands of a VM that count. It equals the limit of a VM.
+/// The maximum number of bands of a VM that count. A VM has an equal limit.
 pub(super) const BANDS_MAX: usize = 64;
 
 /// Counts of a pool.
@@ -111,7 +111,7 @@ pub struct EndpointTotals {
     pub unread: u64,
 }
 
-/// Counts of one model. It has many fields because each is a separate metric.
+/// Counts of one model. The type has many fields because each is a separate metric.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelTotals {
     /// Whether discovery, an object or an engine lists the model. Otherwise only clients name it.
@@ -131,7 +131,8 @@ pub struct ModelTotals {
     pub completion_tokens: u64,
     /// Tokens of prompts that the engine had cached.
     pub cached_tokens: u64,
-    /// The other tokens of prompts by cause, in the order of [`pool_state::MISS_CAUSES`].
+    /// The prompt tokens that were not cached, by cause, in the order of
+    /// [`pool_state::MISS_CAUSES`].
     pub missed_tokens: [u64; MISS_CAUSES.len()],
     /// Bytes of request bodies.
     pub request_bytes: u64,
@@ -186,7 +187,7 @@ impl CounterTotals {
             + running
     }
 
-    /// Adds the counts of `other` under the shown `names`. Its requests in flight count only if
+    /// Adds the counts of `other` under `names`. Adds the requests in flight of `other` only if
     /// `fresh`.
     pub(super) fn add(&mut self, other: &Self, fresh: bool, names: &PoolNames, others: OtherNames) {
         if fresh {
@@ -317,7 +318,7 @@ impl EndpointTotals {
 // === impl ModelTotals ===
 
 impl ModelTotals {
-    /// Adds the counts of `other`. Its requests in flight count only if `fresh`.
+    /// Adds the counts of `other`, and its requests in flight only if `fresh`.
     pub(crate) fn add(&mut self, other: &Self, fresh: bool) {
         add_to(&mut self.requests, other.requests);
         add_counts(

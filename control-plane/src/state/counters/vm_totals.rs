@@ -1,4 +1,5 @@
-//! The counts that a proxy's VM reports, as totals. Its reports are checked and cut to limits.
+//! The counts that a proxy's VM reports, as totals. The daemon checks the reports and cuts them to
+//! limits.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +17,8 @@ const MODELS_PER_VM_MAX: usize = pool_state::MODELS_MAX + 1;
 /// The longest model name or reason kept, in bytes. Longer ones are truncated.
 const NAME_BYTES_MAX: usize = 256;
 
-/// The longest list of a VM's running requests that is kept, in bytes. It is several times the size
-/// that a filter writes.
+/// The longest list of a VM's running requests that is kept, in bytes. The limit is several times
+/// the size that a filter writes.
 const RUNNING_BYTES_MAX: usize = 64 << 10;
 
 // === impl CounterTotals ===

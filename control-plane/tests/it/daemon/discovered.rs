@@ -238,8 +238,8 @@ async fn processes_that_register_are_in_the_pool_while_they_are_well() {
     daemon.stop().await;
 }
 
-/// A standby that becomes the leader knows the endpoints that it followed. Its source is gone by
-/// then, so it could not read them again.
+/// A standby that becomes the leader knows the endpoints that it followed. The source of these
+/// endpoints is gone by then, so the daemon could not read them again.
 #[tokio::test]
 async fn a_standby_leads_with_the_endpoints_that_it_followed() {
     let root = tempfile::tempdir().unwrap();

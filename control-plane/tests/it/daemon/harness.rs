@@ -145,7 +145,7 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: i
 // === impl Daemon ===
 
 impl Daemon {
-    /// This daemon, which leads from now on.
+    /// Lets `standby` lead, and returns it as a leading daemon.
     pub(crate) async fn from_standby(standby: StandbyDaemon) -> Self {
         let leading = standby.lead().await.unwrap();
         Self {

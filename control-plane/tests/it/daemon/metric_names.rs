@@ -100,7 +100,7 @@ fn filter_metrics(source: &str) -> Vec<(String, String, String)> {
         .collect()
 }
 
-/// The type of a published metric. A name with `*` at its end stands for all that begin so.
+/// The type of a published metric. A name with `*` at its end means all names with this beginning.
 fn published<'a>(page: &'a BTreeMap<String, DeclaredMetric>, name: &str) -> Option<&'a str> {
     let metric = match name.strip_suffix('*') {
         Some(family) => page

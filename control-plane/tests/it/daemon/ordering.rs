@@ -1,5 +1,5 @@
-//! The order of EDS and pool updates: a filter gets an endpoint only after its Envoy has it as a
-//! host, and loses it before Envoy does.
+//! The order of EDS and pool updates: a filter gets an endpoint only after its Envoy has the
+//! endpoint as a host, and loses the endpoint before Envoy does.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! How fast a proxy gets a change, from the event of an API server's watch to the pool update on
-//! the wire; and that a proxy gets no pool update without a change.
+//! the wire. A proxy gets no pool update without a change.
 
 use std::time::{Duration, Instant};
 

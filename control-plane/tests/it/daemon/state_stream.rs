@@ -164,7 +164,7 @@ async fn a_schema_that_is_too_old_is_refused_by_name() {
     );
 }
 
-/// A module of the next release knows by the Welcome that it must speak this release's schema.
+/// A module of the next release knows by the Welcome that it must use this release's schema.
 #[tokio::test]
 async fn a_newer_filter_is_served_in_the_schema_of_the_daemon() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
@@ -475,7 +475,8 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
         let shared_at = std::time::Instant::now();
         two.say(share()).await;
         tokio::time::sleep(SHARE_INTERVAL / 4).await;
-        // One message wakes the daemon meanwhile; after it all is quiet.
+        // One message wakes the daemon during this time. After that message no proxy sends
+        // anything.
         one.ack(&pool_update, "").await;
         let early = shared_at.elapsed() < SHARE_INTERVAL / 2;
         let waited = !matches!(one.next().await.unwrap(), Message::PeerLoad(_));

@@ -238,7 +238,7 @@ async fn the_certificate_of_the_daemon_is_no_client() {
     daemon.stop().await;
 }
 
-/// As when a CA is replaced: at first both are trusted, then only the new one.
+/// A CA is replaced: at first the daemon trusts both CAs, then only the new CA.
 #[tokio::test]
 async fn certificates_of_clients_rotate_while_the_daemon_runs() {
     let folder = TempDir::new().unwrap();

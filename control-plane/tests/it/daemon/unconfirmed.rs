@@ -19,8 +19,8 @@ use super::harness::{self, get_json, until};
 /// after 4.7 s.
 const OBSERVED: Duration = Duration::from_secs(2);
 
-/// A limit for removals that must be immediate, with room for a busy machine. It is less than the
-/// time after which a silent or unconfirmed endpoint would leave.
+/// A limit for removals that must be immediate, with room for a busy machine. The limit is less
+/// than the time after which a silent or unconfirmed endpoint would leave.
 const AT_ONCE: Duration = Duration::from_secs(4);
 
 /// The pods 0, 1, ... of an InferencePool, in a fake API server; their engines are at 127.0.0.2,

@@ -116,7 +116,8 @@ async fn a_stream_that_came_and_went_without_an_acknowledgement_leaves_nothing()
     pool_update_of(&mut good, &["a"]).await;
 }
 
-/// Two daemons behind one name, without a lease: the state stream is at one, EDS at the other.
+/// Two daemons run behind one name without a lease. The state stream goes to one daemon and EDS to
+/// the other.
 #[tokio::test]
 async fn state_at_one_daemon_and_eds_at_another_work_together() {
     let a = rig().await;

@@ -359,7 +359,7 @@ async fn streams_that_replace_each_other_leave_no_process_behind() {
         let there = channel(rig.address, ELSEWHERE).await;
         let first = filter(&there, process_id).await;
         first.say(share(Vec::new(), Vec::new())).await;
-        // The same process, which requests no pool now.
+        // Now the same process requests no pool.
         let mut second = FilterStream::over(there).await.unwrap();
         second.hello(proto::SCHEMA, NODE, process_id, &[]).await;
         assert!(matches!(second.next().await, Ok(Message::Welcome(_))));
@@ -390,8 +390,8 @@ mod slow {
     const QUIET: Duration = Duration::from_secs(5);
 
     /// The longest time between two messages to a good proxy, and the longest answer of `/livez`.
-    /// With an optimized daemon on two quiet cores it is to be 0.5 s and 0.1 s. This one is not
-    /// optimized, and the attacker and other tests run on the same cores.
+    /// The aims for an optimized daemon on two quiet cores are 0.5 s and 0.1 s. The daemon of this
+    /// test is not optimized, and the attacker and other tests run on the same cores.
     const WAIT_MAX: Duration = Duration::from_secs(4);
 
     /// The most memory of the daemon.

@@ -23,7 +23,7 @@ use proto::load_report::PEER_EJECTION_MS_MAX;
 use proto::state::{self, daemon_message, proxy_message};
 use tokio::time::Instant;
 
-/// Number of hostile peers; the good one is extra.
+/// The number of hostile peers. The good peer is extra.
 const PEERS: u8 = 5;
 /// Number of hosts that they come from.
 const HOSTS: u8 = 2;
@@ -177,7 +177,7 @@ impl SequenceDaemon {
         self.publish();
     }
 
-    /// Each peer reads the messages due to it; only the good one acknowledges.
+    /// Each peer reads its messages. Only the good peer acknowledges.
     fn listen(&mut self) {
         for (conversation, heard) in self.bad.iter_mut().flatten() {
             while let Some(message) = conversation.next(self.now) {

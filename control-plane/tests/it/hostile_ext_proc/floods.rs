@@ -169,7 +169,7 @@ async fn half_open_handshakes_leave_room_for_others() {
     program.settled().await;
 }
 
-/// Peers that send whole bodies and do not read what comes back. The daemon holds it, and that is
+/// Peers that send whole bodies and do not read the replies. The daemon holds it, and that is
 /// limited too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_are_not_read_are_bounded_too() {

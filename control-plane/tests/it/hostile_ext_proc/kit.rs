@@ -28,12 +28,12 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::daemon::harness::{get, get_json, until};
 
-/// The most memory that the daemon may take, whatever its peers do: the shipped manifest limits it
-/// to 1 GiB.
+/// The most memory that the daemon may take, whatever its peers do. The shipped manifest limits the
+/// daemon to 1 GiB.
 pub(crate) const RSS_BYTES_MAX: u64 = 700 << 20;
 
-/// How long a pick of the neighbour may take. It takes a millisecond. The rest is for a busy
-/// machine, where the flood itself takes the cores for seconds.
+/// How long a pick of the neighbour may take. Normally a pick takes a millisecond. The rest is for
+/// a busy machine, where the flood itself takes the cores for seconds.
 pub(crate) const PICK_MAX: Duration = Duration::from_secs(15);
 
 const PATH: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";

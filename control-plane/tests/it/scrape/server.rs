@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 /// How to answer.
 #[derive(Clone, Debug)]
 pub enum ServerAnswer {
-    /// This page, whatever the query.
+    /// The server answers any query with this page.
     Page(String),
     /// Like prometheus_client: only the series named in the query.
     HonoursFilter(String),

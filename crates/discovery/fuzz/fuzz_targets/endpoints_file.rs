@@ -1,5 +1,5 @@
 //! Reads raw text as an endpoints file. The file is refused with a reason, or it gives a set that
-//! keeps every rule. It never panics.
+//! keeps every rule. The reader never panics.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Reads raw text as an instance file. The file is refused with a reason, or it is read. It never
-//! panics.
+//! Reads raw text as an instance file. The file is refused with a reason, or it is read. The reader
+//! never panics.
 
 #![no_main]
 

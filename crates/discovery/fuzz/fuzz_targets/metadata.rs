@@ -1,5 +1,6 @@
-//! Reads raw text as the metadata of an instance. It is refused with a reason, or it gives metadata
-//! that survives writing and reading and never routes traffic to another host. It never panics.
+//! Reads raw text as the metadata of an instance. The reader never panics. It refuses the text with
+//! a reason, or returns metadata that survives writing and reading and never routes traffic to
+//! another host.
 
 #![no_main]
 

@@ -43,7 +43,7 @@ pub(super) struct EtcdConnection {
     pub(super) channel: Channel,
     pub(super) prefix: Arc<str>,
     user: Option<(String, String)>,
-    /// The token of the user. It is renewed when etcd refuses it.
+    /// The token of the user. The connection renews the token when etcd refuses it.
     token: Arc<Mutex<Option<MetadataValue<tonic::metadata::Ascii>>>>,
 }
 
@@ -98,7 +98,8 @@ impl EtcdConnection {
         })
     }
 
-    /// The prefix of a component's keys. It ends in a slash, so that `a` does not match `ab`.
+    /// The prefix of a component's keys. The prefix ends in a slash, so that `a` does not match
+    /// `ab`.
     pub(super) fn folder(&self, component: &Component) -> String {
         format!(
             "{}/{}/{}/",
@@ -137,7 +138,7 @@ impl EtcdConnection {
         Ok(request)
     }
 
-    /// The error as text. It also drops the token, which may have expired.
+    /// The error as text. The function also drops the token, which may have expired.
     pub(super) async fn failed(&self, status: Status) -> String {
         *self.token.lock().await = None;
         let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(&status);

@@ -1,5 +1,5 @@
-//! A lease in etcd: the key `<prefix>/leaders/<name>` with the holder as its value. It does not use
-//! the leases of etcd; it expires when its value stops changing.
+//! A lease in etcd: the key `<prefix>/leaders/<name>` with the holder as its value. This lease does
+//! not use the leases of etcd: it expires when its value stops changing.
 
 use futures::future::BoxFuture;
 

@@ -62,7 +62,7 @@ impl PodLabels {
         changed
     }
 
-    /// Removes a pod. Its remaining slice records have no pod labels.
+    /// Removes a pod. The remaining slice records of the pod have no pod labels.
     pub(super) fn delete(&mut self, name: &str) {
         self.0.remove(name);
     }

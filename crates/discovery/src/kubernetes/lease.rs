@@ -1,5 +1,5 @@
-//! A `Lease` of `coordination.k8s.io/v1`. It is written in the same way as by Kubernetes' own
-//! controllers, so `kubectl get lease` shows the leader.
+//! A `Lease` of `coordination.k8s.io/v1`, written as Kubernetes' own controllers write it. So
+//! `kubectl get lease` shows the leader.
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::coordination::v1::Lease;

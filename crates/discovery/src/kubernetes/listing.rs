@@ -21,12 +21,12 @@ use crate::wait::wait_after;
 /// After this many seconds a watch ends and starts again.
 const WATCH_SECONDS: u32 = 30;
 
-/// A watch that ends earlier than this was ended by a fault: the API server restarted, or a proxy
-/// closed the connection.
+/// If a watch ends earlier than this, a fault ended it: the API server restarted, or a proxy closed
+/// the connection.
 const WATCH_LASTS_MIN: Duration = Duration::from_secs(25);
 
-/// A watch without an event and without an end is given up after this time, so a network that
-/// drops packets is noticed.
+/// A watch without an event and without an end is ended after this time, so a network that drops
+/// packets is noticed.
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(35);
 
 /// The objects in one page of a list; the default of `kubectl`.
@@ -64,7 +64,7 @@ struct ObjectSelectors {
 struct ListWatch<K> {
     api: Api<K>,
     selectors: ObjectSelectors,
-    /// The last version of the list or of the watch; `None` before the list.
+    /// The last version of the list or of the watch. `None` before the list.
     version: Option<String>,
     /// The open watch and its beginning.
     open: Option<(WatchEvents<K>, Instant)>,

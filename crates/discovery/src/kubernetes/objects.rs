@@ -1,8 +1,8 @@
 //! Follows custom resources of several kinds in one namespace. Each item of the stream is the whole
 //! set.
 //!
-//! A kind that is not installed has no objects. It is tried again later, in case it is installed
-//! then. After an error, the last set is kept.
+//! A kind that is not installed has no objects. The stream tries such a kind again later, because
+//! it may be installed then. After an error, the last set stays.
 
 use std::collections::BTreeMap;
 

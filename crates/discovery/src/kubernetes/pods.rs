@@ -130,9 +130,9 @@ fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<InstanceRecord>> {
 ///
 /// When a node is not ready (its kubelet has not renewed its lease for the grace period, 50 s by
 /// default), the node lifecycle controller sets `Ready` of its pods to `False` and leaves
-/// `ContainersReady` and the reason as they are. A kubelet that sees a probe fail also sets
-/// `ContainersReady` to `False`, and one that waits for a readiness gate gives a reason. So a pod
-/// that is not ready, without a reason and with ready containers, is only unconfirmed. After an
+/// `ContainersReady` and the reason as they are. A kubelet whose probe fails also sets
+/// `ContainersReady` to `False`, and a kubelet that waits for a readiness gate gives a reason. So a
+/// pod that is not ready, without a reason and with ready containers, is only unconfirmed. After an
 /// outage of the API server that is longer than the grace period, this is true of every pod.
 pub(super) fn readiness(pod: &Pod) -> InstanceReadiness {
     if pod.metadata.deletion_timestamp.is_some() {

@@ -1,6 +1,6 @@
 //! An `InferencePool` as a source: the pods that its selector matches, at its target ports.
 //!
-//! Both API groups are supported, `inference.networking.k8s.io/v1` and the older
+//! Two API groups are supported, `inference.networking.k8s.io/v1` and the older
 //! `inference.networking.x-k8s.io/v1alpha2`. The namespace is the Kubernetes namespace, and the
 //! component is the name of the pool. After a change of the pool its pods are listed again. Until
 //! then the old set stays in use. A deleted pool has no pods.

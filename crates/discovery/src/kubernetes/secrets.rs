@@ -72,7 +72,7 @@ impl StoredSecret {
         self.0.annotations().get(key).map(String::as_str)
     }
 
-    /// This Secret with another text under these keys, and with this annotation.
+    /// Returns the Secret with other texts under two keys, and with the annotation.
     #[must_use]
     pub fn with(mut self, texts: [(&str, String); 2], annotation: (&str, String)) -> Self {
         let data = self.0.data.get_or_insert_with(BTreeMap::new);

@@ -5,9 +5,10 @@
 //! is the merge of its records, and is removed with its last record. An event takes time for its
 //! own slice, not for all slices.
 //!
-//! Among several records of one endpoint the best one wins, in this order: ready; IPv4 (an endpoint
-//! has one address); the newest trigger time of the slice, so that the later of two pods with one
-//! name wins. The order has no ties, so the result does not depend on the order of events.
+//! Several slices may have a record of one endpoint. A ready record wins over others, then an IPv4
+//! record (an endpoint has one address), then the record whose slice has the newest trigger time.
+//! So the later of two pods with one name wins. The order has no ties, so the result does not
+//! depend on the order of events.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -83,7 +84,7 @@ impl SliceIndex {
         self.replace(&name.into(), Vec::new())
     }
 
-    /// Applies the complete list of slices; returns the whole set.
+    /// Applies the complete list of slices. Returns the whole set of records.
     pub fn reset(&mut self, slices: &[EndpointSlice]) -> Vec<Arc<InstanceRecord>> {
         self.slices.clear();
         self.endpoints.clear();

@@ -11,11 +11,12 @@ use crate::backend::MetadataSource;
 use crate::event::{ClockReading, InstanceState};
 use crate::metadata::Metadata;
 
-/// The interval at which metadata is fetched again without an event. It may change without one, for
-/// example when a LoRA adapter is loaded.
+/// The interval at which metadata is fetched again without an event. Metadata may change without an
+/// event, for example when a LoRA adapter is loaded.
 pub const METADATA_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The first wait after metadata could not be fetched. It doubles up to [`METADATA_POLL_INTERVAL`].
+/// The first wait after metadata could not be fetched. The wait doubles up to
+/// [`METADATA_POLL_INTERVAL`].
 pub const METADATA_RETRY_FIRST: Duration = Duration::from_millis(250);
 
 /// A request for the metadata of an instance.

@@ -1,5 +1,5 @@
 //! A real etcd and kube-apiserver, and for some tests kube-controller-manager. All tests that run
-//! at the same time share them. They end with the last test.
+//! at the same time share them. The servers end with the last test.
 //!
 //! The binaries are those of `KUBEBUILDER_ASSETS`, or those that `.ci/cluster_tools.py` built into
 //! `.tools/bin`. Without them each test that needs a cluster reports that it is skipped, and is
@@ -105,8 +105,9 @@ pub(crate) fn tool(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// Reports that the test of this thread cannot run here. `.ci/steps.py` counts these lines. They
-/// are not written with `print!`, because `cargo test` hides its output for tests that pass.
+/// Reports that the test of this thread cannot run here. `.ci/steps.py` counts these lines. The
+/// tests do not write them with `print!`, because `cargo test` hides its output for tests that
+/// pass.
 pub(crate) fn skipped(why: &str) {
     let thread = std::thread::current();
     let _ = writeln!(
@@ -298,8 +299,8 @@ impl TestCluster {
         Some(cluster)
     }
 
-    /// The same with the real controllers of EndpointSlices and of garbage. `make e2e-long` builds
-    /// them, so tests that need them are in modules `slow`.
+    /// Starts an API server with the real controllers of EndpointSlices and of garbage. `make
+    /// e2e-long` builds them, so tests that need them are in modules `slow`.
     pub(crate) async fn start_with_controllers() -> Option<Self> {
         let manager = tool("kube-controller-manager")?;
         let mut cluster = Self::start().await?;

@@ -359,7 +359,7 @@ async fn a_history_that_was_compacted_away_is_not_missed() {
 }
 
 /// etcd is restored from an older copy: revisions go backwards, the key of a dead instance is back,
-/// and the key of a running one is missing.
+/// and the key of a running instance is missing.
 #[tokio::test]
 async fn an_etcd_restored_to_an_older_state_ends_with_the_correct_set() {
     let Some(mut rig) = rig() else { return };

@@ -72,8 +72,8 @@ fn a_frontend_sees_a_worker_come_and_go() {
         "{there}"
     );
     drop(worker);
-    // It was killed, so it leaves its file, which counts until heartbeats are missed. The module
-    // `directory` tests that.
+    // The killed worker leaves its file, which keeps the instance until heartbeats are missed. The
+    // module `directory` tests how long.
     std::fs::remove_dir_all(folder.path().join("dynamo")).unwrap();
     assert_eq!(said.recv_timeout(PATIENCE).unwrap(), "{}");
 }

@@ -1,5 +1,6 @@
-//! A fake Kubernetes API server for faults that a real one does not show on demand. It refuses any
-//! request, breaks off within a line, stays silent, omits events of a watch, or loses its history.
+//! A fake Kubernetes API server for faults that a real one does not show on demand. The fake
+//! refuses any request, breaks off within a line, stays silent, omits events of a watch, or loses
+//! its history.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,4 +1,4 @@
-//! The committed code is the one generated from `etcd.proto`.
+//! The committed code is the code generated from `etcd.proto`.
 
 use std::path::Path;
 

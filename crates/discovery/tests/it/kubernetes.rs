@@ -557,7 +557,7 @@ async fn the_rights_of_a_worker_are_enough_to_register() {
     assert!(watched.is_err(), "it may read only its own pod");
 }
 
-/// The API server is killed and comes back; then etcd is restored from an old copy, so that
+/// The API server is killed and started again. Then etcd is restored from an old copy, so that
 /// resource versions go backwards.
 #[tokio::test]
 async fn no_outage_empties_the_set_or_keeps_departed_instances() {

@@ -572,7 +572,7 @@ async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none
     assert_eq!(set, [expected]);
 }
 
-/// A silent watch that does not end is given up five seconds after its expected end.
+/// The client ends a silent watch five seconds after its expected end.
 #[tokio::test]
 async fn a_stalled_watch_costs_no_more_than_its_time() {
     let fake = FakeApi::start().await;
@@ -753,7 +753,7 @@ async fn a_mass_disappearance_after_an_outage_is_held_and_listed_again() {
     fake.put("endpointslices", slice("s", "svc", 80, &all));
     until(0, held).await;
     assert_eq!(ready(&discovery).await.len(), 8);
-    // This time they do not come back, and are removed.
+    // The instances that are lost now do not come back, and are removed.
     lose(&all[..2]).await;
     until(names(&["p1", "p2"]), || ready(&discovery)).await;
 }

@@ -1,6 +1,6 @@
-//! Reads any body as a request to any API, whole and in three pieces. Both must give the same
-//! result, and model and stream must equal those that `serde_json` reads. The first byte chooses
-//! the API, the next two the cuts.
+//! Reads any body as a request to any API, whole and in three pieces. Both ways must give one
+//! result, and `model` and `stream` must equal the values that `serde_json` reads. The first byte
+//! of the input chooses the API, the next two bytes the cuts.
 #![no_main]
 
 use exchange::api::RequestApi;

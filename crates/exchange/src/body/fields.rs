@@ -1,8 +1,9 @@
 //! The fields of a request body by API: which fields are read, and which belong to the prompt.
 //!
 //! Every API nests the same items in a different way: text, media, and objects (messages, parts,
-//! items, tool calls) that contain more of these. So one walk reads all prompts: a string is text,
-//! an array is walked, and the fields of an object are handled by their names ([`content_of`]).
+//! items, tool calls) that contain more of these. So one function reads all prompts: a string is
+//! text, the items of an array are read in turn, and [`content_of`] gives the meaning of an
+//! object's field by its name.
 
 use std::ops::Range;
 
@@ -372,8 +373,8 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
     #[inline(never)] // several callers, and the wasm module should be small
     fn begin(&mut self, kind: JsonKind, first: Option<u8>) -> Wanted {
         let field = match self.walked.last() {
-            // An array inside an array: one prompt of several, or a list where no API has one. It
-            // counts as a level, so brackets alone cannot nest deeper than objects.
+            // An array inside an array: one prompt of several, or a list where no API has one. An
+            // array is one level too, so brackets alone cannot nest deeper than objects.
             Some(&Walked::Array(section, level)) => {
                 Field::Content(section, level + u32::from(kind == JsonKind::Array))
             }
@@ -477,8 +478,8 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
     }
 }
 
-/// Returns the meaning of a field in a message, part or item of any API. These fields are left out
-/// on purpose: ids, `type`, `status`, `cache_control`, `signature`, `detail`.
+/// Returns the meaning of a field in a message, part or item of any API. The function leaves out
+/// some fields on purpose: ids, `type`, `status`, `cache_control`, `signature`, `detail`.
 fn content_of(name: &[u8], section: PromptSection, level: u32) -> Field {
     match name {
         b"content" | b"output" | b"summary" => Field::Content(section, level),

@@ -1,11 +1,11 @@
 //! Reads the `model` of a form (`multipart/form-data`) that arrives in pieces. Uploads of audio and
 //! images name their model in a field before or after a large file.
 //!
-//! It accepts what clients' libraries write, and no more: parts between boundary lines, each with
-//! one `content-disposition` that has one `name`, quoted or not. Where parsers differ (text before
-//! the first boundary, bare line feeds, folded headers, `name*`), the form is refused: an engine
-//! could otherwise read another model than the picker. If a field is duplicated, the last one
-//! counts, as for engines.
+//! The reader accepts what clients' libraries write, and no more: parts between boundary lines,
+//! each with one `content-disposition` that has one `name`, quoted or not. Where parsers differ
+//! (text before the first boundary, bare line feeds, folded headers, `name*`), the form is refused:
+//! an engine could otherwise read another model than the picker. If a field is duplicated, the last
+//! one counts, as for engines.
 //!
 //! Of a file, only the bytes that may begin a boundary are kept.
 
@@ -16,12 +16,12 @@ use memchr::memmem;
 /// The longest boundary, in bytes, as in RFC 2046.
 const BOUNDARY_BYTES_MAX: usize = 70;
 
-/// The maximum number of bytes of the headers of one part. This is enough for a disposition with a
-/// long file name, and a type. Engines' parsers accept about as much.
+/// The maximum number of bytes of the headers of one part. The maximum is enough for a disposition
+/// with a long file name, and a type. Engines' parsers accept about as much.
 const HEAD_BYTES_MAX: usize = 8_192;
 
-/// The longest value of `model`, in bytes. It is four times the longest name that an object may
-/// give a model, and still short enough for an error message or a table.
+/// The longest value of `model`, in bytes. The limit is four times the longest name that an object
+/// may give a model, and short enough for an error message or a table.
 const MODEL_BYTES_MAX: usize = 1_024;
 
 /// The reason why a form is not accepted. The sender caused the error. Sending the same bytes again
@@ -62,8 +62,8 @@ enum FormState {
     End,
 }
 
-/// The boundary in a `content-type`, if that is the type of forms. It is empty if no readable
-/// boundary is named.
+/// The boundary in a `content-type`, if that is the type of forms. The boundary is empty if the
+/// type names no readable boundary.
 pub(crate) fn boundary(content_type: &[u8]) -> Option<&[u8]> {
     let kind = content_type
         .split(|&byte| byte == b';')
@@ -243,8 +243,8 @@ fn is_model(head: &[u8]) -> Option<bool> {
 }
 
 /// The value of a parameter that occurs once: `name="value"` or `name=value`, between semicolons.
-/// `None` also if parsers may disagree on the value: it is encoded or in several pieces (`name*`),
-/// or has a backslash or a quote in it.
+/// Also `None` if parsers may disagree on the value, because it is encoded or in several pieces
+/// (`name*`), or contains a backslash or a quote.
 #[inline(never)]
 fn one_parameter<'t>(text: &'t [u8], wanted: &[u8]) -> Option<&'t [u8]> {
     let mut found = None;

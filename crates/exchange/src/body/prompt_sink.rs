@@ -35,7 +35,8 @@ pub enum PromptPiece {
     Media(Vec<u8>),
 }
 
-/// The pieces of a prompt as they are. It is for tests and tools, because a proxy keeps no prompt.
+/// The pieces of a prompt as they are. Only tests and tools use this sink, because a proxy keeps no
+/// prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PromptPieces {
     sections: [Vec<PromptPiece>; 3],

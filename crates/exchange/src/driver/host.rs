@@ -80,8 +80,9 @@ pub trait RequestHost {
     type ResponseBody: AsRef<[u8]>;
 
     /// Whether the host is a filter, so that the proxy itself holds the request while the host
-    /// decides. If such a proxy resumes a request in the middle of its body, the request gets one
-    /// attempt, and the next piece goes on only with the piece after it, or later (see [`super`]).
+    /// decides. If the filter resumes a request in the middle of its body, the request gets one
+    /// attempt, and the filter releases the next piece only with the piece after it, or later (see
+    /// [`super`]).
     const IS_FILTER: bool;
 
     /// The monotonic time.

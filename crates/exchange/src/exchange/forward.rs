@@ -28,7 +28,7 @@ const REPEATED_MS_MAX: f32 = 10_000.0;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestChanges {
-    /// Headers to set, which replace existing ones: names and values.
+    /// Names and values of the headers to set. The new values replace existing headers.
     pub set: Vec<(String, String)>,
     /// The change to the body, if any.
     pub body: Option<BodyEdit>,

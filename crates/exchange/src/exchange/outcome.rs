@@ -217,8 +217,8 @@ impl RoutedRequest {
                 credentials: self.kind.credentials,
                 names_id: self.kind.names_id,
                 status: self.reply.status,
-                // For a long prompt, this is the hash of its beginning, so prompts with the same
-                // beginning count as the same.
+                // The last hash of a long prompt covers only its beginning, so long prompts with
+                // the same beginning count as one prompt.
                 prompt: self.prompt.hashes.last().copied().unwrap_or(0),
                 at: self.pick.at,
             },

@@ -1,10 +1,11 @@
 //! A request after its bytes are read, and before the pick.
 //!
-//! Nearly all the work of a decision is to read a large body and to hash its prompt. For this, only
-//! the pool's [`HashSettings`] are needed. A host that shares a pool between threads does this work
-//! without the lock of the pool: first [`Exchange::read`](super::Exchange::read), or a
-//! [`BodyReader`](crate::body::BodyReader) while the body arrives; then `resolve` under the lock,
-//! [`PendingRequest::with_hashes`], and `pick` under the lock.
+//! Nearly all the work of a decision is to read a large body and to hash its prompt. Reading and
+//! hashing need only the pool's [`HashSettings`]. So a host that shares a pool between threads
+//! reads and hashes without the lock of the pool. The order is
+//! [`Exchange::read`](super::Exchange::read), or a [`BodyReader`](crate::body::BodyReader) while
+//! the body arrives; then `resolve` under the lock, [`PendingRequest::with_hashes`], and `pick`
+//! under the lock.
 
 use scheduler::{PrefixSettings, Request, SubsetHint, TokenSettings};
 
@@ -24,7 +25,7 @@ pub struct ParsedBody {
     pub(super) body_bytes: usize,
 }
 
-/// A request with the pool's objects applied. Its fields are the inputs of the pick.
+/// A request with the pool's objects applied. The fields are the inputs of the pick.
 #[derive(Debug)]
 pub struct PendingRequest {
     pub(super) parsed: Option<ParsedRequest<PromptSums>>,

@@ -29,7 +29,7 @@ const REPLANS_MAX: u32 = 2;
 pub enum QueuedAttempt {
     /// No request is queued.
     Nothing,
-    /// The request is refused, goes on, or stays queued.
+    /// The request is refused, is sent to its endpoint, or stays queued.
     Step(ExchangeStep),
     /// An endpoint has room: [`Exchange::settle_claim`] must follow.
     Claim(ClaimedRequest),
@@ -148,7 +148,8 @@ impl Exchange {
             return QueuedAttempt::Nothing;
         };
         let is_sampled = self.why.record_if(queued.is_recorded, settings, pool, now);
-        // Its prompt may have crashed engines since it arrived. A probe was judged before.
+        // The prompt of a queued request may have crashed engines since the request arrived. A
+        // probe was judged before.
         if queued.pending.facts.suspicion == PromptSuspicion::None {
             queued.pending.facts.suspicion = self.suspect(pool, &queued.pending, now);
         }
@@ -191,8 +192,8 @@ impl Exchange {
         }
     }
 
-    /// Ends the attempt. The request goes on if the host could claim its room; otherwise it stays
-    /// queued.
+    /// Ends the attempt. If the host could claim the room, the request goes to its endpoint.
+    /// Otherwise it stays queued.
     pub fn settle_claim(
         &mut self,
         settings: &ExchangeSettings,
@@ -273,7 +274,7 @@ impl Exchange {
         }
     }
 
-    /// Records a pick. Returns the changes with which the request goes on.
+    /// Records a pick. Returns the changes with which the request is sent.
     fn send(
         &mut self,
         settings: &ExchangeSettings,
@@ -356,7 +357,7 @@ impl HeaderFacts {
             .sum()
     }
 
-    /// The fairness id. It comes from the proxy's metadata, or else from the header if that is
+    /// The fairness id. The id comes from the proxy's metadata, or else from the header if that is
     /// trusted, and is empty if there is none.
     pub(super) fn flow_id(&self, settings: &ExchangeSettings) -> &str {
         let header = |name: &&str| {
@@ -392,7 +393,8 @@ impl DecisionReason {
         sampled
     }
 
-    /// Keeps the record of a sampled decision. It also stays here only if it is logged too.
+    /// Keeps the record of a sampled decision in the pool, and in this exchange only if the
+    /// decision is logged too.
     fn keep_sample(&mut self, sampled: bool, logged: bool, pool: &mut ManagedPool) {
         if sampled {
             pool.keep_sample(if logged {

@@ -6,8 +6,8 @@ use scheduler::EndpointRef;
 
 use crate::sse::ChunkProgress;
 
-/// The number of tokens after which their mean pace is published. It is often enough to see a
-/// stream slow down, and rare enough to cost nothing.
+/// The number of tokens after which their mean pace is published. With this number, a slower stream
+/// is noticed soon, and publishing costs nothing.
 const PACE_TOKENS: u32 = 16;
 
 /// The interval at which a stream reports its tokens to the pool, in ms. The pool reads them for

@@ -15,8 +15,8 @@ use pool_state::{ManagedPool, Timestamp};
 use scheduler::Snapshot;
 
 /// The number of bytes of a form that count as one byte of text. At 32 kbit/s, speech has 4,000
-/// bytes a second, which an encoder turns into 50 tokens. That is 80 bytes per token, while text
-/// has four.
+/// bytes a second, which an encoder turns into 50 tokens. So speech has 80 bytes per token, and
+/// text has four.
 const FORM_BYTES: usize = 20;
 
 impl Exchange {

@@ -50,7 +50,8 @@ impl ResponseOrigin {
             b"upstream_reset_before_response_started",
             b"upstream_reset_after_response_started",
         ];
-        // The reason of a reset is in braces. These reasons mean that there was no connection.
+        // The reason of a reset is in braces. The reasons in this list mean that there was no
+        // connection.
         const UNCONNECTED: [&[u8]; 2] = [b"connection_failure", b"connection_timeout"];
         let starts = |prefixes: &[&[u8]]| prefixes.iter().any(|prefix| details.starts_with(prefix));
         match details {

@@ -31,13 +31,13 @@ pub enum ResponseBody {
     /// say that it is the last.
     Restore,
     /// Like [`Self::Restore`], but headers and body are held until the body is complete, and passed
-    /// as one piece. Its new length goes into `content-length`. It is used for bodies of at most
-    /// [`HELD_BYTES_MAX`].
+    /// as one piece. Its new length goes into `content-length`. Only bodies of at most
+    /// [`HELD_BYTES_MAX`] are held.
     Hold,
 }
 
-/// The longest unstreamed reply that is held to correct its `content-length`, in bytes. It is the
-/// smallest buffer of a known gateway (Envoy Gateway's default). A longer reply loses its
+/// The longest unstreamed reply that is held to correct its `content-length`, in bytes. No known
+/// gateway has a smaller buffer (Envoy Gateway's default). A longer reply loses its
 /// `content-length` and passes as it arrives.
 pub const HELD_BYTES_MAX: usize = 32_768;
 
@@ -102,7 +102,8 @@ pub(crate) struct RoutedRequest {
 #[derive(Debug)]
 pub(super) struct SentPick {
     pub(super) at: Timestamp,
-    /// How long flow control had held the request. Its client waited for this time too.
+    /// How long flow control had held the request, which is a part of the time that its client
+    /// waited.
     pub(super) held_ms: u64,
     pub(super) ranked: Vec<(EndpointRef, Box<str>)>,
     pub(super) hold: LedgerHold,

@@ -1,5 +1,5 @@
-//! The SLO headers of a request. They count only if the pool predicts latency. In that case a
-//! request with an invalid header is refused (400).
+//! The SLO headers of a request. The headers have an effect only if the pool predicts latency. Then
+//! a request with an invalid header is refused (400).
 
 use crate::number;
 use scheduler::Slo;
@@ -7,8 +7,8 @@ use scheduler::Slo;
 use crate::headers;
 use crate::reply::Refusal;
 
-/// The longest SLO, in ms: one hour, which is longer than any request. It fits into the ledger's
-/// microseconds.
+/// The longest SLO, in ms: one hour, which is longer than any request. An hour fits into the
+/// ledger's microseconds.
 const SLO_MS_MAX: f64 = 3_600_000.0;
 
 /// The values of the headers, unparsed.

@@ -1,8 +1,8 @@
 //! Reads JSON that arrives in pieces, with the same rules and errors as [`JsonReader`].
 //!
-//! The text is pushed in, and a [`JsonVisitor`] gets the values that it wants. Only a token that a
-//! piece cuts in two is kept. For most strings not even that is kept. So the memory is the longest
-//! key, number or string that is wanted whole, and never the whole text.
+//! The text is pushed in, and a [`JsonVisitor`] gets the values that it wants. The reader keeps
+//! only a token that a piece cuts in two, and of most strings not even that. So its memory is the
+//! longest key, number or string that the visitor wants as a whole, and never the whole text.
 
 use super::scan::{ScannedString, StringStop};
 use super::utf8::Utf8Check;

@@ -1,4 +1,4 @@
-//! Finds the end of a JSON string: the one hot loop of reading bodies.
+//! Finds the end of a JSON string. This loop takes most of the time of reading a body.
 //!
 //! Bytes are read in blocks. A block becomes a mask with one bit for each byte that needs a
 //! decision (quote, backslash, control character), and only those bytes are visited. The same pass
@@ -15,8 +15,7 @@ pub struct ScannedString {
     /// Offset of the closing quote.
     pub end: usize,
     pub escaped: bool,
-    /// Whether all bytes are ASCII. It is also false if a byte shortly after the string is not
-    /// ASCII.
+    /// Whether all bytes are ASCII. Also false if a byte shortly after the string is not ASCII.
     pub ascii: bool,
 }
 
@@ -31,12 +30,12 @@ pub struct StringStop {
     pub scanned: usize,
     /// Whether those bytes have an escape.
     pub escaped: bool,
-    /// Whether those bytes are ASCII. It is also false if a byte shortly after them is not ASCII.
+    /// Whether those bytes are ASCII. Also false if a byte shortly after them is not ASCII.
     pub ascii: bool,
 }
 
-/// The number of bytes that are examined together. They fit one mask register, and four vectors of
-/// SSE2 or wasm.
+/// The number of bytes that are examined together. So many bytes fit one mask register, and four
+/// vectors of SSE2 or wasm.
 const BLOCK_BYTES: usize = 64;
 
 /// Finds the end of the string whose first byte (after the opening quote) is at `start`.
@@ -148,8 +147,8 @@ fn operands() -> NoOperands {
 }
 
 /// Returns one bit for each quote, backslash and control character, and whether all bytes are
-/// ASCII. It avoids vector intrinsics, which would need `unsafe`. The compiler vectorises the check
-/// of whole blocks; only blocks that contain such a byte are read eight bytes at a time.
+/// ASCII. The function avoids vector intrinsics, which would need `unsafe`. The compiler vectorises
+/// the check of whole blocks. Only blocks with one of these bytes are read eight bytes at a time.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 #[inline(always)] // alone it halves the speed of long strings: a call for every block, its result through memory
 fn masks(block: &[u8; BLOCK_BYTES], _: NoOperands) -> (u64, bool) {

@@ -112,8 +112,8 @@ impl ParsedRecord {
             reuse_interval: real(&self.value["reuse_interval"]).unwrap_or(REQUESTED_ONCE),
             evicted_share: real(&self.value["evicted_share"]).unwrap_or(0.0),
             metrics_stale: flag(&self.value, "metrics_stale")?,
-            // `peers_unreachable` stays false. It matters only for the rendezvous endpoint, which
-            // depends on prompt hashes, and records contain no hashes.
+            // `peers_unreachable` stays false. The flag matters only for the rendezvous endpoint,
+            // which depends on prompt hashes, and records contain no hashes.
             ..LocalState::new(&in_flight)
         };
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
@@ -145,7 +145,7 @@ struct RecordedRequest<'a> {
     headers: Vec<(&'a str, &'a str)>,
 }
 
-/// The inputs of `schedule` about the pool. Its fields are the columns of a table that has one row
+/// The inputs of `schedule` about the pool. The fields are the columns of a table that has one row
 /// for each endpoint, as `schedule` takes them.
 #[derive(Default)]
 struct RecordedPool {

@@ -14,10 +14,10 @@
 //! `message_stop`, and responses with `response.completed`, `.incomplete` or `.failed`. An event
 //! with an `error` has the error instead of content.
 //!
-//! An opening event (only a role, `message_start`, `ping`) has no content. The same is true of
-//! `[DONE]` and of anything that is not JSON. A body may be an array of replies, which is SGLang's
-//! answer to an array of prompts. Their usage is not read, because it would not be that of one
-//! prompt.
+//! An opening event (only a role, `message_start`, `ping`) has no content. Neither `[DONE]` nor
+//! anything that is not JSON has content. A body may be an array of replies, which is SGLang's
+//! answer to an array of prompts. The reader skips the usage of such an array, because it is not
+//! the usage of one prompt.
 
 use super::held_event::HeldEvent;
 use super::{ResponseFacts, read_error, read_first_id, read_id, status};
@@ -45,8 +45,8 @@ const ABORTED: [&[u8]; 3] = [b"abort", b"cancelled", b"error"];
 /// The states of a response that the engine will generate later.
 const LATER: [&[u8]; 2] = [b"queued", b"in_progress"];
 
-/// Members that identify a reply of any of the APIs, besides those with content; engines leave out
-/// many of them.
+/// Members that identify a reply of any of the APIs, in addition to members with content. Engines
+/// leave out many of them.
 const REPLY: [&[u8]; 3] = [b"id", b"model", b"input_tokens"];
 
 /// Reads `data`. Returns true if it has content. If the event is too long to be held, only the

@@ -17,8 +17,8 @@ const CANDIDATES_MAX: usize = 8;
 
 const KEY: &[u8] = b"\"usage\"";
 
-/// The number of first bytes that are kept of an event longer than [`HELD_BYTES_MAX`]. It is enough
-/// for the type and the id, which engines write first.
+/// The number of first bytes that are kept of an event longer than [`HELD_BYTES_MAX`]. The number
+/// is enough for the type and the id, which engines write first.
 const HEAD_BYTES: usize = 256;
 
 #[derive(Clone, Debug, Default)]
@@ -71,13 +71,13 @@ impl HeldEvent {
         self.cut
     }
 
-    /// Finds the `usage` object `levels` deep in a JSON object whose beginning is missing. It
-    /// searches only the last [`HELD_BYTES_MIN`] bytes. How many more are held depends on how the
-    /// response was cut into chunks, and the result must not depend on that.
+    /// Finds the `usage` object `levels` deep in a JSON object whose beginning is missing. The
+    /// search covers only the last [`HELD_BYTES_MIN`] bytes. How many more are held depends on how
+    /// the response was cut into chunks, and the result must not depend on that.
     ///
     /// No string can look like that key, because a quote in a string has a backslash before it.
-    /// After the right `usage`, exactly `levels` objects close before the end. This excludes a
-    /// deeper one.
+    /// After the right `usage`, exactly `levels` objects close before the end. This condition
+    /// excludes a deeper `usage`.
     pub(super) fn read_usage_at_end(&self, levels: u32, usage: &mut TokenUsage) {
         let end = self
             .bytes

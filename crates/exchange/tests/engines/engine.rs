@@ -1,4 +1,4 @@
-//! Engines as a proxy sees them: when the first token of a request comes, and when the later ones.
+//! Engines as a proxy sees them: the times of the first token of a request and of later tokens.
 
 use scheduler::Rng;
 

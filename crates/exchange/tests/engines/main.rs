@@ -105,8 +105,8 @@ fn most(picked: &[HostPick]) -> usize {
     by_server(picked).into_values().max().unwrap_or(0)
 }
 
-/// Returns the maximum number of requests of a burst at one server, over three bursts: one when the
-/// engine is unknown, and two when it is known.
+/// Returns the maximum number of requests of a burst at one server, over three bursts. The first
+/// burst comes while the engine is unknown, the other two when it is known.
 fn worst_burst(engine: EngineBehaviour, workers: usize, seed: u64) -> usize {
     let mut host = EnginesHost::new(engine, workers, BURST_SERVERS, seed);
     let burst = |round: usize| {

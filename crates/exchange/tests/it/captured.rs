@@ -1,5 +1,5 @@
-//! The part of a request that a decision can use: the headers that its plugins read, within
-//! bounds, and no body if the host shows none. And the contents of the decision log.
+//! The part of a request that a decision can use: the headers that its plugins read, within bounds,
+//! and no body if the host passes none. This module also tests the contents of the decision log.
 
 use exchange::{
     DecisionLogSettings, Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool,

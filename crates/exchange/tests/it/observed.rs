@@ -120,7 +120,7 @@ fn a_stream_tells_its_times_by_tokens_and_its_conditions_as_at_the_pick() {
         )
         .unwrap();
     pool.refresh(measured, at_ms(0));
-    // Another request runs there, past its first token.
+    // Another request runs at the endpoint, and has had its first token.
     let mut other = sent(&mut pool, at_ms(0));
     answered(&mut other, &mut pool, "10.0.0.0:8000", 1, 200, at_ms(0));
     other.response_chunk(&mut pool, TOKEN.as_bytes(), false, at_ms(0));
@@ -279,7 +279,7 @@ fn what_an_encoder_works_on_is_no_measure_of_any() {
 
 /// Sends a request whose prompt one endpoint computes, and whose tokens another endpoint streams,
 /// 10 ms each. With `retried` the other decode endpoint serves. Returns the endpoint that computes
-/// the prompt, the one that serves, and the observations.
+/// the prompt, the endpoint that serves, and the observations.
 fn prefilled_elsewhere(retried: bool) -> (EndpointRef, EndpointRef, Vec<EncodedObservation>) {
     let mut pool = ManagedPool::new(1, 1024);
     pool.install(pool_update_of_stages(6, 1, &["prefill"]), 7, 10_000);
@@ -512,7 +512,7 @@ fn a_gap_is_measured_while_nobody_waits_for_a_first_token() {
     let short = [100, 103, 106, 109, 112, 115].map(|ms| (ms, TOKEN));
     let gap = streamed(&mut pool, &short, true).observation.gap;
     assert_eq!(gap.unwrap().gap_ms, 3.0);
-    // Another request waits for its first token there all the time.
+    // During the whole stream, another request waits for its first token at the endpoint.
     let mut waiting = sent_prompt(&mut pool, "y", at_ms(0));
     assert_eq!(streamed(&mut pool, &events, true).observation.gap, None);
     waiting.end(&mut pool, at_ms(900));

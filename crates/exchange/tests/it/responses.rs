@@ -145,8 +145,8 @@ fn cuts_and_line_ends_change_nothing() {
     });
 }
 
-/// In a body that is longer than what is held between chunks, `usage` is found if it is near the
-/// end and at its own depth. No other text is taken for it.
+/// If a body is longer than the part held between chunks, `usage` is found if it is near the end
+/// and at its own depth. No other text is taken for `usage`.
 #[test]
 fn the_end_of_a_long_response_is_enough() {
     let filler = |bytes: usize| r#"{"usage":{"prompt_tokens":666}},"#.repeat(bytes / 32);

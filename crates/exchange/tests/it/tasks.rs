@@ -15,7 +15,8 @@ use crate::release::pool_update;
 
 const FORM: &str = "multipart/form-data; boundary=x";
 
-/// A pool whose first endpoint serves `a` and whose second serves `b`; `alias` stands for `b`.
+/// A pool whose first endpoint serves `a` and whose second endpoint serves `b`. `alias` is another
+/// name of `b`.
 fn two_models() -> ManagedPool {
     let mut endpoints = pool_update(2, 1).endpoints().to_vec();
     endpoints

@@ -61,7 +61,7 @@ fn send(
     (exchange, result)
 }
 
-/// The body as the engine gets it. Its length must be the declared one.
+/// The body as the engine gets it. The body must have the declared length.
 fn engine_body(changes: &RequestChanges, body: &str) -> Value {
     let Some(edit) = &changes.body else {
         return serde_json::from_str(body).unwrap();

@@ -1,5 +1,5 @@
 //! Time per output token: from the first token to the last, divided by the tokens after the first.
-//! Events without a token do not count.
+//! Events without a token are ignored.
 
 use exchange::{
     Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,

@@ -57,7 +57,7 @@ pub(crate) fn ms(ms: u64) -> Timestamp {
     Timestamp(0).plus_ms(ms)
 }
 
-/// Sends a request, and returns it with the endpoint that it goes to. It runs until it is ended.
+/// Sends a request, and returns it with its endpoint. The request runs until the test ends it.
 pub(crate) fn send(pool: &mut ManagedPool, prompt: &str, now: Timestamp) -> (Exchange, String) {
     let settings = ExchangeSettings::default();
     let mut exchange = Exchange::new(now);
@@ -589,8 +589,8 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     );
     assert!(pool.take_placements().is_empty(), "taken");
 
-    // If more placements arrive than fit, the oldest are dropped and counted. The kept ones stay
-    // whole, and taking them makes room.
+    // If more placements arrive than fit, the oldest are dropped and counted. The kept placements
+    // stay complete, and taking them makes room.
     let sent = |pool: &mut ManagedPool| {
         for n in 0..SENT {
             let (exchange, to) = send(

@@ -1,7 +1,7 @@
 //! Arbitrary messages on several ext_proc streams at once: in any order, with any bytes, cut
 //! anywhere, while time passes and memory runs short. There is no panic, the account of held bytes
-//! is right after every step, every pick and held byte is released at the end, and in full duplex
-//! the bytes that are passed on are those that came, in their order.
+//! is right after every step, and every pick and held byte is released at the end. In full duplex
+//! the server passes on exactly the bytes that it received, in their order.
 
 #![no_main]
 

@@ -25,12 +25,12 @@ use super::super::wire::{self, BodyDirection, BodyMode, BodyModes, HeaderChanges
 /// Longest piece of a body in one full-duplex message, in bytes: Envoy takes at most 64 KiB.
 pub(super) const PIECE_BYTES_MAX: usize = 60 << 10;
 
-/// The longest time for which a proxy is asked to wait while a request is held, in ms: the
-/// `max_message_timeout` of the shipped file, which is the longest silence that it allows.
+/// The longest time for which the server asks a proxy to wait while a request is held, in ms. It is
+/// the `max_message_timeout` of the shipped file, the longest silence that the file allows.
 const HOLD_MS_MAX: u64 = 3_600_000;
 
-/// How much longer than a request may be held a proxy is asked to wait, in ms: as long as it waits
-/// for any answer (`message_timeout` of the shipped file).
+/// The server asks a proxy to wait this much longer than a request may be held, in ms: as long as
+/// the proxy waits for any answer (`message_timeout` of the shipped file).
 const ANSWER_MS: u64 = 5_000;
 
 /// The next thing that a stream needs.

@@ -680,7 +680,7 @@ fn the_served_endpoint_is_read_from_the_protocols_metadata_alone() {
             .collect()
     };
     assert_eq!(loads(), [0, 1], "accounting moved to who served");
-    // Another pool's endpoint served, so no endpoint here counts it.
+    // An endpoint of another pool served, so no endpoint of this pool counts the request.
     let mut elsewhere = self::stream(&server, ExchangeSettings::default());
     say(
         &mut elsewhere,

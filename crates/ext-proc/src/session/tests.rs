@@ -448,7 +448,7 @@ enum SessionEvent {
     Takes(usize),
     /// The clock advances by this many seconds.
     Waits(u64),
-    /// The other streams of the daemon hold all memory except this many bytes.
+    /// Other streams of the daemon hold all memory except this many bytes.
     Short(usize),
     Leaves,
 }

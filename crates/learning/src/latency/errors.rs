@@ -6,10 +6,10 @@
 //! own errors from cross-validation. The errors of another shape say nothing about it.
 //!
 //! There are two candidates for the p90: a multiple of the median, by the size of the median, and
-//! one level for all requests. They are mixed by their recent pinball losses, so the mix is hardly
-//! worse than the better one. Future errors may be distributed differently from past ones. So each
-//! outcome also moves the mix until a tenth of the outcomes are above it: online conformal
-//! prediction by quantile tracking.
+//! one level for all requests. Both candidates are mixed by their recent pinball losses, so the mix
+//! is hardly worse than the better candidate. Future errors may be distributed differently from
+//! past ones. So each outcome also moves the mix until a tenth of the outcomes are above it: online
+//! conformal prediction by quantile tracking.
 
 use std::collections::VecDeque;
 
@@ -25,8 +25,8 @@ pub(super) struct ErrorWindow {
     errors: VecDeque<(f32, f32)>,
     /// Errors pushed since `multiple` was computed.
     fresh: usize,
-    /// The p90 of `errors` as a multiple of the median. It is an assumed value until there are
-    /// enough errors.
+    /// The p90 of `errors` as a multiple of the median. The multiple is an assumed value until
+    /// there are enough errors.
     multiple: P90Spread,
     /// One p90 for all requests, as a logarithm.
     level: Option<P90Tracker>,
@@ -86,9 +86,10 @@ impl ErrorWindow {
         self.refresh();
     }
 
-    /// Adds one outcome: the predicted median and its error, as logarithms; whether it was above
-    /// the predicted p90 if that prediction is still current (otherwise `None`); and how many
-    /// outcomes came in between.
+    /// Adds one outcome. `said` is the predicted median and `error` its error, as logarithms.
+    /// `above_p90` says whether the outcome was above the predicted p90; it is `None` if that
+    /// prediction is no longer current. `delay` is the number of outcomes between prediction and
+    /// outcome.
     pub(super) fn push(&mut self, said: f32, error: f32, above_p90: Option<bool>, delay: f32) {
         let log = said + error;
         let mut level = self.level.unwrap_or(P90Tracker::starting_at(log));

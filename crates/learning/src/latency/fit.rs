@@ -25,8 +25,8 @@ const REWEIGHTINGS_NEAR: usize = 2;
 /// Relative errors below this get the same weight.
 const ERROR_MIN: f64 = 0.02;
 
-/// Ridge towards zero, as a share of each weight's own curvature. It makes the solution unique if
-/// inputs are collinear.
+/// Ridge towards zero, as a share of each weight's own curvature. The ridge makes the solution
+/// unique if inputs are collinear.
 const RIDGE: f64 = 1e-4;
 
 const SWEEPS: usize = 60;
@@ -271,8 +271,8 @@ pub(super) fn log(shape: &LatencyShape, row: &FitRow) -> f32 {
     libm::logf(shape.base_ms(&row.terms).max(MS_MIN)) + shape.correction(&row.x)
 }
 
-/// The loss of a shape: the mean absolute error of logarithms, which is a relative error. It is
-/// infinite without rows.
+/// The loss of a shape: the mean absolute error of logarithms, which is a relative error. Infinite
+/// without rows.
 pub(super) fn loss(shape: &LatencyShape, rows: &[FitRow], shift: f32) -> f32 {
     let (error, weight) = rows.iter().fold((0.0, 0.0), |(error, weight), row| {
         (

@@ -1,5 +1,6 @@
 //! The numbers that are learned from fixed streams of outcomes: `tests/latency/learned.txt`. Other
-//! tests check that they are right within the noise. This one detects every change of them.
+//! tests check that the numbers are right within the noise. This test detects every change of the
+//! numbers.
 //!
 //! `UPDATE_GOLDENS=1` writes the present result into the file; read the diff before committing it.
 //! All mathematics is from the crate `libm`, so builds with and without optimisation agree to the
@@ -39,8 +40,8 @@ struct GoldenPool {
 /// TTFT and TPOT of a request under these conditions, before noise.
 type TrueTimes = fn(&Conditions) -> (f32, f32);
 
-/// An engine whose prefills queue, and which preempts when its cache is nearly full. That is a jump
-/// that no sum of terms can express.
+/// An engine whose prefills queue, and which preempts when its cache is nearly full. The preemption
+/// is a jump that no sum of terms can express.
 fn engine(c: &Conditions) -> (f32, f32) {
     let preempts = if c.kv_utilization.is_some_and(|share| share > 0.7) {
         1.6
@@ -53,7 +54,7 @@ fn engine(c: &Conditions) -> (f32, f32) {
     )
 }
 
-/// The same pool after an upgrade: each token costs more, and everything else less.
+/// The times of the pool after an upgrade: each token costs more, and everything else less.
 fn upgraded(c: &Conditions) -> (f32, f32) {
     (
         5.0 + 0.1 * (c.uncached_tokens + c.prefill_tokens),
@@ -100,7 +101,7 @@ impl GoldenPool {
     }
 
     /// The observation of a request under random conditions, with a quarter of noise in both
-    /// directions. Its first token and one gap are samples of steps.
+    /// directions. The first token and one gap of the request are samples of steps.
     fn outcome(&mut self, truth: TrueTimes) -> Observation {
         let slot = self.rng.below(usize::from(SLOTS));
         let conditions = self.conditions();

@@ -1,23 +1,23 @@
-//! The deviation of each endpoint from the shape. It is learned at once from each sample, so a pod
-//! that slows down is known before any shape is fitted again.
+//! The deviation of each endpoint from the shape. The deviation is learned at once from each
+//! sample, so a pod that slows down is known before any shape is fitted again.
 //!
 //! Two averages follow the errors of an endpoint: a slow one with little noise, and a fast one.
 //! While they agree within the noise, the slow one is used. When they disagree, the endpoint has
 //! changed, and the slow one jumps to the fast one.
 //!
-//! If no outcome comes between a pick and its own, a third average (of the newest two errors) is
-//! ahead of the slow one: the next outcome deviates like the newest ones, as far as that has proved
-//! true. Engines that admit in waves jump. Between the jumps, the median would stay on one side of
-//! the outcomes for a long time. So each outcome also moves the median a little, until half of the
-//! outcomes are above it.
+//! If no other outcome comes between a pick and the outcome of that pick, a third average (of the
+//! newest two errors) is ahead of the slow average: the next outcome deviates like the newest two,
+//! as far as earlier outcomes did so. Engines that admit in waves jump. Between the jumps, the
+//! median would stay on one side of the outcomes for a long time. So each outcome also moves the
+//! median a little, until half of the outcomes are above it.
 
 use scheduler::latency::OFFSETS;
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 use super::p90::{GAIN, HALF, QuantileTracker, SCALE_OUTCOMES_FAST};
 
-/// With fewer outcomes than this between a pick and its own, the prediction at the pick is the one
-/// that would be made now.
+/// With fewer outcomes than this between a pick and its outcome, the prediction at the pick equals
+/// a prediction made now.
 pub(super) const DELAY_FRESH: f32 = 1.0;
 
 /// Offsets of one of the two times, by slot.
@@ -31,17 +31,17 @@ pub(super) struct EndpointOffsets {
 }
 
 /// The share of an offset that is still true when a request is served. A slow pod is still slow
-/// then, but a short disturbance is over. It is the least squares fit of the errors of requests to
-/// the offset at their pick.
+/// then, but a short disturbance is over. The share is the least squares fit of the errors of
+/// requests to the offset at their pick.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetTrust {
     products: f32,
     squares: f32,
 }
 
-/// The share of the newest errors that the next outcome repeats. It is 0 if outcomes are noise, 1
-/// if they come in long runs, and more if they drift. It is the least squares fit of the errors of
-/// outcomes to the errors of those just before them.
+/// The share of the newest errors that the next outcome repeats. The share is 0 if outcomes are
+/// noise, 1 if they come in long runs, and more if they drift. The share is the least squares fit
+/// of the errors of outcomes to the errors of the outcomes just before them.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetPersistence {
     products: f32,
@@ -141,8 +141,8 @@ impl OffsetPersistence {
     }
 
     fn share(self) -> f32 {
-        // The error of these outcomes is used, not `noise`, because that averages hundreds of
-        // outcomes, and the first of those had no prediction to correct.
+        // The formula uses the error of these outcomes and not `noise`, because `noise` averages
+        // hundreds of outcomes, and the first of them came before there was a prediction.
         let chance = self.errors / self.outcomes.max(1.0);
         (self.products / (self.squares + PERSISTENCE_PRIOR * chance).max(f32::MIN_POSITIVE))
             .clamp(0.0, PERSISTENCE_MAX)
@@ -189,9 +189,9 @@ impl EndpointOffsets {
         self.trust.share()
     }
 
-    /// Adds a sample of `endpoint`. It deviated from the shape by `error`, as a logarithm, and
-    /// `delay` outcomes came between its pick and its own. Returns whether a change of the endpoint
-    /// was detected.
+    /// Adds a sample of `endpoint`. The sample deviated from the shape by `error`, as a logarithm,
+    /// and `delay` outcomes came between its pick and its outcome. Returns whether a change of the
+    /// endpoint was detected.
     pub(super) fn push(&mut self, endpoint: EndpointRef, error: f32, delay: f32) -> bool {
         let slot = usize::from(endpoint.slot.0);
         if slot >= ENDPOINTS_MAX {

@@ -4,7 +4,7 @@
 //! A tracked value goes up by nine steps when an outcome is above it and down by one step when it
 //! is not. So in the long run a tenth of outcomes are above, whatever their distribution. The step
 //! size decides the length of that run: large steps follow a drift, but add noise where there is
-//! none. So there are two trackers, and the one with the smaller recent loss has more weight.
+//! none. So there are two trackers, and the tracker with the smaller recent loss has more weight.
 //!
 //! Over a short run, the share of outcomes within the value is still random. If no outcome comes
 //! between a pick and its own, the number of outcomes above is known at the next pick. The
@@ -37,8 +37,8 @@ const INTEGRAL_OUTCOMES: f32 = 300.0;
 const INTEGRAL_LONGEST: f32 = 3.0;
 
 /// The maximum number of outcomes too many, or too few, that are corrected during the first
-/// `INTEGRAL_OUTCOMES`. It is n times as many in a run that is n times as long. A larger surplus
-/// was a change, which the trackers follow, and not an error to compensate.
+/// `INTEGRAL_OUTCOMES`. The maximum is n times as high in a run that is n times as long. A larger
+/// surplus was a change, which the trackers follow, and not an error to compensate.
 const INTEGRAL_MAX: f32 = 3.0;
 
 /// The scale before any data is known, and the minimum scale. Outcomes that were exact so far may
@@ -83,7 +83,7 @@ pub(super) struct LogOutcome {
     pub(super) value: f32,
     /// The value that the tracked p90 is added to.
     pub(super) base: f32,
-    /// The number of outcomes that came between this one's pick and this one.
+    /// The number of outcomes that came between the pick and its outcome.
     pub(super) delay: f32,
 }
 

@@ -636,8 +636,8 @@ fn an_offset_that_once_proved_wrong_can_prove_true_again() {
     assert!(offsets.trust() > 0.9, "{}", offsets.trust());
 }
 
-/// How many of the last 300 of 600 outcomes, each `step` lower than the one before, were within
-/// their p90.
+/// How many of the last 300 of 600 outcomes were within their p90. Each outcome is `step` lower
+/// than the last.
 fn within_while_falling(step: f32, delay: f32) -> usize {
     let mut ninth = P90Tracker::starting_at(0.0);
     let mut rng = Rng::seeded(7);

@@ -1,4 +1,4 @@
-//! The samples that shapes are fitted to. They are bounded and stratified, so an hour of short
+//! The samples that shapes are fitted to. The window is bounded and stratified, so an hour of short
 //! prompts at idle endpoints does not displace the samples of long prompts in a queue.
 
 use std::collections::VecDeque;

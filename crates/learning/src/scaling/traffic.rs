@@ -32,7 +32,7 @@ pub struct TrafficWindow {
 // === impl TrafficWindow ===
 
 impl TrafficWindow {
-    /// The window for means. It has enough requests that lengths average out.
+    /// The window for means. The window has enough requests that lengths average out.
     pub const LONG_S: f64 = 60.0;
 
     /// The window that notices a burst.

@@ -101,7 +101,7 @@ impl LeastSquaresFit {
         [w0 * t0, w1 * t1, w2 * t2].map(narrow)
     }
 
-    /// The prior's terms for these inputs, in ms. They are never all zero.
+    /// The prior's terms for these inputs, in ms. The terms are never all zero.
     fn terms(&self, inputs: &[f64; 3]) -> [f64; 3] {
         let [w0, w1, w2] = self.prior;
         let [x0, x1, x2] = *inputs;
@@ -175,8 +175,8 @@ impl LeastSquaresFit {
         seen_ms: f64,
     ) {
         self.samples += 1;
-        // The first samples of a pool are clipped by a prior that may be far off. They would make
-        // the endpoint that was sampled first seem fast.
+        // The first samples of a pool are clipped by a prior that may be far off. Such samples
+        // would make the endpoint that was sampled first seem fast.
         if self.samples < SPEEDS_FROM_SAMPLES {
             return;
         }
@@ -209,7 +209,7 @@ impl LeastSquaresFit {
         scales.get(scales.len() / 2).copied().unwrap_or(1.0)
     }
 
-    /// These sums and one more sample, weighed and clipped by the present fit.
+    /// Adds one sample to `sums`, weighed and clipped by the present fit.
     fn with(&self, mut sums: FitSums, sample: &FitSample) -> FitSums {
         let terms = self.terms(&sample.inputs);
         let keep = self.keep;

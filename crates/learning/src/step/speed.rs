@@ -1,12 +1,12 @@
-//! How much longer one endpoint takes than the others. It is a mean of comparisons whose evidence
-//! fades while the endpoint is idle.
+//! How much longer one endpoint takes than the others. The speed is a mean of comparisons whose
+//! evidence fades while the endpoint is idle.
 //!
 //! Each comparison is the logarithm of an observed time over the time that an average endpoint
 //! takes for similar inputs. The mean of an endpoint is compared with the mean of the pool. Only
-//! the part of the difference that chance does not explain is published. If there are samples, new
-//! ones replace old ones. Without samples, evidence halves every [`HALF_LIFE_MS`]: uncertainty
-//! grows until nothing is left to publish. The endpoint then counts as average and is tried again,
-//! and a few samples show whether it is still slow.
+//! the part of the difference that chance does not explain is published. New samples replace old
+//! samples. Without samples, evidence halves every [`HALF_LIFE_MS`]: uncertainty grows until
+//! nothing is left to publish. The endpoint then counts as average and is tried again, and a few
+//! samples show whether it is still slow.
 
 /// Sums over the comparisons of one endpoint. A comparison weighs as much as its expected time,
 /// because short times consist mostly of parts that are equal on all engines.
@@ -33,10 +33,9 @@ pub(super) struct SpeedNoise {
 /// [`MEMORY_SAMPLES`] (if noise is least), which takes 6 to 7 half-lives.
 const HALF_LIFE_MS: f64 = 3_000.0;
 
-/// Time since the last sample after which evidence begins to fade, ms. It is long enough that the
-/// evidence of a slow endpoint with one sample in three seconds hardly fades, because its samples
-/// correct it. With 1 s, requests of long conversations took 3 % longer on engines with a speed
-/// ratio of two.
+/// Time since the last sample after which evidence begins to fade, ms. With this time, the evidence
+/// of a slow endpoint with one sample in three seconds hardly fades, and its samples correct it.
+/// With 1 s, requests of long conversations took 3 % longer on engines with a speed ratio of two.
 pub(super) const IDLE_MS: u64 = 10_000;
 
 /// The number of samples that the mean of an endpoint remembers while no sample is [`SURPRISING`].
@@ -48,8 +47,8 @@ const MEMORY_SAMPLES: f64 = 32.0;
 /// another reason. The endpoint is in use, so nothing fades with time, but it may have changed.
 const UNCOMPARED_KEEP: f64 = 0.997;
 
-/// "Like all others" counts as this many samples. It is one, so that half of a single sample's
-/// difference is believed.
+/// The assumption that an endpoint is as fast as the others weighs as much as this many samples.
+/// With one, the speed moves by half of the difference of a single sample.
 const SHRINK_SAMPLES: f64 = 1.0;
 
 /// The number of standard errors by which an endpoint must differ from the pool before any
@@ -139,11 +138,12 @@ impl SpeedEvidence {
         self.squares += expected_ms * expected_ms;
     }
 
-    /// The time of this endpoint as a multiple of that of the pool. It is exactly 1 if chance
-    /// explains the difference. The part of the difference that counts grows without a jump, from
-    /// nothing just beyond chance to nearly all of a large difference: at twice as far, 94 %. (The
-    /// positive-part estimator of James and Stein, which does not square the quotient, has 75 %
-    /// there. With it, requests took 4 % longer on engines with a speed ratio of two.)
+    /// The time of this endpoint as a multiple of the time of the pool. The result is exactly 1 if
+    /// chance explains the difference. The published part of the difference grows without a jump,
+    /// from nothing just beyond chance to nearly all of a large difference: 94 % of a difference
+    /// that is twice as large as chance. (The positive-part estimator of James and Stein, which
+    /// does not square the quotient, publishes 75 % of that difference. With it, requests took 4 %
+    /// longer on engines with a speed ratio of two.)
     pub(super) fn speed(self, pool: Self, noise: SpeedNoise) -> f64 {
         let samples = self.samples();
         let difference = (self.mean() - pool.mean()) * samples / (samples + SHRINK_SAMPLES);

@@ -160,7 +160,7 @@ fn an_endpoint_that_alone_gets_a_kind_of_prompt_is_not_faster_for_it() {
             !alone,
         );
     }
-    // Then conversations, one after another, at one endpoint.
+    // Then conversations run at one endpoint, one after another.
     for turn in 0..100 {
         let tokens = [
             (1_510.0, 1_510.0),
@@ -479,8 +479,9 @@ fn equal_endpoints_hardly_differ_by_chance() {
     assert!(often < 1.12 && most < 1.5, "{often} {most} {differing}");
 }
 
-/// Idle engines that are equal: each prompt goes to the one that counts as fastest, and to the one
-/// that got none for longest where speeds differ by at most 2 %, as the default policy does.
+/// The engines are idle and equal. As in the default policy, each prompt goes to the engine with
+/// the fastest learned speed. Where speeds differ by at most 2 %, it goes to the engine that got no
+/// prompt for longest.
 #[test]
 fn engines_that_differ_by_chance_share_an_idle_pool() {
     let mut windows = 0;
@@ -572,7 +573,7 @@ proptest! {
 }
 
 /// If two prompts are done in one step, the second takes no time at all, and on a stalled machine a
-/// short prompt takes a minute. Both may come first.
+/// short prompt takes a minute. Each of these samples may come first.
 #[test]
 fn the_first_samples_do_not_decide() {
     let truth = StepModel::from_parts([12.0, 0.084, 4.2e-7], [20.0, 0.0248, 5.81e-5], 60.0);

@@ -123,7 +123,8 @@ impl ManagedPool {
         match no_room {
             Some((endpoint, NoRoom::Full)) => {
                 self.found_no_room(&ticket, endpoint, NoRoom::Full, now);
-                // Another VM that made room since then may not know that this VM holds a request.
+                // A VM that made room since the last look may not know that this VM holds a
+                // request.
                 if self.queues.is_shared() {
                     self.queues.room_freed(endpoint);
                 }
@@ -275,7 +276,7 @@ impl ManagedPool {
         self.record(plan, picked, request, now)
     }
 
-    /// Another VM was first, so the request stays queued.
+    /// Another VM took the room first, so the request stays queued.
     pub fn give_back(&mut self, claim: Claim) -> QueuedTicket {
         self.queues.put_back(&claim.ticket, claim.entry);
         self.withdraw(claim.picked);

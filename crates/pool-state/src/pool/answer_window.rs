@@ -2,8 +2,8 @@
 
 use scheduler::Timestamp;
 
-/// The window of an endpoint's failure rate, in ms. It is long enough for some answers at one
-/// request a second, and short enough to forget old ones.
+/// The window of an endpoint's failure rate, in ms. The window is long enough for some answers at
+/// one request a second, and short enough to forget old answers.
 pub(super) const WINDOW_MS: u64 = 10_000;
 
 /// An endpoint may fail this many times as often as others, because endpoints never fail equally
@@ -22,7 +22,7 @@ pub(super) struct AnswerWindow {
 pub(super) struct AnswerCounts {
     pub(super) good: f32,
     pub(super) bad: f32,
-    /// The failures of clients without a success. They are included in the bad answers.
+    /// The failures of clients without a success. The bad answers include them.
     pub(super) outsiders: f32,
 }
 

@@ -57,8 +57,8 @@ impl ManagedPool {
         self.planner.lookups = plan.lookups;
     }
 
-    /// Counts the load of a planned request. This is the part of a pick that others must see before
-    /// the order of all VMs is written. `None` if an endpoint of the plan has left the pool.
+    /// Counts the load of a planned request. Other VMs must see this part of a pick before the
+    /// order of all VMs is written. `None` if an endpoint of the plan has left the pool.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn reserve(
         &mut self,

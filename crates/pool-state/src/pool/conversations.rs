@@ -41,8 +41,8 @@ impl ConversationShare {
 
     /// n: the mean number of requests of a conversation; 1 before any prompt. If c is the share of
     /// prompts that continue, a conversation ends with probability 1 - c after each, which gives 1
-    /// / (1 - c). One ended prompt counts from the start, so a first prompt that continues makes n
-    /// 2 and not more.
+    /// / (1 - c). The formula adds one ended prompt from the start, so a first prompt that
+    /// continues makes n 2 and not more.
     fn requests(&self) -> f32 {
         (self.all + 1.0) / (self.all - self.continued + 1.0)
     }
@@ -52,7 +52,7 @@ impl ConversationShare {
 mod tests {
     use super::*;
 
-    /// The share of a copy that one request pays: r / (1 + r).
+    /// The share of a new copy of a prefix that one request pays for: r / (1 + r).
     fn paid(conversations: &ConversationShare, reuse_interval: f32) -> f32 {
         let interval = conversations.interval(reuse_interval);
         interval / (1.0 + interval)

@@ -1,5 +1,5 @@
-//! The counters of one pool in one VM. They are cumulative since the VM started, so a lost report
-//! loses nothing.
+//! The counters of one pool in one VM. The counters are cumulative since the VM started, so a lost
+//! report loses nothing.
 
 mod labels;
 mod sums;
@@ -13,8 +13,8 @@ use crate::usage::TokenUsage;
 
 /// The maximum number of labels. Further models count as `other`. Model names come from clients,
 /// and every row is reported each second. A model gets its own label at its first success (2xx).
-/// Engines that ignore the name answer for any name, so an unlisted name may be replaced by another
-/// one ([`labels`]).
+/// Engines that ignore the name answer for any name, so another name may replace an unlisted name
+/// ([`labels`]).
 pub const MODELS_MAX: usize = 100;
 
 /// The longest listed model name that is counted separately, in bytes: enough for a file path.
@@ -53,12 +53,12 @@ pub struct EndpointCounters {
 /// The label of request counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelLabel {
-    /// The model name in the client's request; `other` beyond [`MODELS_MAX`]; empty for opaque
-    /// requests.
+    /// The model name in the client's request. The name is `other` beyond [`MODELS_MAX`] names, and
+    /// empty for opaque requests.
     pub model: Box<str>,
     /// The model name that the engine got.
     pub target_model: Box<str>,
-    /// The priority. It is 0 if the model is `other`.
+    /// The priority. 0 if the model is `other`.
     pub priority: i32,
 }
 
@@ -71,8 +71,8 @@ pub struct TokenCounters {
     pub completion: u64,
     /// Prompt tokens that engines had cached, as reported by them.
     pub cached: u64,
-    /// The other prompt tokens by cause, in the order of [`MISS_CAUSES`]. With `cached` they add up
-    /// to `prompt`.
+    /// The prompt tokens that were not cached, by cause, in the order of [`MISS_CAUSES`]. With
+    /// `cached` they add up to `prompt`.
     pub missed: [u64; MISS_CAUSES.len()],
 }
 
@@ -254,8 +254,8 @@ impl PoolCounters {
         row.request_bytes += counted.bytes;
     }
 
-    /// Counts a request with an SLO that was shed. Its model gets no label, because no endpoint
-    /// confirmed that the model exists.
+    /// Counts a request with an SLO that was shed. The model of the request gets no label, because
+    /// no endpoint confirmed that the model exists.
     #[cold]
     pub fn count_shed(&mut self, model: &str, target_model: &str, priority: i32) {
         let known = self

@@ -71,7 +71,7 @@ impl Endpoints {
         self.version
     }
 
-    /// The snapshot in force; `None` before the first.
+    /// The snapshot in force. `None` before the first snapshot.
     pub(super) fn snapshot(&self) -> Option<&Snapshot> {
         self.state.as_ref().map(|state| &state.snapshot)
     }

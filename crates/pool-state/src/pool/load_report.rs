@@ -377,9 +377,9 @@ impl LoadReportSum {
         self.others.load(endpoint)
     }
 
-    /// Returns the sum as a report. Its SLOs come from those `rows` that count, because a minimum
-    /// cannot be maintained by differences. Its failures include the `own` failures: the latest of
-    /// each endpoint, without those that another proxy reported.
+    /// Returns the sum as a report. The SLOs of the report come from the `rows` that count, because
+    /// a minimum cannot be maintained by differences. The failures of the report include the `own`
+    /// failures: the latest failure of each endpoint, unless another proxy reported it.
     pub fn row<'r>(
         &mut self,
         head: LoadReportHead,

@@ -15,15 +15,15 @@ pub const MISS_CAUSES: [&str; 7] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum MissCause {
-    /// No endpoint was given this part, as far as the index remembers.
+    /// No endpoint received this part, as far as the index remembers.
     NeverSeen,
-    /// An endpoint was given this part so long ago that it counts as evicted.
+    /// An endpoint received this part so long ago that the index takes it as evicted.
     Evicted,
     /// By estimate, another endpoint had it cached: load, a filter or a retry moved the request.
     Moved,
     /// By estimate, the endpoint should have had it cached.
     WrongBelief,
-    /// The endpoint that was given this part has restarted since then, or has left the pool.
+    /// The endpoint that received this part has restarted since then, or has left the pool.
     Restart,
     /// The end of the cached part: engines cache whole blocks, and add the tokens of a template.
     Rounding,

@@ -18,7 +18,7 @@ use crate::usage::TokenUsage;
 pub(super) struct UnconfirmedPrompt {
     /// The estimate at the serving endpoint.
     pub(super) served: Option<CacheEstimate>,
-    /// The estimate at the endpoint that computes the prompt, if that is another one.
+    /// The estimate at the endpoint that computes the prompt, if another endpoint decodes.
     pub(super) prefilled: Option<CacheEstimate>,
     blocks: u32,
     reuse_interval: f32,

@@ -52,7 +52,7 @@ impl ObservationQueue {
         self.rows.push_back(observed);
     }
 
-    /// Takes all observations, and the number of the first; numbers start at 0.
+    /// Takes all observations, and the number of the first observation. Numbers start at 0.
     pub(super) fn take(&mut self) -> (u64, VecDeque<EncodedObservation>) {
         let first = self.before;
         self.before += self.rows.len() as u64;

@@ -56,8 +56,8 @@ pub struct LedgerHold {
     pub(super) charge: Option<FlowCharge>,
     /// The number of the request, if it may be given up.
     pub(super) revocable: Option<u64>,
-    /// The endpoint that this request probes. It was ejected, and no other request goes there
-    /// meanwhile.
+    /// The endpoint that this request probes. The endpoint is ejected, and no other request goes
+    /// there during the probe.
     pub(super) probe: Option<(EndpointRef, Timestamp)>,
 }
 

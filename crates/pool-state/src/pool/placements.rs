@@ -15,11 +15,12 @@ pub struct Placement {
     /// The evidence for the placement. A mark counts as confirmed.
     pub kind: PlacementKind,
     pub endpoint: EndpointRef,
-    /// The hashes of the prompt's blocks, first block first. Or one mark, which is not a hash. It
-    /// stands for the model of a request that was sent to the endpoint (`pool/adapters.rs`), a
+    /// The hashes of the prompt's blocks, first block first. Or one mark, which is not a hash. A
+    /// mark means the model of a request that was sent to the endpoint (`pool/adapters.rs`), a
     /// prompt that cost the endpoint its connection (`pool/crash_correlation.rs`), an answer that
     /// the endpoint may keep (`pool/stored_answers.rs`), or an answer that failed
-    /// (`pool/shared_streak.rs`). The upper half of a mark is a constant that distinguishes these.
+    /// (`pool/shared_streak.rs`). The upper half of a mark is a constant for each of these
+    /// meanings.
     pub blocks: Box<[u64]>,
     /// How many of the blocks, from the first, the endpoint had cached before, as estimated.
     pub known: u32,
@@ -49,8 +50,8 @@ impl PlacementQueue {
         if !self.enabled {
             return;
         }
-        // A placement without blocks still counts as a request. Its prompt is not read, or is
-        // shorter than a block.
+        // A placement without blocks still counts as a request. The prompt of that request is not
+        // read, or is shorter than a block.
         self.blocks += blocks.len().max(1);
         self.placements.push_back(Placement {
             kind,

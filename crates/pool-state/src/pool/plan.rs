@@ -16,8 +16,8 @@ use crate::refusal::PickRefusal;
 
 /// Makes the decision of a plan.
 pub trait DecisionMaker {
-    /// Decides on a request. It may be called twice: the first call allows only the endpoint that
-    /// has the stored answer which the request names.
+    /// Decides on a request. A caller may call it twice: first only for the endpoint that has the
+    /// stored answer which the request names, then for all.
     fn decide(
         &mut self,
         snapshot: &Snapshot,

@@ -2,7 +2,7 @@
 //! sends it to each process, as the load of all others.
 //!
 //! A report changes the sum at the cost of the report's size, and a sum is written at the cost of
-//! the pool's size. Neither cost depends on the number of reports, except for a binary search.
+//! the pool's size. The costs do not depend on the number of reports, except for a binary search.
 
 use std::cmp::Reverse;
 

@@ -20,8 +20,8 @@ use crate::usage::TokenUsage;
 use proto::observation::EncodedObservation;
 use scheduler::Timestamp;
 
-/// The number of tokens over which a gap is measured. It is large enough to average the jitter of
-/// single tokens, and small enough that the batch does not change.
+/// The number of tokens over which a gap is measured. The number is large enough to average the
+/// jitter of single tokens, and small enough that the batch does not change.
 const GAP_TOKENS: u32 = 4;
 
 /// The first token after which a gap is measured. Each next gap is measured after twice as many
@@ -33,13 +33,13 @@ pub struct RequestTiming {
     picked_at: Timestamp,
     /// The ranked list.
     candidates: Vec<(EndpointRef, Conditions)>,
-    /// The endpoint that computes the prompt, if another one serves.
+    /// The endpoint that computes the prompt, if another endpoint serves.
     prefill: Option<(EndpointRef, Conditions)>,
     /// The prediction for the first endpoint of the ranked list.
     predicted: Option<Prediction>,
     /// Whether prompts of other VMs were ahead of it. This VM does not see their first tokens.
     is_behind_others: bool,
-    /// The position of the endpoint that serves. It is the first one until a retry is known.
+    /// The position of the endpoint that serves: the first position until a retry is known.
     serving: usize,
     service_ms: Option<f32>,
     tokens: u32,
@@ -236,8 +236,8 @@ impl ManagedPool {
             != self.ledger.in_flight.own(endpoint).prefills.prompts
     }
 
-    /// Records the first token. Measures the prefill, unless the endpoint had prompts of other VMs
-    /// at the pick, or has some now, because this VM does not see their first tokens.
+    /// Records the first token and measures the prefill. There is no measurement if the endpoint
+    /// had or has prompts of other VMs, because this VM does not see their first tokens.
     pub(super) fn observe_first_token(&mut self, held: &mut LedgerHold, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
         let Some(endpoint) = watch.prefills_at() else {

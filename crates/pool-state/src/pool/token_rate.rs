@@ -1,8 +1,8 @@
 //! The number of tokens for each byte of prompt text, learned from the usage that engines report.
 //!
-//! There is no tokenizer here. One estimate serves a pool, because its models are mostly variants
-//! of one model. Models with another tokenizer in the same pool get an inexact estimate. It is the
-//! median of the rates that the endpoints report, so that one endpoint cannot move it.
+//! The picker runs no tokenizer. A pool has one estimate, because its models are mostly variants of
+//! one model. Models with another tokenizer in the same pool get an inexact estimate. The estimate
+//! is the median of the rates that the endpoints report, so that one endpoint cannot move it.
 
 use scheduler::sort::lower_median;
 use scheduler::{BYTES_PER_TOKEN, EndpointRef};

@@ -1,5 +1,5 @@
-//! Reads raw bytes as a message of either side. They are refused or accepted without a panic, and
-//! metrics are applied to the last accepted pool update.
+//! Reads raw bytes as a message of either side. The bytes are refused or accepted without a panic,
+//! and metrics are applied to the last accepted pool update.
 
 #![no_main]
 

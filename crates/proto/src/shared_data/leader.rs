@@ -4,7 +4,7 @@ use scheduler::Timestamp;
 
 use crate::words::{self, WORD};
 
-/// The maximum number of digests of a [`CrashRecord`]. Each digest stands for a lost VM. More are
+/// The maximum number of digests of a [`CrashRecord`]. Each digest represents a lost VM. More are
 /// not expected, because a daemon rarely sends many different messages that crash VMs.
 pub const CRASH_DIGESTS_MAX: usize = 8;
 

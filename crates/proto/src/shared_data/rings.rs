@@ -17,7 +17,7 @@ pub const SEGMENT_HEAD_BYTES: usize = 2 * WORD;
 /// The maximum number of blocks of a placement in a ring. A longer prompt has several placements.
 pub const RECORD_BLOCKS_MAX: usize = 1_000;
 
-/// The number of observations in a segment: 3 to 4 KB. Its VM rewrites the segment at the end of
+/// The number of observations in a segment: 3 to 4 KB. The VM rewrites the segment at the end of
 /// each request, which takes about 1 µs and delays no request.
 pub const OBSERVATION_SEGMENT_ROWS: u64 = 32;
 
@@ -36,7 +36,7 @@ pub struct SegmentHead {
 /// The end of a ring of placements: the newest segment, and how many bytes it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RingPosition {
-    /// Grows by one with each new segment; 0 means before the first.
+    /// Grows by one with each new segment. 0 means that there is no segment yet.
     pub segment: u64,
     /// Bytes in the segment.
     pub bytes: u32,

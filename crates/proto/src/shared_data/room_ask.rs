@@ -1,11 +1,11 @@
-//! A message between VMs, through the queue that wakes a VM: a request waits for room, and the VM
-//! that receives the message may give up a running request for it.
+//! A message between VMs, through the queue that wakes a VM. It says that a request waits for room,
+//! and that the VM that receives the message may give up a running request for the waiting one.
 //!
 //! ```text
 //!  mark | priority, VMs that may still be asked: 32 bits each | endpoint | name of the pool
 //! ```
-//! If the ask names no endpoint, the word has a slot that no snapshot has. Other messages of the
-//! queue only announce that there is news.
+//! If the message names no endpoint, the word has a slot that no snapshot has. Other messages of
+//! the queue only wake the VM.
 
 use scheduler::flow::RoomAsk;
 

@@ -7,8 +7,8 @@ use crate::words;
 
 const ROW_WORDS: usize = 4;
 
-/// The row of a VM in the VM table. Its bytes have: VM, last heartbeat, queue, and 1 if the VM
-/// serves requests.
+/// The row of a VM in the VM table. The bytes of the row have: VM, last heartbeat, queue, and 1 if
+/// the VM serves requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmEntry {
     /// The random identity of the VM; 0 means none.
@@ -21,12 +21,12 @@ pub struct VmEntry {
     pub serves: bool,
 }
 
-/// The leader's counts of the other proxies of a pool. They are the word `ring` in the head of
-/// those proxies' load report: 15 bits for `proxies`, a bit for `holds`, 16 bits for `active`, 32
-/// bits for `delay_us`.
+/// The leader's counts of the other proxies of a pool. The word `ring` in the head of those
+/// proxies' load report has them: 15 bits for `proxies`, a bit for `holds`, 16 bits for `active`,
+/// 32 bits for `delay_us`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemotePeers {
-    /// Proxies of the pool, this one included.
+    /// Proxies of the pool, including this proxy.
     pub proxies: u32,
     /// The number of other proxies that reported recently.
     pub active: u32,

@@ -1,6 +1,7 @@
-//! A daemon and a module of neighbouring releases understand each other. The schema of the other
-//! release is made from `state.proto`: the next one has another field in each message and another
-//! kind of message, the last one lacks the newest field of each message.
+//! A daemon and a module of neighbouring releases understand each other. The test makes the schemas
+//! of the other releases from `state.proto`. The schema of the next release has a further field in
+//! each message and a further kind of message. The schema of the last release lacks the newest
+//! field of each message.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Bytes that schema 3 wrote earlier stay readable and keep their meaning. They are never
+//! Bytes that schema 3 wrote earlier stay readable and keep their meaning. These bytes are never
 //! regenerated, because a reader that fails here would fail on the messages of an older daemon.
 
 use prost::Message;

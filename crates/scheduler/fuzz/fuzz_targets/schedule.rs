@@ -25,7 +25,7 @@ struct Input {
     seed: u64,
     slo: (Option<u32>, Option<u32>),
     prediction_based: bool,
-    /// Predicted times, and the factors of each endpoint; `None`: prediction is off.
+    /// Predicted times, and the factors of each endpoint. `None` if prediction is off.
     predicted: Option<(f32, f32, Vec<(f32, f32)>)>,
 }
 
@@ -305,8 +305,8 @@ fn decide(input: &Input, snapshot: &Snapshot) {
     }
 }
 
-/// Whether an entry names the address, by meaning and not by spelling. It does not share code with
-/// the function that it checks.
+/// Whether an entry names the address, by meaning and not by spelling. This function shares no code
+/// with the function that it checks.
 fn named(entries: &[String], address: &str) -> bool {
     let socket: std::net::SocketAddr = address
         .parse()

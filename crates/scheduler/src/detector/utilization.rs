@@ -99,9 +99,9 @@ impl UtilizationThresholds {
         }
     }
 
-    /// The mean over the endpoints with known metrics. It is 0 if there are none. If there are
-    /// several endpoints, the largest value counts at most as full, or as the mean of the others.
-    /// So the claims of one engine shed no request while others have room.
+    /// The mean over the endpoints with known metrics. 0 if there are none. If there are several
+    /// endpoints, the largest value counts at most as full, or as the mean of the others. So the
+    /// claims of one engine shed no request while others have room.
     pub(crate) fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         let known = endpoints
             .iter()

@@ -32,7 +32,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The same filter under a name that is deprecated in llm-d.
+/// `label-selector-filter` under a name that is deprecated in llm-d.
 pub(crate) const BY_LABEL_SELECTOR: PluginType = PluginType {
     name: "by-label-selector",
     doc: readable("Deprecated name of label-selector-filter."),
@@ -122,7 +122,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 // === impl LabelSelectorFilter ===
 
 impl LabelSelectorFilter {
-    /// Requires one label with one of these values, or, with `unlabelled`, no such label.
+    /// Requires one label with one of these values. With `unlabelled`, an endpoint may also lack
+    /// the label.
     pub(crate) fn one_of(key: &str, values: &[&str], unlabelled: bool) -> Self {
         Self(vec![LabelRequirement::new(
             key,

@@ -1,10 +1,11 @@
 //! `disagg-profile-handler`: one model server decodes. If a decider says so, a second one prefills
 //! and others encode before that.
 //!
-//! Decode is picked first, because the proxy sends the request there. Its sidecar calls the other
-//! servers, which are named in headers. A stage runs at the endpoint of the next stage in three
-//! cases: its decider decides against another endpoint, its profile leaves no endpoint, or its
-//! profile picks that endpoint. So a request never fails for lack of a prefill server.
+//! Decode is picked first, because the proxy sends the request there. The sidecar of the decode
+//! server calls the other servers, which are named in headers. A stage runs at the endpoint of the
+//! next stage in three cases: its decider decides against another endpoint, its profile leaves no
+//! endpoint, or its profile picks that endpoint. So a request never fails for lack of a prefill
+//! server.
 
 use crate::decision::{Decision, Route};
 use crate::endpoint::EndpointIndex;

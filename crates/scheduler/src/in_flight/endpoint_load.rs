@@ -116,7 +116,7 @@ impl PendingPrefills {
         }
     }
 
-    /// This load, `count` times.
+    /// Returns `count` times this load.
     #[must_use]
     pub fn times(self, count: u32) -> Self {
         Self {
@@ -145,7 +145,7 @@ impl EndpointLoad {
         }
     }
 
-    /// This load, `count` times, with the same SLOs.
+    /// Returns `count` times this load, with unchanged SLOs.
     #[must_use]
     pub fn times(self, count: u32) -> Self {
         Self {

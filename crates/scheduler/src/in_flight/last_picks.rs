@@ -1,5 +1,5 @@
 //! The last pick of each endpoint, as a number that grows with every pick. If endpoints have equal
-//! costs, the one that was picked least recently is next.
+//! costs, the endpoint that was picked least recently is next.
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 

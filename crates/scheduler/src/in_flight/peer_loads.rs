@@ -1,10 +1,10 @@
 //! The load of others, as they reported it: other workers of this process, and other proxies.
 //!
-//! Others report absolute rows. Each row is of one point in time. When a row replaces another,
-//! exactly the numbers of the old row are subtracted. So the table is always the sum of the current
-//! rows: nothing is counted twice, and a lost report is corrected by the next one. Only current
-//! generations count. A minimum cannot be subtracted, so all SLOs are recomputed when any of them
-//! changes.
+//! Other VMs and proxies report rows with absolute numbers, each of one point in time. When a row
+//! replaces an older row, the table subtracts exactly the numbers of the older row. So the table is
+//! always the sum of the current rows: it counts nothing twice, and the next report corrects a lost
+//! report. Only current generations count. A minimum cannot be subtracted, so all SLOs are
+//! recomputed when any of them changes.
 //!
 //! The newest picks of other proxies are not reported yet. These proxies see the same pool, and
 //! pick in much the same way. So each pick made here counts once for each of them, until it is so

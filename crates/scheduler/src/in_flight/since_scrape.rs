@@ -1,12 +1,13 @@
 //! The number of requests at an endpoint, from a scrape and the ledger together.
 //!
-//! A scrape includes requests that did not come through this proxy, but it is old; the ledger has
-//! only our own requests, but is current. Adding both would count ours twice. So the ledger's count
-//! is stored when a scrape arrives, and only its change since then is added: picks minus ends.
+//! A scrape includes requests that did not come through this proxy, but the scrape is old. The
+//! ledger is current, but has only the requests of this proxy. The sum of both would count the
+//! requests of this proxy twice. So the ledger's count is stored when a scrape arrives, and only
+//! the change since then (picks minus ends) is added to the scrape.
 //!
-//! This is the only place that combines the two for counts of requests. llm-d's scorers keep their
-//! formulas: scorers of scraped metrics read only the scrape, scorers of requests in flight read
-//! only the ledger. So they count nothing twice either.
+//! Only this module combines scrape and ledger for counts of requests. llm-d's scorers keep their
+//! formulas: scorers of scraped metrics read only the scrape, and scorers of requests in flight
+//! read only the ledger.
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 

@@ -21,7 +21,7 @@ pub struct Feature {
     pub name: &'static str,
     /// The meaning of the feature, as printed in the documentation.
     pub doc: &'static str,
-    /// Values up to this one are within range, even if none was seen yet.
+    /// Values up to this limit are within range, even if none was observed yet.
     pub usual: f32,
 }
 
@@ -102,7 +102,7 @@ pub fn features(conditions: &Conditions, step: &StepModel) -> Features {
     ]
 }
 
-/// The terms whose weighted sum is the TTFT. Their weights are not negative.
+/// The terms whose weighted sum is the TTFT. The weights are not negative.
 pub fn ttft_terms(x: &Features) -> [f32; TERMS] {
     let &[
         own,

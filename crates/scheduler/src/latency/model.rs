@@ -18,11 +18,11 @@ pub const SAMPLES_MIN: u32 = 64;
 /// gives no prediction.
 pub const BEYOND_TIMES: f32 = 4.0;
 
-/// Predicts TTFT and TPOT. It is immutable: later learning creates another model.
+/// Predicts TTFT and TPOT. A model is immutable: later learning creates another model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatencyModel {
-    /// The step model behind [`features()`]. All its endpoints are equal. Their differences are in
-    /// `offsets`.
+    /// The step model behind [`features()`]. All its endpoints are equal. The differences between
+    /// endpoints are in `offsets`.
     pub step: StepModel,
     pub ttft: TargetPredictor,
     pub tpot: TargetPredictor,
@@ -73,7 +73,7 @@ const NOBODY: EndpointRef = EndpointRef {
 /// The first word of an encoded latency model: its layout.
 const LAYOUT: u32 = 0x4c33;
 
-/// The largest prediction, ms: a day. It keeps every result of later arithmetic finite.
+/// The largest prediction, ms: a day. The limit keeps every result of later arithmetic finite.
 const MS_MAX: f32 = 86_400_000.0;
 
 /// Valid range of an endpoint's offset, as a logarithm: about 150 times as fast or slow.
@@ -226,8 +226,8 @@ impl LatencyModel {
         })
     }
 
-    /// The number of requests that the model was learned from. It is the smaller of the counts of
-    /// the two times.
+    /// The number of requests that the model was learned from. The smaller of the counts for TTFT
+    /// and TPOT.
     pub fn samples(&self) -> u32 {
         self.ttft.samples.min(self.tpot.samples)
     }

@@ -11,7 +11,7 @@ pub enum RequestEnd {
     /// The client disconnected before the last token. The full latency is unknown, so the request
     /// is not learned from.
     Aborted,
-    /// The endpoint failed the request. This says nothing about its speed.
+    /// The endpoint failed the request. A failure says nothing about the speed of the endpoint.
     Failed,
 }
 
@@ -27,8 +27,8 @@ pub struct Observation {
     /// Time from sending the request to its first token, ms; `None` if the response was not
     /// streamed.
     pub ttft_ms: Option<f32>,
-    /// Mean time per output token after the first, ms; `None` if the response was not streamed or
-    /// had only one token.
+    /// Mean time per output token after the first token, ms. `None` if the response was not
+    /// streamed or had only one token.
     pub tpot_ms: Option<f32>,
     /// Output tokens; `None` if unknown.
     pub output_tokens: Option<u32>,
@@ -54,8 +54,8 @@ impl Observation {
     }
 }
 
-/// A first token as a sample of a prefill. It belongs to the request that had waited longest at its
-/// endpoint.
+/// A first token as a sample of a prefill. The token belongs to the request that had waited longest
+/// at its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FirstToken {
     /// Prompt tokens that were prefilled.

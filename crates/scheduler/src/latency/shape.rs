@@ -1,10 +1,10 @@
 //! Computes one time from the features: a sum of terms, corrected by small trees.
 //!
-//! The terms are physics. Their weights are not negative, so more work never takes less time. They
-//! also extrapolate: a queue twice as long as any seen takes twice as long. The trees are
-//! oblivious: all nodes of a level ask the same question. So a tree is three comparisons and one
-//! look-up, without a branch. Their correction is a logarithm. It is bounded, and constant outside
-//! the range that was seen.
+//! The terms follow the physics of an engine. Their weights are not negative, so more work never
+//! takes less time. The terms also extrapolate: a queue twice as long as any observed queue takes
+//! twice as long. The trees are oblivious: all nodes of a level have the same condition. So a tree
+//! is three comparisons and one look-up, without a branch. The correction by the trees is a
+//! logarithm. The correction is bounded, and constant outside the observed range.
 
 use std::ops::RangeInclusive;
 

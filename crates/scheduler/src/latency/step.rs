@@ -1,9 +1,9 @@
 //! The cost of an engine's steps.
 //!
-//! For `n` prompt tokens with `u` uncached ones, a prefill takes `c0 + c1 u + c2 (n² - (n-u)²)` ms:
-//! a constant, the work for each uncached token, and the attention of each to all tokens before it.
-//! A decode step of a batch of `B` requests with `K` context tokens takes `e0 + e1 B + e2 K` ms.
-//! Each time is multiplied by the relative speed of the endpoint.
+//! For `n` prompt tokens with `u` uncached tokens, a prefill takes `c0 + c1 u + c2 (n² - (n-u)²)`
+//! ms: a constant, the work for each uncached token, and the attention of each uncached token to
+//! all tokens before it. A decode step of a batch of `B` requests with `K` context tokens takes `e0
+//! + e1 B + e2 K` ms. Each time is multiplied by the relative speed of the endpoint.
 
 use std::ops::RangeInclusive;
 
@@ -34,8 +34,8 @@ struct EndpointSpeed {
     decode: f32,
 }
 
-/// These numbers are wrong for every machine on purpose: nothing may depend on them. Source: the
-/// simulations in which the default policy was tuned.
+/// A pool starts with these numbers. These numbers fit no machine exactly, so nothing may depend on
+/// them. Source: the simulations in which the default policy was tuned.
 const PREFILL_PRIOR: [f32; 3] = [10.0, 0.05, 1e-6];
 const DECODE_PRIOR: [f32; 3] = [11.0, 0.025, 8e-5];
 const OUTPUT_TOKENS_PRIOR: f32 = 200.0;
@@ -46,8 +46,8 @@ const COEFFICIENTS: RangeInclusive<f32> = 0.0..=10_000.0;
 /// Valid range of the mean output, tokens.
 pub const OUTPUT_TOKENS: RangeInclusive<f32> = 1.0..=1_000_000.0;
 
-/// Valid range of a relative speed. A value outside is an error, not an accelerator. It must not
-/// make one endpoint attract all requests, or never get one again.
+/// Valid range of a relative speed. A value outside is an error, not an accelerator. A wrong speed
+/// must not make one endpoint attract all requests, or never get a request again.
 pub const SPEEDS: RangeInclusive<f32> = 0.05..=20.0;
 
 const AVERAGE: EndpointSpeed = EndpointSpeed {
@@ -111,7 +111,7 @@ impl StepModel {
         }
     }
 
-    /// Returns the model with all endpoints alike.
+    /// Returns the model with equal speeds of all endpoints.
     pub fn without_speeds(&self) -> Self {
         Self {
             speeds: Box::default(),
@@ -132,9 +132,9 @@ impl StepModel {
         e0 + e1 * batch + e2 * context_tokens
     }
 
-    /// Expected latency, without the load in flight, of a request of `prompt` tokens, `uncached` of
-    /// which are not cached at `endpoint`: time to the first token, and time to the end of `output`
-    /// tokens, ms.
+    /// Returns the time to the first token and the time to the end of `output` tokens, in ms, of a
+    /// request with `prompt` tokens, if `endpoint` has no load and has not cached `uncached` of
+    /// these tokens.
     // A time is known to at most seven digits.
     pub fn expected_ms(
         &self,
@@ -180,12 +180,12 @@ impl StepModel {
     }
 
     /// Relative speeds of `endpoint` for a prefill and for a decode step, as multiples of an
-    /// average endpoint's time. They are 1 if this generation is unknown.
+    /// average endpoint's time. Both speeds are 1 if this generation is unknown.
     pub fn speed(&self, endpoint: EndpointRef) -> (f32, f32) {
         self.learned_speed(endpoint).unwrap_or((1.0, 1.0))
     }
 
-    /// The same as [`Self::speed`], but `None` if this generation is unknown.
+    /// Returns the value of [`Self::speed`], or `None` if the model does not know this generation.
     pub fn learned_speed(&self, endpoint: EndpointRef) -> Option<(f32, f32)> {
         let speed = self
             .speeds

@@ -19,7 +19,7 @@ pub enum InvalidModel {
     TooLong(usize),
     /// The number of words does not match the layout.
     Length(usize),
-    /// This version does not know the layout.
+    /// This version of the code does not know the layout.
     Layout(u32),
     /// The word at this position is not a finite number, or is out of range.
     Word(usize),

@@ -95,8 +95,8 @@ impl<'a> Context<'a> {
     }
 
     /// Blocks of the request's prefix that draw it to the endpoint: its cached blocks, and at the
-    /// rendezvous endpoint also the blocks that other proxies may have placed there. It is for
-    /// plugins that weigh caches. The work left at an endpoint, and the time for it, follow from
+    /// rendezvous endpoint also the blocks that other proxies may have placed there. Plugins that
+    /// weigh caches use this number. The work left at an endpoint, and the time for it, follow from
     /// the cached blocks alone.
     pub fn affinity_blocks(&self, endpoint: EndpointIndex) -> u32 {
         self.affinity_blocks

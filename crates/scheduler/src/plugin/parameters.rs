@@ -59,7 +59,7 @@ pub enum ParameterDefault {
     /// true or false.
     Flag(bool),
     Text(&'static str),
-    /// Text without a default. It must be given, and must not be empty.
+    /// Text without a default. The file must have the text, and it must not be empty.
     Required,
     /// A number without a default: it must be given.
     RequiredNumber,

@@ -20,7 +20,7 @@ pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter::text(
 );
 
 /// The key of an attribute. A key with a slash is the older spelling `KEY/PRODUCER`, which would
-/// match nothing. It is refused unless the producer is given.
+/// match nothing. Such a key is refused unless the producer is given.
 pub(crate) fn attribute_key(
     parameters: &Parameters<'_>,
     name: &str,

@@ -1,8 +1,8 @@
-//! Finds the session of a request, and the endpoint of that session. There are two strategies.
-//! Neither of them stores anything, so every worker and every proxy agree, also after a restart:
+//! Finds the session of a request, and the endpoint of that session. The two strategies store
+//! nothing, so every worker and every proxy agree, also after a restart:
 //!
-//! - `encoded_endpoint_header`: the client names the endpoint. Each response carries a token, the
-//!   base64 of the name of the served endpoint; the client sends it with the next request.
+//! - `encoded_endpoint_header`: the client names the endpoint. Each response carries a token: the
+//!   name of the served endpoint in base64. The client sends the token with the next request.
 //! - `session_id`: the client sends its own id in a header. The session's endpoint is the candidate
 //!   with the highest hash of id and endpoint (rendezvous hashing). When an endpoint leaves, only
 //!   its sessions move. Each moves to the same second choice in every proxy, and moves back when

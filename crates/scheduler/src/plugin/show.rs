@@ -3,8 +3,8 @@
 use std::fmt;
 
 /// Writes a plugin's `Debug`. If `Debug` itself were the supertrait, the vtable of each plugin
-/// would keep its code in the wasm module. That is 10 KB for all of them, although the module
-/// prints no plugin.
+/// would keep its code in the wasm module. This code of all plugins would have 10 KB, although the
+/// module prints no plugin.
 pub trait PluginDebug {
     /// Writes the plugin. In the wasm module, it writes nothing.
     ///

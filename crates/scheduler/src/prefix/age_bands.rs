@@ -2,10 +2,11 @@
 //!
 //! An engine's cache is nearly least-recently-used. So the blocks of the entries are counted by the
 //! epoch of their last touch, in a few *age bands*. The newest bands that together fill the
-//! capacity count as cached, older ones as evicted. Only whole bands are distinguished, so seven to
-//! eight eighths of the capacity count: rather too few, since the engine needs room for generated
-//! tokens too. How much room varies, so the boundary is not sharp: of the blocks beyond it, up to
-//! twice the capacity, about half are still cached (`maybe_cached`).
+//! capacity are estimated to be cached, and older bands to be evicted. Because only whole bands are
+//! distinguished, the estimate covers seven to eight eighths of the capacity. An estimate that is
+//! rather too small is right, because the engine needs room for generated tokens too. That room
+//! varies, so the boundary is not sharp: of the blocks beyond it, up to twice the capacity, about
+//! half are still cached (`maybe_cached`).
 
 use super::owners::ReuseDistance;
 use super::table::BlockEntry;
@@ -13,8 +14,9 @@ use super::table::BlockEntry;
 /// The capacity of an owner is divided into this many age bands ...
 pub(super) const PARTS: u32 = 8;
 
-/// ... and this many bands are kept: those, the one being filled, four for `maybe_cached` entries,
-/// and one for everything evicted. Any band may have shrunk because its entries were touched again.
+/// The number of bands: those of the capacity, the band being filled, four for `maybe_cached`
+/// entries, and one for everything evicted. Any band may have shrunk because its entries were
+/// touched again.
 const AGE_BANDS: usize = 14;
 
 /// Multiples of the capacity within which an entry may be cached.
@@ -127,8 +129,9 @@ impl AgeBands {
         })
     }
 
-    /// Starts an age band with the next epoch when the newest has an eighth of the capacity. Not
-    /// with the current epoch: entries already stamped with it stay counted where they are.
+    /// Starts an age band with the next epoch when the newest has an eighth of the capacity. The
+    /// band does not start with the current epoch, because entries with the stamp of that epoch
+    /// stay in their band.
     pub(super) fn age(&mut self, epoch: u64, capacity: u32) {
         let Some(newest) = self.live().last() else {
             return;
@@ -152,14 +155,14 @@ impl AgeBands {
     /// last eighth of the capacity.
     pub(super) fn settle(&mut self, capacity: u32) {
         self.oldest = self.newest_of(capacity - capacity / PARTS);
-        // This boundary never moves back: blocks that were given up may share an age band with
+        // The boundary never moves back, because blocks older than it may share an age band with
         // everything evicted.
         self.oldest_stale = self
             .newest_of(capacity.saturating_mul(DOUBTED_CAPACITIES))
             .max(self.oldest_stale);
     }
 
-    /// [`Self::settle`], for another capacity than before: what was given up may be cached again.
+    /// [`Self::settle`] for a new capacity: entries that were evicted may be cached again.
     pub(super) fn settle_anew(&mut self, capacity: u32) {
         self.oldest_stale = 0;
         self.settle(capacity);
@@ -182,9 +185,9 @@ impl AgeBands {
         live.get_mut(newest_not_after)
     }
 
-    /// Merges two neighbouring bands: two evicted ones if possible, since their age does not
-    /// matter; else, among neighbours of the same stage, the pair with the fewest blocks,
-    /// maybe-cached pairs before cached ones.
+    /// Merges two neighbouring bands. Two evicted bands come first, because their age does not
+    /// matter. Otherwise the function merges the pair of maybe-cached bands with the fewest blocks,
+    /// and if there is none, the pair of cached bands with the fewest blocks.
     fn merge(&mut self) {
         let stage = |start| u32::from(start >= self.oldest_stale) + u32::from(start >= self.oldest);
         let pairs = (0..).zip(self.live().iter().zip(self.live().iter().skip(1)));

@@ -17,7 +17,7 @@ pub struct CacheEstimate {
     may_hold: CachedPart,
 }
 
-/// A part of the prompt, and how long ago the endpoint was given the last block of it.
+/// A part of the prompt, and how long ago the endpoint received the last block of that part.
 #[derive(Clone, Copy, Debug)]
 struct CachedPart {
     blocks: u32,
@@ -85,8 +85,8 @@ impl PrefixIndex {
 
     /// Corrects the estimated capacity by a reply: the engine reported `cached` of `prompt` tokens
     /// for a prompt of `blocks` blocks. The engine counts other tokens than the estimate, but the
-    /// cached share of the prompt is the same; a sixteenth is left as slack for chat templates and
-    /// block ends. A miss in the maybe-cached part is expected and changes nothing.
+    /// cached share of the prompt is equal. A sixteenth is tolerated for chat templates and block
+    /// ends. A miss in the maybe-cached part is expected and changes nothing.
     pub fn correct(&mut self, belief: &CacheEstimate, blocks: u32, cached: u32, prompt: u32) {
         let Some(held) = (u64::from(cached) * u64::from(blocks)).checked_div(u64::from(prompt))
         else {

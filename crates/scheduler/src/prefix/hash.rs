@@ -12,33 +12,34 @@
 //!
 //! Each hash covers all bytes before it, so equal hashes mean equal prefixes. Summing every prefix
 //! from its start takes one pass over the text, because xxh64 gives a digest at any point of its
-//! stream. Its four running lanes (256 bits) also chain more state than feeding a 64-bit hash into
-//! the next block would. Model and cache salt are part of each hash, because engines share no KV
-//! block between two models, adapters or salts.
+//! stream. The four running lanes of xxh64 (256 bits) also chain more state than feeding a 64-bit
+//! hash into the next block would. Model and cache salt are part of each hash, because engines
+//! share no KV block between two models, adapters or salts.
 //!
 //! **Before the whole prompt is known.** Clients write the fields of a body in any order: many
-//! write `messages` first, and `model` and `tools` after them. So a section is summed by itself
-//! ([`SectionSums`]) while its bytes come, and the model and the other sections are added at the
-//! end ([`block_hashes`]), for each kept block and not for each byte. For this each section begins
-//! a block of its own: the bytes behind the last kept block of a section count only in the whole,
-//! and have a hash of their own only where the prompt ends.
+//! write `messages` first, and `model` and `tools` after them. So each section is summed by itself
+//! ([`SectionSums`]) while its bytes arrive. The model and the other sections are added at the end
+//! ([`block_hashes`]), for each kept block and not for each byte. To make that possible, each
+//! section begins a block of its own. The bytes behind the last kept block of a section enter only
+//! `whole`, and have a hash of their own only where the prompt ends.
 //!
 //! A deployment has one secret of 128 bits. Hashes leave the process, and xxh64 is not a keyed
 //! function: a reader who knows the text of one sum can compute the seed, and then try other texts.
 //! So the hasher publishes only a pseudorandom function of each sum, keyed by the secret. A reader
 //! without the secret learns which hashes are equal, but no prompt, whatever prompts it can guess.
 //!
-//! Each of the first [`DENSE_BLOCKS`] blocks has a hash; after them only every [`STRIDE`]th block,
-//! whose hash stands for itself and the blocks since the previous hash. Positions are counted from
-//! the start, so prompts that extend each other agree on them. The shared part of a long prompt is
-//! therefore found too short by less than [`STRIDE`] blocks, at most 2 % of it; in return, storing,
-//! looking up and sending hashes costs a third. The lowest bit of a hash says how many blocks it
-//! stands for ([`blocks_of`]), in every message and table.
+//! Each of the first [`DENSE_BLOCKS`] blocks has a hash. After them only every [`STRIDE`]th block
+//! has a hash, which represents that block and the blocks since the previous hash. Positions are
+//! counted from the start, so a prompt and its extension have hashes at the same positions. The
+//! shared part of a long prompt is therefore found too short by less than [`STRIDE`] blocks, at
+//! most 2 % of it. In return, storing, looking up and sending hashes costs a third. In every
+//! message and table, the lowest bit of a hash says how many blocks the hash represents
+//! ([`blocks_of`]).
 //!
-//! A trailing partial block counts, as in llm-d's approximate prefix producer. An engine caches
-//! only full blocks, but its blocks are smaller (16 tokens against our 64), so most of such a tail
-//! is cached; and a prompt shorter than one block keeps its affinity. The price: for prompts that
-//! are repeated unchanged, the estimate is too long by less than a block (after the first
+//! A trailing partial block has a hash, as in llm-d's approximate prefix producer. An engine caches
+//! only full blocks, but its blocks are smaller (16 tokens, ours 64), so it caches most of the
+//! tail. A prompt shorter than one block also keeps its affinity. For prompts that are repeated
+//! unchanged, the estimate is therefore too long by less than a block (after the first
 //! [`DENSE_BLOCKS`], by less than [`STRIDE`]).
 
 use super::siphash::SipHash;
@@ -57,7 +58,7 @@ pub const BLOCK_BYTES_MIN: usize = STRIPE_BYTES;
 pub const BLOCK_BYTES_MAX: usize = 65_536;
 
 /// Maximum blocks of one prompt: a prompt of 1M tokens at [`BLOCK_BYTES_DEFAULT`]. llm-d stops at
-/// 131,072 tokens (2,048 blocks), but today's agents send 200,000 tokens in the median, and what is
+/// 131,072 tokens (2,048 blocks), but today's agents send 200,000 tokens in the median, and tokens
 /// beyond the limit would look uncached everywhere. The cost at the limit is bounded: 128 KB of
 /// hashes and about half a millisecond to record, for a prompt whose prefill takes minutes.
 pub const BLOCKS_MAX: usize = 16_384;
@@ -65,10 +66,10 @@ pub const BLOCKS_MAX: usize = 16_384;
 /// The first blocks of a prompt, each with its own hash: 8,192 tokens at [`BLOCK_BYTES_DEFAULT`].
 pub const DENSE_BLOCKS: usize = 128;
 
-/// Blocks that each later hash stands for.
+/// The number of blocks that each later hash represents.
 pub const STRIDE: usize = 4;
 
-/// The bit that marks a hash that stands for [`STRIDE`] blocks.
+/// The bit that marks a hash of [`STRIDE`] blocks.
 const WIDE: u64 = 1;
 
 /// Separates two pieces of a prompt (messages). The byte does not occur in UTF-8, so not in JSON
@@ -84,7 +85,7 @@ pub struct SectionSums {
     empty: Xxh64,
     block_bytes: usize,
     blocks_max: usize,
-    /// Blocks before those that the next sum stands for.
+    /// The number of blocks before those that the next sum represents.
     blocks: usize,
     /// Bytes until the next sum is due.
     bytes_left: usize,
@@ -96,13 +97,13 @@ pub struct SectionSums {
 #[derive(Clone, Debug)]
 pub struct OpaquePiece(Xxh64);
 
-/// Returns whether this hash stands for [`STRIDE`] blocks rather than for one.
+/// Returns whether a hash represents [`STRIDE`] blocks rather than one.
 #[must_use]
 pub fn is_wide(hash: u64) -> bool {
     hash & WIDE != 0
 }
 
-/// The number of blocks that the first `count` of these hashes of a prompt stand for.
+/// The number of blocks that the first `count` of these hashes of a prompt represent.
 #[must_use]
 pub fn blocks_of(hashes: &[u64], count: usize) -> u32 {
     let hashes = hashes.get(..count).unwrap_or(hashes);
@@ -218,7 +219,7 @@ impl SectionSums {
     }
 
     /// Appends the hashes of the section to those of `blocks` blocks before it. Returns the sum of
-    /// the whole section; `None` if the prompt has no room for more.
+    /// the whole section. `None` if the prompt has no room for more hashes.
     fn hash(
         &self,
         keyed: &SipHash,
@@ -226,7 +227,7 @@ impl SectionSums {
         hashes: &mut Vec<u64>,
         is_last: bool,
     ) -> Option<u64> {
-        // A multiple of the stride, so that each later hash stands for as many blocks.
+        // A multiple of the stride, so that each later hash represents as many blocks.
         let dense = DENSE_BLOCKS
             .saturating_sub(*blocks)
             .next_multiple_of(STRIDE);
@@ -260,7 +261,7 @@ impl SectionSums {
         Some(whole)
     }
 
-    /// Blocks that the next sum stands for.
+    /// The number of blocks that the next sum represents.
     fn span(&self) -> usize {
         if self.blocks < DENSE_BLOCKS {
             1

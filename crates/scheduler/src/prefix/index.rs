@@ -1,9 +1,9 @@
 //! Estimates which endpoint has which prefix blocks cached, in fixed memory.
 //!
-//! The index is written at the pick: the endpoint picked will have the prompt's blocks cached when
-//! its prefill is done, and the next request with the same beginning must see that already. It is
-//! read at the next pick: how many blocks of this chain does each candidate have cached? What an
-//! endpoint has not confirmed is only claimed: see [`super::placing`].
+//! Each pick writes the index: the picked endpoint will have cached the prompt's blocks when its
+//! prefill is done, and the next request with the same beginning must know that already. Each pick
+//! also reads the index: how many blocks of this chain does each candidate have cached? Blocks that
+//! an endpoint has not confirmed are only claimed: see [`super::placing`].
 //!
 //! The estimate for an endpoint is the position of the deepest block found for it, so a lost block
 //! within a chain changes nothing. Endpoints are looked up in regions of eight, whose entries of
@@ -11,8 +11,8 @@
 //!
 //! Age is counted in touches, not in time: an epoch is a fixed number of touches, and an entry
 //! carries the low 16 bits of the epoch of its last touch. When both buckets of a block are full,
-//! its entry replaces a dead or expired one, else the oldest. Every epoch sweeps a few buckets and
-//! drops entries too old for their stamp, so that no old entry ever looks young.
+//! its entry replaces a dead or expired entry, else the oldest entry. In every epoch a few buckets
+//! are swept: entries too old for their stamp are dropped, so that no old entry ever looks young.
 
 use super::age_bands::EntryState;
 use super::lookup::{IndexLookup, MatchLength};
@@ -22,9 +22,9 @@ use crate::endpoint::EndpointRef;
 use std::fmt;
 
 /// Default number of entries. 100 endpoints with 6,600 blocks each (of 64 tokens: 422,000 tokens of
-/// KV cache) need 660,000; with 2.4 places for each of these, 0.005 % are lost. As many entries
-/// again may be `maybe_cached`; they are replaced first. Takes 13.7 MB with the owner table, in
-/// every VM that picks.
+/// KV cache) need 660,000 entries. With 2.4 places for each of these entries, 0.005 % are lost. As
+/// many entries again may be `maybe_cached`, and are replaced first. Index and owner table take
+/// 13.7 MB in every VM that picks.
 pub const ENTRIES_DEFAULT: usize = 1_572_864;
 
 /// Maximum number of entries: 512 MB, far more than a VM should hold, and well within 32 bits of
@@ -166,16 +166,16 @@ impl PrefixIndex {
     /// engine's `cache_config_info`: engine blocks times tokens of each, over the tokens of one
     /// block here). Unlimited until set. Beyond the capacity the endpoint's least recently touched
     /// blocks become `maybe_cached`, in steps of an eighth of the capacity; beyond twice the
-    /// capacity they no longer count. Generated tokens fill the cache too, but are not counted
-    /// here.
+    /// capacity they are evicted. Generated tokens fill the cache too, but the index does not count
+    /// them.
     pub fn set_capacity(&mut self, endpoint: EndpointRef, blocks: u32) {
         if let Some(owner) = self.owner(endpoint) {
             self.owners.set_capacity(owner, blocks);
         }
     }
 
-    /// How long ago `endpoint` was given this block; `None` if it is not known to have been, or is
-    /// only said to have been.
+    /// How long ago `endpoint` received this block. `None` if the index has no record of that, or
+    /// only a claim.
     pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<ReuseDistance> {
         let owner = self.owners.get(endpoint)?;
         let key = self.table.key(block, region(owner));
@@ -187,8 +187,8 @@ impl PrefixIndex {
     }
 
     /// How rarely the longest cached prefix of these hashes is requested: the mean number of
-    /// prompts of this length that each of `endpoints` is given between two requests for it.
-    /// [`REQUESTED_ONCE`] if there was no second one. `known` is the result of
+    /// prompts of this length that each of `endpoints` receives between two requests for the
+    /// prefix. [`REQUESTED_ONCE`] if there was no second request. `known` is the result of
     /// [`matched`](Self::matched), parallel to `endpoints`.
     pub fn reuse_interval(
         &self,
@@ -248,8 +248,9 @@ impl PrefixIndex {
         self.owners.capacity(self.owners.get(endpoint)?)
     }
 
-    /// Drops everything `endpoint` has cached, because it was removed. Its entries are invisible at
-    /// once; [`sweep`](Self::sweep) frees them. Leaves another generation at the same slot alone.
+    /// Drops everything `endpoint` has cached, because it was removed. The endpoint's entries are
+    /// invisible at once, and [`sweep`](Self::sweep) frees them. The entries of another generation
+    /// at the same slot stay.
     pub fn forget(&mut self, endpoint: EndpointRef) {
         if self.owners.get(endpoint).is_some() {
             self.retire_slot(endpoint);

@@ -1,4 +1,4 @@
-//! A name that stands for another one, which only the owner of a key can find out.
+//! A name in place of another name, which only the owner of a key can find out.
 
 use super::siphash::SipHash;
 

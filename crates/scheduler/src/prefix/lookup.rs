@@ -9,11 +9,11 @@
 //! continues.
 
 //!
-//! Blocks given long ago are only maybe cached, and an owner that is given a block is given all
-//! earlier ones too. So the cached blocks end where the maybe-cached ones begin; that position is
-//! searched only if the last block found is maybe cached. (Other proxies send only the end of a
-//! prompt if they sent its head before. A head requested only through them ages here, and the
-//! blocks after it age with it.)
+//! Blocks received long ago are only maybe cached, and an owner that receives a block also receives
+//! all earlier blocks. So the maybe-cached blocks begin where the cached blocks end; that position
+//! is searched only if the last block found is maybe cached. (Other proxies send only the end of a
+//! prompt if they sent its head before. A head that only they request ages here, and so do the
+//! blocks after it.)
 
 use super::age_bands::EntryState;
 use super::hash::blocks_of;
@@ -64,7 +64,8 @@ struct OwnerBits {
 // === impl MatchLength ===
 
 impl MatchLength {
-    /// The number of blocks of a prompt with these hashes; maybe-cached ones count half.
+    /// The number of blocks of a prompt with these hashes. Half of the maybe-cached blocks are
+    /// added.
     #[must_use]
     pub fn blocks(self, hashes: &[u64]) -> u32 {
         let held = blocks_of(hashes, self.cached as usize);

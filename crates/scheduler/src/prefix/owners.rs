@@ -36,13 +36,13 @@ pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
 /// Switchpoint assumes four.
 const CAPACITY_FACTOR_MAX: u32 = 2;
 
-/// How long ago an endpoint was given a block, counted in blocks given to it since. Only the age
-/// band is known, so this is a range.
+/// How long ago an endpoint received a block, counted in blocks that it received since. Only the
+/// age band is known, so this is a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReuseDistance {
     /// Lower bound, in blocks.
     pub at_least: u32,
-    /// Upper bound, in blocks; counts the block itself too.
+    /// Upper bound, in blocks, including the block itself.
     pub at_most: u32,
 }
 
@@ -64,7 +64,7 @@ struct Owner {
     state: OwnerState,
     /// Capacity of the endpoint's cache, blocks, as reported.
     nominal: u32,
-    /// The same estimate, corrected by reported hits.
+    /// The capacity as corrected by the hits that engines report.
     capacity: u32,
     bands: ByClass<AgeBands>,
     entries: u32,
@@ -254,7 +254,7 @@ impl OwnerTable {
     }
 
     /// Updates `id` after touches of a class up to `epoch`: starts an age band when the newest is
-    /// full, and recomputes which entries count as cached.
+    /// full, and recomputes which entries are estimated to be cached.
     pub(super) fn touched(&mut self, id: u16, class: EntryClass, epoch: u64) {
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
             let bands = row.bands.of_mut(class);
@@ -323,10 +323,10 @@ impl Owner {
     }
 
     /// Lowers the capacity to what fits according to one reported miss, but by at most an eighth,
-    /// the same step as `grow`. Running requests take cache memory for a while; and blocks no
-    /// longer counted as cached are no longer requested, so no report would show that there is room
-    /// again. A missing block that is too recent to have been evicted was not computed yet, and is
-    /// ignored.
+    /// the same step as `grow`. A larger step could be wrong, because running requests take cache
+    /// memory only for a while. If the capacity falls too low, no request goes to the blocks beyond
+    /// it, so no report could raise it again. A missing block that is too recent to have been
+    /// evicted was not computed yet, and is ignored.
     fn shrink(&mut self, ReuseDistance { at_least, at_most }: ReuseDistance) {
         let held = self.bands.confirmed.blocks();
         let believed = self.capacity.min(held);

@@ -27,7 +27,7 @@ const AT_ONCE: usize = 64;
 /// Blocks that no reply has confirmed here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockClaim {
-    /// The pick of a request whose endpoint has not answered. It may be withdrawn.
+    /// The pick of a request whose endpoint has not answered. The claim may be withdrawn.
     Unconfirmed,
     /// A peer that places more than its share.
     OverShare,
@@ -59,8 +59,8 @@ impl PrefixIndex {
         known
     }
 
-    /// Records that `endpoint` is said to have these blocks. Those that are confirmed and cached
-    /// there stay as they are.
+    /// Records a claim that `endpoint` has these blocks. Blocks that are confirmed and cached there
+    /// stay as they are.
     pub fn claim(&mut self, endpoint: EndpointRef, blocks: &[u64], claim: BlockClaim) {
         self.touch_all(
             endpoint,
@@ -72,8 +72,8 @@ impl PrefixIndex {
         );
     }
 
-    /// Whether a prompt of these hashes may fit into the cache of `endpoint`. One that does not is
-    /// not recorded: the engine cannot have it cached as a whole.
+    /// Whether a prompt of these hashes may fit into the cache of `endpoint`. A prompt that does
+    /// not fit is not recorded, because the engine cannot have cached all of it.
     pub fn fits(&self, endpoint: EndpointRef, blocks: &[u64]) -> bool {
         self.owners
             .get(endpoint)
@@ -110,7 +110,7 @@ impl PrefixIndex {
     }
 
     /// Removes the claims of these blocks of `endpoint`, which refused their prompt. Confirmed
-    /// blocks stay, and what peers placed. Blocks that other prompts claimed there meanwhile are
+    /// blocks stay, and what peers placed. Blocks that other prompts have claimed there since are
     /// removed too, until they are recorded again.
     pub fn withdraw(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
         let Some(owner) = self.owners.get(endpoint) else {

@@ -8,12 +8,13 @@
 use super::index::PrefixIndex;
 use super::owners::region;
 
-/// How much of a prompt was ever given to an endpoint, in hashes from the first.
+/// How much of a prompt any endpoint ever received, in hashes from the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecalledLength {
-    /// Given to an endpoint that is still there: at least what was asked about.
+    /// The hashes that an endpoint received that is still in the pool: at least the `cached` of the
+    /// question.
     pub given: usize,
-    /// Given to an endpoint that has restarted since, or is gone: at least `given`.
+    /// The hashes that an endpoint received that has restarted since, or is gone: at least `given`.
     pub lost: usize,
 }
 
@@ -26,8 +27,9 @@ struct BlockTraces {
 
 impl PrefixIndex {
     /// Finds how far the traces of these hashes reach beyond the first `cached`, which an endpoint
-    /// has or may have cached. Takes one probe for each region if the next block was never seen,
-    /// else a binary search: an endpoint that was given a block was given all earlier ones.
+    /// has or may have cached. If the next block was never seen, the search takes one probe for
+    /// each region. Otherwise it is a binary search, because an endpoint that received a block also
+    /// received all earlier blocks.
     pub fn recall(&self, blocks: &[u64], cached: usize) -> RecalledLength {
         let beyond = |from: usize, is_there: &dyn Fn(BlockTraces) -> bool| {
             let rest = blocks.get(from..).unwrap_or_default();

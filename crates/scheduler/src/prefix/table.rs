@@ -3,14 +3,14 @@
 //!
 //! A bucket is one 64-byte cache line with eight entries: eight 32-bit fingerprints, then eight
 //! words of class, interval, owner and stamp. The lowest bit of a fingerprint says how many blocks
-//! the entry stands for, as in the block's hash. An entry of a key lies in the key's first bucket
-//! or, if that was ever full, in its second; so a look-up touches one line until the table fills
-//! up. A bucket was ever full if its last fingerprint is set: freeing an entry clears its owner
-//! only, the fingerprint stays.
+//! the entry represents, as in the block's hash. An entry of a key lies in the key's first bucket
+//! or, if that bucket was ever full, in the second. So a look-up touches one line until the table
+//! fills up. A bucket was ever full if its last fingerprint is set, because freeing an entry clears
+//! only its owner and not its fingerprint.
 //!
-//! Measured against a hash map of owner sets: a third of the memory, a quarter of the insertion
-//! time, and no pause of milliseconds when it grows. Two choices matter: with one, 2.5 % of the
-//! entries are lost at a load of 0.6; with two, 0.25 %.
+//! In measurements, the table takes a third of the memory and a quarter of the insertion time of a
+//! hash map of owner sets, and never pauses for milliseconds to grow. Two buckets for each key
+//! matter: at a load of 0.6, 0.25 % of the entries are lost, and with one bucket 2.5 %.
 
 use super::hash::{STRIDE, is_wide};
 
@@ -26,7 +26,7 @@ pub(super) const NO_OWNER: u16 = 0;
 /// The word of an unused entry.
 const FREE: u32 = 0;
 
-/// The bit of a fingerprint that marks an entry that stands for several blocks.
+/// The bit of a fingerprint that marks an entry of several blocks.
 const WIDE: u32 = 1;
 
 /// Replaces the fingerprint 0, which marks a place that was never used.
@@ -73,7 +73,7 @@ pub(super) struct BlockEntry {
     /// Below 2^11.
     pub(super) owner: u16,
     pub(super) class: EntryClass,
-    /// Whether it stands for several blocks.
+    /// Whether the entry represents several blocks.
     pub(super) wide: bool,
     /// How often it is touched.
     pub(super) interval: TouchInterval,
@@ -82,9 +82,9 @@ pub(super) struct BlockEntry {
 }
 
 /// How many epochs lie between the touches of an entry: 0 is less than one epoch, i is at least
-/// 2^(i-1) and less than 2^i, 15 is unknown. It follows the intervals by one step for each touch,
-/// so it is near their median, and one touch by chance changes little. 13 and 14 mark entries that
-/// may be withdrawn. Takes 4 bits.
+/// 2^(i-1) and less than 2^i, 15 is unknown. The value moves by one step towards the interval of
+/// each touch, so it stays near the median interval, and a single touch changes little. 13 and 14
+/// mark entries that may be withdrawn. Takes 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TouchInterval(u8);
 
@@ -340,7 +340,7 @@ impl BlockTable {
 // === impl BlockEntry ===
 
 impl BlockEntry {
-    /// Blocks that it stands for.
+    /// The number of blocks that the entry represents.
     pub(super) fn blocks(self) -> u32 {
         if self.wide { STRIDE as u32 } else { 1 }
     }
@@ -381,7 +381,7 @@ impl TouchInterval {
     /// The longest that is known: 2^11 epochs, a quarter of a table full of touches, or more.
     const LONGEST: u8 = 12;
 
-    /// The interval after a touch that is `epochs` after the one before.
+    /// The interval after a touch, `epochs` after the touch before.
     pub(super) fn after(self, epochs: u64) -> Self {
         let seen = (u64::BITS - epochs.leading_zeros()).min(u32::from(Self::LONGEST)) as u8;
         match self {

@@ -1,8 +1,8 @@
 //! xxHash64, streaming, with a digest at any point of the stream.
 //!
-//! Source: Yann Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md, XXH64. Chosen by
-//! measurement: it is the fastest 64-bit hash in wasm, which has no wide multiply, and its state
-//! carries over from block to block, so that chaining costs nothing.
+//! Source: Yann Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md, XXH64. Measurements
+//! chose this hash: it is the fastest 64-bit hash in wasm, which has no wide multiply. The state of
+//! the hash carries over from block to block, so chaining takes no extra time.
 
 /// Bytes that the four lanes process at a time.
 pub(super) const STRIPE_BYTES: usize = 32;

@@ -4,9 +4,9 @@
 //! An engine reports the adapters in use at the moment of the scrape. Between two requests an
 //! adapter is not reported, although it is still in memory. With these reports alone, every request
 //! of a rare adapter would go to an endpoint that has to load it, and would evict an adapter that
-//! is needed next. So the adapters of past requests count too ([`AdapterRoom`]). An adapter stays
-//! where it was used last, and if one must be evicted, it is the one that the pool has not used for
-//! longest.
+//! is needed next. So the scorer also uses the adapters of past requests ([`AdapterRoom`]). An
+//! adapter stays where it was used last. If an adapter must be evicted, the scorer chooses the
+//! adapter that the pool has not used for longest.
 
 use crate::endpoint::EndpointIndex;
 use crate::local_state::AdapterRoom;
@@ -34,8 +34,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 const LOADED: f32 = 1.0;
 const ROOM: f32 = 0.8;
 const WAITING: f32 = 0.6;
-/// This maximum is below [`WAITING`], because a place in a queue costs less than two loads: of this
-/// adapter now, and of the evicted one later.
+/// The maximum is below [`WAITING`], because waiting in a queue costs less than two loads: of the
+/// request's adapter now, and of the evicted adapter later.
 const DISPLACING_MAX: f32 = 0.5;
 const FULL: f32 = 0.0;
 

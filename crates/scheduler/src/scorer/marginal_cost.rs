@@ -1,5 +1,5 @@
-//! `marginal-cost-scorer`: the best endpoint is the one where the request costs least. The cost is
-//! the request's own time, and the time that it costs the requests already there.
+//! `marginal-cost-scorer`: the request costs least at the best endpoint. The cost is the request's
+//! own time, and the time by which it delays the requests already there.
 //!
 //! [`cost`] has the formula, its terms and its symbols. Most inputs are known at the pick from the
 //! in-flight ledger, the prefix index and the step model, which the daemon learns online. Metrics
@@ -9,8 +9,9 @@
 //!
 //! - Score: lowest cost / cost. 1 is the best, and an endpoint that costs twice as much gets 0.5.
 //! - Costs within 2 % or 1 ms of the lowest are equal, because the model is no more exact than
-//!   that. Among equal endpoints, the one with the fewest requests in flight is best, then the one
-//!   that was picked least recently. So endpoints that all seem free still get an even load.
+//!   that. Among equal endpoints, the endpoint with the fewest requests in flight is best, then the
+//!   endpoint that was picked least recently. So endpoints that all seem free still get an even
+//!   load.
 //! - The tokens that are recomputed here although another endpoint has them cached (`u - m`) delay
 //!   the requests of this endpoint. Where memory is scarce, they also evict tokens that will be
 //!   computed again. This keeps requests where their prefix is cached. A prefix that many requests
@@ -18,9 +19,10 @@
 //! - An endpoint that fails at once has no requests in flight and would look cheapest. So `failure`
 //!   charges the time that a patient client would have waited for a reply.
 //! - An adapter that is loaded, or that this proxy used there recently, costs nothing. Loading an
-//!   adapter costs `adapterLoadMs`. It costs sixteen times that if it evicts another adapter,
-//!   because that one will be needed again and evict a third. The factor comes from simulation: 8
-//!   is too low if loads take twice as long as configured, and 32 keeps requests in queues.
+//!   adapter costs `adapterLoadMs`. A load that evicts another adapter costs sixteen times as much,
+//!   because the evicted adapter will be needed again and will evict a third adapter. The factor
+//!   comes from simulation: 8 is too low if loads take twice as long as configured, and 32 keeps
+//!   requests in queues.
 
 mod cost;
 
@@ -103,8 +105,8 @@ const EVICTING_LOAD_FACTOR: f32 = 16.0;
 const EQUAL_SHARE: f32 = 0.02;
 const EQUAL_MS: f32 = 1.0;
 
-/// Scores of endpoints with equal cost differ by at most this much. It is less than
-/// [`EQUAL_SHARE`], so they stay above every endpoint that costs more.
+/// Scores of endpoints with equal cost differ by at most this much. The span is less than
+/// [`EQUAL_SHARE`], so their scores stay above the score of every endpoint that costs more.
 const EQUAL_SPAN: f32 = 0.01;
 
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! `no-hit-lru-scorer`: spreads requests whose prefix is cached nowhere, so that caches grow
 //! evenly. The longer ago an endpoint got such a request, the better.
 //!
-//! The plugin holds no state, because the proxy records these picks
-//! ([`crate::LocalState::last_cold_picks`]). llm-d gives endpoints that never had such a pick
-//! different scores by their position. Here they all get the best score, and the choice is random.
+//! The plugin holds no state, because the proxy records picks of uncached requests
+//! ([`crate::LocalState::last_cold_picks`]). llm-d gives endpoints without such a pick different
+//! scores by their position. This scorer gives all of them the best score, so the choice is random.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{

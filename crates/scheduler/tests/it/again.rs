@@ -1,5 +1,5 @@
-//! Predictions of a request: at each endpoint, for the endpoint it is sent to, and recorded ones in
-//! place of the model's when a decision is repeated.
+//! Predictions of a request: at each endpoint, and for the endpoint that gets the request. When a
+//! decision is repeated, recorded predictions replace those of the model.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn snapshot() -> Snapshot {
     snapshot_with("")
 }
 
-/// The same with further plugins in its pipeline.
+/// The snapshot with further plugins in its pipeline.
 fn snapshot_with(plugins: &str) -> Snapshot {
     let rows: String = PREDICTED
         .iter()
@@ -119,9 +119,10 @@ fn of_a_time_per_token_only_what_may_be_used_up_is_promised() {
     );
 }
 
-/// The model learned from this many requests of a pool where a first token takes 20 ms plus 0.05 ms
-/// per uncached token, and a fifth more for each other request; each further token takes 9 ms, plus
-/// 1 ms for each other request and for each thousand tokens of its prompt.
+/// Returns a model that learned from `requests` requests of a pool. In that pool a first token
+/// takes 20 ms plus 0.05 ms per uncached token, and a fifth more for each other request. Each
+/// further token takes 9 ms, plus 1 ms for each other request and for each thousand tokens of the
+/// prompt.
 fn learned(snapshot: &Snapshot, requests: u64) -> Arc<LatencyModel> {
     let mut rng = Rng::seeded(3);
     let mut learner = LatencyLearner::default();

@@ -23,7 +23,7 @@
 //!   ...
 //! ```
 //!
-//! The same file serves the tests and the example `golden`, which runs in wasm too.
+//! The tests and the example `golden`, which also runs in wasm, use this file.
 
 use scheduler::in_flight::InFlight;
 use scheduler::latency::LatencyModel;
@@ -39,7 +39,7 @@ use scheduler::{
 #[path = "case/render.rs"]
 mod render;
 
-/// One endpoint with all its state. Its fields are the columns of the table `pool` in a golden
+/// One endpoint with all its state. The fields are the columns of the table `pool` in a golden
 /// case, except for the columns of the endpoint and of its metrics.
 #[derive(Clone, Debug)]
 pub struct EndpointCase {
@@ -228,7 +228,7 @@ impl DecisionCase {
         }
     }
 
-    /// Reads a case; the error says which line is wrong.
+    /// Reads a case. The error says which line is wrong.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut case = Self::new(PipelineSpec::default(), Vec::new());
         let mut section = "";

@@ -49,7 +49,7 @@ fn metrics_unknown_where(case: &DecisionCase, wrong: fn(f32) -> bool) -> Decisio
     case
 }
 
-/// Raises one kind of load of a pod by `more`, at least above 0; returns false if that load is
+/// Raises one kind of load of a pod by `more`, at least above 0. Returns false if that load is
 /// unknown and cannot be raised.
 fn raise(row: &mut EndpointCase, load: usize, more: u16) -> bool {
     let metrics = &mut row.metrics;
@@ -160,8 +160,9 @@ proptest! {
         let at = at.index(case.pool.len());
         // Two exceptions, both of `marginal-cost-scorer`. A cache miss also costs the other
         // requests of the pool. With one more request anywhere, a cached prompt therefore weighs
-        // more, and its endpoint gains on the others even if it is the one that got busier. And an
-        // endpoint that does not report KV memory counts with the mean of those that do.
+        // more, so the endpoint that cached it can gain on the others even if that endpoint got
+        // busier. The second exception is an endpoint that does not report KV memory: the scorer
+        // uses the mean of the others for it.
         let weighs_all = case.pipeline.plugins.iter().any(|plugin| plugin.plugin_type == "marginal-cost-scorer");
         prop_assume!(!weighs_all || load < 2 || load == 4 && case.pool[at].in_flight > 0);
         let mut loaded = case.clone();
@@ -183,9 +184,9 @@ proptest! {
         let totals = scores(&outcome);
         prop_assume!(!totals.is_empty());
         prop_assert!(totals.iter().all(|(_, score)| *score > 0.0 && *score <= 1.0) && totals.iter().any(|(_, score)| *score == 1.0));
-        // An endpoint with more of the prompt cached is passed by no other. Its score falls only
-        // among endpoints of equal cost, which share the highest hundredth: if others now cost more
-        // than it, fewer share that hundredth.
+        // An endpoint with more of the prompt cached is passed by no other. The score of that
+        // endpoint falls only among endpoints of equal cost, which share the highest hundredth: if
+        // others now cost more, fewer endpoints share that hundredth.
         let at = at.index(case.pool.len());
         let mut holding = case;
         holding.pool[at].matched_blocks = holding.pool[at].matched_blocks.saturating_add(1);

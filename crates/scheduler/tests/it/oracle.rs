@@ -1,5 +1,5 @@
-//! A twin of the scheduler that is slow and simple enough to be seen right: sets of positions, f64,
-//! and the formulas as llm-d states them.
+//! A second scheduler for comparison, slow and so simple that a reader can check it: sets of
+//! positions, f64, and the formulas as llm-d states them.
 
 use proptest::prelude::*;
 use scheduler::registry::{PluginKind, lookup};
@@ -254,8 +254,8 @@ fn scores(case: &DecisionCase, allowed: &[usize], scorer: &str) -> Vec<(usize, f
     }
 }
 
-/// With the rough step model that a pool starts with: c = 10, 0.05, 1e-6; e = 11, 0.025, 8e-5; 200
-/// output tokens. Every waiting token is uncached.
+/// The costs by the rough step model that a pool starts with: c = 10, 0.05, 1e-6; e = 11, 0.025,
+/// 8e-5; 200 output tokens. Every waiting token is uncached.
 fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
     let attention = |uncached: f64, prompt: f64| prompt.powi(2) - (prompt - uncached).powi(2);
     let service = |uncached: f64, attention: f64| 10.0 + 0.05 * uncached + 1e-6 * attention;

@@ -129,8 +129,8 @@ fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
         )
 }
 
-/// Any request to any such pipeline; every other endpoint is a second rank at the address before
-/// it.
+/// Any request to any of these pipelines. Every second endpoint is a second rank at the address of
+/// the endpoint before it.
 fn any_case() -> impl Strategy<Value = DecisionCase> {
     let profile = prop::option::of(prop::sample::select(vec![
         "decode", "prefill", " encode ", "verify", "",

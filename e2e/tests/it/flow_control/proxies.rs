@@ -143,8 +143,8 @@ async fn chat_of_one_proxy_goes_before_batch_of_the_other() -> Result<()> {
     Ok(())
 }
 
-/// Run by `make e2e-long`. On a busy machine a proxy learns of room later than the other one leaves
-/// it, so its share is smaller.
+/// `make e2e-long` runs these tests. On a busy machine a proxy learns too late of room that the
+/// other proxy left, so its share is smaller.
 mod slow {
     use super::*;
 

@@ -1,5 +1,5 @@
-//! Requests that waiting cannot help are refused before they are held: the same request gets the
-//! same answer at once, with and without flow control, in each picker mode.
+//! Flow control refuses at once a request that waiting cannot help: it gets the answer that it gets
+//! without flow control, in each picker mode.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,7 +26,7 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 /// The output tokens of a request that runs until the test ends: for half a minute or more.
 const ENDLESS: u32 = 3_000;
 
-/// The time is longer than a worker needs to learn of the requests of the other one.
+/// The time is longer than a worker needs to learn of the requests of the other worker.
 const APART: Duration = Duration::from_millis(50);
 
 /// An address that no endpoint has.
@@ -101,8 +101,8 @@ async fn refusals(
     let mut stack = builder(front, workers, has_flow_control, folder.path())?
         .start()
         .await?;
-    // With flow control, four run and two wait. They come one after another: while nothing is held,
-    // two workers may give the same room away.
+    // With flow control, four requests run and two wait. The test sends them one after another,
+    // because two workers may use the same room twice while nothing is held.
     let mut running = Vec::new();
     for _ in 0..6 {
         running.extend(queued_requests::send(&stack, 1, "batch", ENDLESS)?);

@@ -55,7 +55,8 @@ fn second_route(config: &mut Value, front: PickerMode) {
     routes.insert(0, route);
 }
 
-/// Adds the proxy in front: it calls the gateway by the first name, and after a 5xx by the second.
+/// Adds the proxy in front. The proxy calls the gateway by the first name, and after a 5xx by the
+/// second name.
 fn ahead(config: &mut Value, listen: SocketAddr, gateway: u16) {
     let at = |address: &str, port: u16| json!({"socket_address": {"address": address, "port_value": port}});
     let tier = |(priority, pool): (usize, &&str)| json!({"priority": priority, "lb_endpoints": [{"endpoint": {"hostname": pool, "address": at("127.0.0.1", gateway)}}]});
@@ -171,8 +172,8 @@ async fn the_served_endpoint_is_reported(front: PickerMode) -> Result<()> {
     .await?;
     stack.envoy.access_log_of("failed-over", LIMIT).await?;
     let lines = stack.envoy.access_log();
-    // Envoy writes the endpoint that it tried, whatever the result: for the pool that failed its
-    // own server, never that of the other pool.
+    // Envoy writes the endpoint that it tried, whatever the result. For the pool that failed, that
+    // is a server of this pool, never of the other pool.
     let logged: Vec<(&Value, &Value)> = lines
         .iter()
         .filter(|line| line["request_id"] == "failed-over")

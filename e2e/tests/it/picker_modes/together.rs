@@ -1,5 +1,5 @@
-//! Both picker modes at once, the filter in one Envoy and ext_proc in another: for the daemon, its
-//! ext_proc server is one more proxy.
+//! The filter in one Envoy and ext_proc in another, with one daemon. The daemon treats its ext_proc
+//! server as one more proxy.
 
 use std::time::Duration;
 
@@ -85,7 +85,8 @@ async fn what_one_front_placed_the_other_finds() -> Result<()> {
         assert_eq!(reply.status, 200, "{}", reply.text());
         Ok::<_, testbed::Error>(reply)
     };
-    // A proxy that has not served yet gets no state from others. It reports once a second.
+    // A proxy that has not served yet gets no state from others. Such a proxy reports once a
+    // second.
     for front in [0, 1] {
         post(front, "to begin with".to_owned()).await?;
     }

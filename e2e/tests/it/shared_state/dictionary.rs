@@ -68,9 +68,9 @@ fn seed_of(sum: u64, text: &[u8]) -> u64 {
     seed.wrapping_sub(text.len() as u64).wrapping_sub(PRIMES[3])
 }
 
-/// Prompts of the dictionary that the attacker finds among `hashes`: the attacker assumes for each
-/// hash that it belongs to the known prompt, computes the seed, and hashes all other prompts with
-/// that seed.
+/// Returns the prompts of the dictionary that the attacker finds among `hashes`. For each hash, the
+/// attacker assumes that the hash belongs to the known prompt, computes the seed, and hashes all
+/// other prompts with that seed.
 fn learned(hashes: &BTreeSet<u64>) -> Vec<String> {
     let seeds = hashes
         .iter()

@@ -199,8 +199,8 @@ impl SimulatedPeer {
             .collect()
     }
 
-    /// Waits until the other proxies have this many requests, over all servers. Returns how long it
-    /// took, and how many placements arrived meanwhile.
+    /// Waits until the other proxies have this many requests, over all servers. Returns how long
+    /// that took, and how many placements arrived in that time.
     pub(super) async fn hear_until(&mut self, requests: u32) -> Result<(Duration, usize)> {
         let began = Instant::now();
         let mut placed = 0;

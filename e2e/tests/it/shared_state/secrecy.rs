@@ -1,5 +1,5 @@
-//! The bytes that a proxy sends to the daemon: they contain no word of a prompt or of a reply, in
-//! any encoding, and their hashes mean nothing without the secret.
+//! The bytes that a proxy sends to the daemon contain no word of a prompt or of a reply, in any
+//! encoding, and the hashes in them are useless without the secret.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::echo;
 /// A text that occurs nowhere else.
 const SECRET: &str = "Zanzibar-Quixote-Ocelot";
 
-/// This many bytes of the secret in a row cannot occur by chance.
+/// So many bytes of the secret in a row cannot occur by chance.
 const WINDOW: usize = 7;
 
 /// One request of each API with the secret in every text field, long enough to be placed, and
@@ -134,7 +134,7 @@ async fn overheard_on(transport: &str) -> Result<(Vec<u8>, BTreeSet<u64>)> {
     cable.connect_to(stack.daemon()?.settings().state.address());
     stack.wait_until_ready().await?;
     let mut outsider = SimulatedPeer::join(&mut stack).await?;
-    // From now on the proxy knows that it has a peer. It does not send earlier placements.
+    // From now on the proxy knows that it has a peer. The proxy does not send earlier placements.
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let began = Instant::now();

@@ -221,7 +221,7 @@ fn a_worker_that_sees_room_wakes_the_one_whose_request_came_first() {
             .iter()
             .filter(|call| matches!(call.call, FakeCall::Shared | FakeCall::Share))
             .count();
-        // The other three are tried too, each by its worker, in case there is more room.
+        // Each of the other three workers tries its request too, in case there is more room.
         assert!(
             calls.len() <= 120 && shared <= 64,
             "{} calls, {shared} of shared data",
@@ -258,7 +258,8 @@ fn a_worker_that_sees_room_wakes_the_one_whose_request_came_first() {
     assert_eq!((workers.held(), workers.running()), (0, 0));
 }
 
-/// The worker of each batch request, that of the request which waits, and the VM that gives up.
+/// The worker of each batch request, the worker of the waiting request, and the VM that gives up a
+/// request.
 #[test]
 fn a_batch_request_is_given_up_by_the_worker_that_has_it() {
     let cases = [

@@ -85,7 +85,7 @@ fn begin(world: &HttpWorld, address: &str) -> HttpStreamContext<FakeHost> {
     begin_as(world, address, "")
 }
 
-/// The same as a tenant.
+/// Begins a request of a tenant.
 fn begin_as(world: &HttpWorld, address: &str, tenant: &str) -> HttpStreamContext<FakeHost> {
     let headers = [
         (":method", "POST"),

@@ -18,7 +18,7 @@ pub(super) const ROWS_MS: u64 = 2;
 /// At the end of a request, when no request waits, they are read again if the last reading is this
 /// old.
 const ROWS_AT_END_MS: u64 = 1;
-/// But no more than this many reports are read per millisecond. This matters with more than 64
+/// But no more than this many reports are read per millisecond. The limit matters with more than 64
 /// workers. A report costs 1 to 2 µs, so reading takes at most a twentieth of a worker's time. With
 /// 192 workers the last reading is up to 6 ms old, with 511 up to 15 ms.
 pub(super) const ROWS_A_MS: u64 = 32;
@@ -35,8 +35,8 @@ const RINGS_AT_END_MS: u64 = 5;
 const BLOCKS_AT_PICK: usize = 2_048;
 /// The maximum number of blocks read at the end of a request, which takes up to 0.2 ms.
 const BLOCKS_AT_END: usize = 8_192;
-/// The maximum number of blocks read at a tick. It takes up to 2 ms in a VM that has just started
-/// and reads the rings of all other VMs.
+/// The maximum number of blocks read at a tick. Reading so many blocks takes up to 2 ms in a VM
+/// that has just started and reads the rings of all other VMs.
 pub(super) const BLOCKS_AT_TICK: usize = 65_536;
 
 /// Selects the reports that are read in addition to those of VMs that pick.

@@ -306,7 +306,7 @@ fn a_vm_that_trapped_leaves_no_ghosts_and_its_vm_slot_no_row() {
     let _ghosts: Vec<_> = (0..10).map(|i| world.request(2, &format!("{i}"))).collect();
     world.host.pass_ms(ROWS_MS);
     assert_eq!(world.look(1).requests, 10);
-    // The VM's memory is lost, and its streams get no more callbacks. Another VM replaces it at
+    // The memory of the VM is lost, and its streams get no more callbacks. A new VM replaces it at
     // once.
     world.workers[2] = world.worker();
     let _alive = world.request(2, "mine");

@@ -43,8 +43,8 @@ pub(crate) struct FlowCostRow {
     pub(crate) cpu: AddedCost,
     /// The time in the VMs for each request, in the same way.
     pub(crate) vm: AddedCost,
-    /// Share of the calls of the VMs, per request, that the kernel interrupted. They are not part
-    /// of `vm`.
+    /// Share of the calls of the VMs, per request, that the kernel interrupted. `vm` does not
+    /// contain these calls.
     pub(crate) interrupted: f64,
     pub(crate) errors: u64,
 }

@@ -233,8 +233,8 @@ impl BenchResults {
         })
     }
 
-    /// The difference between two pool sizes. They are measured in separate runs, so the spread is
-    /// the sum of both.
+    /// The difference between two pool sizes. The sizes are measured in separate runs, so the
+    /// spread is the sum of both.
     fn growth(&self) -> Option<FoundFigure> {
         let of = |endpoints| {
             self.request(

@@ -141,7 +141,8 @@ pub(super) fn ports(value: &YamlValue) -> Vec<f64> {
     }
 }
 
-/// The port for clients among further ports of llm-d's Service: the one named `http`, or the first.
+/// The port for clients among further ports of llm-d's Service: the port named `http`, or else the
+/// first port.
 pub(super) fn client_port(value: &YamlValue) -> Option<f64> {
     let YamlValue::List(items) = value else {
         return None;

@@ -246,7 +246,7 @@ impl ConfigEditor {
         if new_name != name {
             tree::rename_references(&mut self.tree, &name, &new_name);
         }
-        // The new type does not read the values that the old one read from the data layer.
+        // The new type does not read the values that the old type read from the data layer.
         if let Some(data_layer) =
             tree::at_mut(&mut self.tree, &[PathStep::Key("dataLayer".to_owned())])
         {

@@ -40,7 +40,7 @@ pub struct CellEngines {
     pub speed: EngineSpeed,
     /// Sequences that each runs at once.
     pub sequences_max: usize,
-    /// KV blocks of 16 tokens of each; `None`: those of the profile.
+    /// The KV blocks of each engine, of 16 tokens. `None`: as many as in the profile.
     pub kv_blocks: Option<u32>,
 }
 
@@ -49,11 +49,12 @@ pub struct CellEngines {
 pub enum CellEngine {
     /// Our model server, as Qwen3 32B on an H200.
     Qwen32bH200,
-    /// Our model server, as Llama 3 8B on an A10. It is an A100 that takes three times as long,
-    /// because an A10 reads its memory at 600 GB/s instead of 2,039 and has 125 Tflop/s instead of
-    /// 312.
+    /// Our model server, as Llama 3 8B on an A10. The profile is an A100 that takes three times as
+    /// long, because an A10 reads its memory at 600 GB/s instead of 2,039 and has 125 Tflop/s
+    /// instead of 312.
     Llama8bA10,
-    /// Dynamo's mocker, an engine that we did not write. It has a speed of its own.
+    /// Dynamo's mocker, an engine that we did not write. The mocker has its own speed, and not that
+    /// of a profile.
     DynamoMocker {
         /// Sessions a second that round robin can serve of the cell's workload with its engines.
         capacity_per_s: f64,
@@ -74,8 +75,8 @@ pub enum EngineSpeed {
 pub enum CellChange {
     /// Nothing.
     None,
-    /// After a quarter of the arrivals one engine dies; after a half one is added; after three
-    /// quarters another restarts, empty.
+    /// One engine dies after a quarter of the arrivals, one engine is added after half, and another
+    /// engine restarts with an empty cache after three quarters.
     KillAddRestart,
 }
 
@@ -189,10 +190,11 @@ impl Cell {
     }
 
     /// Cells with three of Dynamo's engines. The capacity of round robin was measured with Dynamo's
-    /// own frontend in real time, with seed 1 and 60 to 90 s of arrivals. Tenants: no request waits
-    /// at three sessions a second; at four they wait for 1.3 s, and five are more than all engines
-    /// serve. Agents: at 0.4 no request waits and 82 % of the prompts are hits; at 0.55 it is 77 %,
-    /// because engines evict, and a request takes a third longer.
+    /// own frontend in real time, with seed 1 and 60 to 90 s of arrivals. Tenants: at three
+    /// sessions a second no request waits, at four a request waits for 1.3 s, and five are more
+    /// than the engines can serve. Agents: at 0.4 sessions a second no request waits and 82 % of
+    /// the prompts are hits. At 0.55 engines evict, so only 77 % are hits, and a request takes a
+    /// third longer.
     pub const DYNAMO: [Self; 2] = [
         Self::dynamo("dynamo-agents", RaceWorkload::Agents, 0.4),
         Self::dynamo("dynamo-tenants", RaceWorkload::Tenants, 3.6),
@@ -310,10 +312,10 @@ impl Cell {
 
 impl RaceWorkload {
     /// Sessions a second that round robin can serve with eight engines `qwen3-32b-h200` of at most
-    /// 24 sequences: the highest rate of ten minutes of arrivals at which the number of live
-    /// sessions stops growing, in virtual time, over five seeds. `simulator race capacity` finds
-    /// it. Agents fill the caches before they fill the engines, so their capacity is where round
-    /// robin begins to evict the contexts of live sessions.
+    /// 24 sequences. The number is the highest rate of arrivals at which the number of live
+    /// sessions stops growing within ten minutes, in virtual time, over five seeds. `simulator race
+    /// capacity` finds this rate. Agents fill the caches before they fill the engines, so their
+    /// capacity is where round robin begins to evict the contexts of live sessions.
     #[must_use]
     pub const fn capacity_per_s(self) -> f64 {
         match self {

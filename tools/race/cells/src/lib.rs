@@ -1,8 +1,8 @@
 //! The cells of the race: which sessions arrive when, at which engines.
 //!
-//! A cell is a workload, a load and a set of engines. The race plays it with real routers in real
-//! time, the simulator in virtual time, and both get the same sessions for the same seed. This
-//! crate is pure: it knows no clock and no socket.
+//! A cell is a workload, a load and a set of engines. The race plays a cell with real routers in
+//! real time, and the simulator plays it in virtual time. Both get the same sessions for the same
+//! seed. This crate uses no clock and no socket.
 
 mod cell;
 mod published;

@@ -40,8 +40,8 @@ pub enum PublishedShape {
         /// Requests each second.
         per_s: u32,
     },
-    /// Higress pull request 4352: 1,200 requests in sessions of ten turns; 40 clients have a
-    /// session each, and the next session begins when one of them ends.
+    /// Higress pull request 4352: 1,200 requests in sessions of ten turns. At any time 40 sessions
+    /// run, and a new session begins when one ends.
     TenTurns,
     /// A piece of a public trace, `tools/testbed/data/mooncake_conversation_10min.jsonl.gz`. The
     /// race reads it: this crate reads no files.

@@ -24,7 +24,8 @@ pub struct Turn {
     pub text: Arc<str>,
     /// Tokens of the reply: the request asks for exactly so many.
     pub output_tokens: u32,
-    /// Time from the end of the previous reply until this request is sent, ms; 0 for the first.
+    /// Time from the end of the previous reply until this request is sent, ms. 0 for the first
+    /// request.
     pub pause_ms: f64,
 }
 

@@ -1,8 +1,8 @@
 //! The workloads: what the sessions of a cell say, and how often they arrive.
 //!
 //! Words have 3 to 9 letters, which is 1.75 tokens of four bytes with the space. Output lengths are
-//! 30 to 200 tokens where nothing else is said. Sessions arrive at random (Poisson). The same seed
-//! gives the same sessions.
+//! 30 to 200 tokens where nothing else is said. Sessions arrive at random (Poisson). Equal seeds
+//! give equal sessions.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::session::{RaceSession, SessionClass, Turn};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RaceWorkload {
-    /// One system prompt of 4,000 words for all; sessions of 6 to 20 turns that grow by 100 to 900
-    /// words each, 1.5 s apart.
+    /// All sessions have one system prompt of 4,000 words. A session has 6 to 20 turns, 1.5 s
+    /// apart, and each turn adds 100 to 900 words.
     Agents,
     /// 16 system prompts of 3,000 words, a few of them in most sessions; 2 to 6 short turns.
     Tenants,
     /// A system prompt of 100 words for all; 3 to 8 turns of 20 to 600 words, 6 s apart.
     Chat,
-    /// Documents of 4,000 to 9,000 words; each of 40 is asked a few times, by sessions of 1 to 3
-    /// short questions.
+    /// 40 documents of 4,000 to 9,000 words. A few sessions ask each document 1 to 3 short
+    /// questions.
     Documents,
     /// Chat, and beside it waves of single prompts of 800 to 2,000 words with long replies.
     BatchBesideChat,

@@ -1,5 +1,5 @@
-//! The picture of a workload: for each cell, the ratio of ours to the rival and to ours run once
-//! more, with intervals; left of 1, ours is faster.
+//! The picture of a workload. For each cell it has the ratio of Switchpoint's time to the rival's,
+//! and to a second run of Switchpoint, with intervals. Left of 1, Switchpoint is faster.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::results::{AGAIN, CellResult, OURS};
 /// Height of a row, and of what is above and below the rows.
 const ROW: u32 = 34;
 const FRAME: u32 = 110;
-/// The ratios shown; what is outside is drawn at the edge.
+/// The range of the axis. A ratio outside is drawn at the edge.
 const RATIOS: std::ops::Range<f64> = 0.25..2.0;
 /// Blue for a rival, grey for ours against ours.
 const RIVAL: RGBColor = RGBColor(0, 114, 178);

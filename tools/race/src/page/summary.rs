@@ -9,9 +9,15 @@ use crate::results::{CellResult, FigureResult, OURS, RaceResults, RouterResult};
 const HEAD: &str = "## Beside smg
 
 Each entry is the ratio of Switchpoint to smg, and Switchpoint's time in ms. The last row is the geometric mean over the
-cells with our own workloads, at half load or more.
+cells with our own workloads, at half load or more. Hits and failures are those of all sessions.
 
 ";
+
+/// The last columns of the first table.
+const COUNTS: [&str; 4] = ["hits", "smg's", "failed", "smg's"];
+
+/// The second table has only the first figures: end to end and TTFT.
+const COLD_FIGURES: usize = 3;
 
 /// Cells with this load or more count in the mean, in per cent.
 const HALF_LOAD: u32 = 50;
@@ -25,8 +31,14 @@ pub(super) fn section(results: &RaceResults) -> String {
     if compared.is_empty() {
         return String::new();
     }
-    let warm = table(results, "warm", |router| &router.warm);
-    let cold = table(results, "cold", |router| &router.cold);
+    let warm = table(
+        results,
+        "warm",
+        |router| &router.warm,
+        RaceFigure::ALL.len(),
+        &COUNTS,
+    );
+    let cold = table(results, "cold", |router| &router.cold, COLD_FIGURES, &[]);
     format!("{HEAD}{warm}\n{cold}\n")
 }
 
@@ -36,10 +48,21 @@ fn pair(result: &CellResult) -> Option<[&RouterResult; 2]> {
     Some([router(OURS)?, router("smg")?])
 }
 
-fn table(results: &RaceResults, name: &str, figures: FiguresOf) -> String {
+fn table(
+    results: &RaceResults,
+    name: &str,
+    figures: FiguresOf,
+    shown: usize,
+    counts: &[&str],
+) -> String {
     let header: Vec<&str> = std::iter::once(name)
-        .chain(RaceFigure::ALL.iter().map(|figure| figure.name()))
-        .chain(["hits", "smg's", "failed", "smg's"])
+        .chain(
+            RaceFigure::ALL
+                .iter()
+                .take(shown)
+                .map(|figure| figure.name()),
+        )
+        .chain(counts.iter().copied())
         .collect();
     let mut table = MarkdownTable::with_header(&header);
     let mut loaded: Vec<&[FigureResult]> = Vec::new();
@@ -50,6 +73,7 @@ fn table(results: &RaceResults, name: &str, figures: FiguresOf) -> String {
         let entries = figures(ours)
             .iter()
             .zip(figures(smg))
+            .take(shown)
             .map(|(ours, smg)| format!("{}; {:.0}", judged(smg), ours.ms));
         let hits = [ours, smg].map(|router| percent(router.hit_rate));
         let failed = [ours, smg].map(|router| router.failures.to_string());
@@ -57,18 +81,18 @@ fn table(results: &RaceResults, name: &str, figures: FiguresOf) -> String {
             std::iter::once(result.cell.clone())
                 .chain(entries)
                 .chain(hits)
-                .chain(failed),
+                .chain(failed)
+                .take(header.len()),
         );
         if has_half_load(&result.cell) {
             loaded.push(figures(smg));
         }
     }
-    let means =
-        (0..RaceFigure::ALL.len()).map(|figure| format!("**{:.2}**", mean(&loaded, figure)));
+    let means = (0..shown).map(|figure| format!("**{:.2}**", mean(&loaded, figure)));
     table.row(
         std::iter::once("mean".to_owned())
             .chain(means)
-            .chain(std::iter::repeat_n(String::new(), 4)),
+            .chain(std::iter::repeat_n(String::new(), counts.len())),
     );
     table.0
 }

@@ -1,10 +1,10 @@
 //! Counts the requests that an engine had too many, because proxies find the same room before they
 //! receive each other's reports.
 //!
-//! A request is *beyond* the room if its engine had none for it when it was sent there, by all that
-//! the proxies had sent there until then. A proxy that knew all that would have held it. The
-//! request counts as one too many at its engine until its first token, because by then it has the
-//! place that it did not find.
+//! A request is *beyond* the room if its engine had no room for it when a proxy sent it, given all
+//! requests that the proxies had sent to that engine. A proxy that knew all these requests would
+//! have held it. Until its first token, the request is one too many at its engine; from then on it
+//! has a place.
 
 use crate::world::RequestOutcome;
 

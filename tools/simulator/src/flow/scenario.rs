@@ -25,18 +25,18 @@ const CHAT_CAPACITY: f64 = 209.0;
 const CHAT_LOAD: f64 = 0.5;
 const SMALL_LOAD: f64 = 0.3;
 
-/// The share of capacity that the lowest of three bands asks for, and that requests with very long
-/// prompts ask for.
+/// The share of capacity that the lowest of three bands demands, and that requests with very long
+/// prompts demand.
 const LOW_LOAD: f64 = 0.3;
 const HUGE_LOAD: f64 = 0.2;
 
-/// How much longer the slow engines of `unlike` take, and the capacity of four fast and four slow
-/// engines, of that of eight fast ones.
+/// `SLOWDOWN` is how much longer the slow engines of `unlike` take. `UNLIKE_CAPACITY` is the
+/// capacity of four fast and four slow engines, relative to eight fast engines.
 const SLOWDOWN: f64 = 2.0;
 const UNLIKE_CAPACITY: f64 = 0.75;
 
-/// The engines of `pd` that compute prompts for the other ones, and the capacity of all of them, of
-/// that of eight that do both.
+/// `PREFILLERS` is the number of engines of `pd` that compute prompts for the others.
+/// `SPLIT_CAPACITY` is the capacity of all engines of `pd`, relative to eight engines that do both.
 const PREFILLERS: usize = 4;
 const SPLIT_CAPACITY: f64 = 0.8;
 
@@ -63,8 +63,9 @@ pub(super) struct BatchKind {
     output_spread: f64,
     /// Tokens of the prompt that all requests of one of 150 tenants share.
     shared: u32,
-    /// The rate that eight engines sustain without other requests, requests a second: what `none`
-    /// serves beside chat when it is offered far too much, divided by the share that chat leaves.
+    /// The rate that eight engines sustain without other requests, in requests a second. The rate
+    /// is what `none` serves beside chat when far too many requests arrive, divided by the share
+    /// that chat leaves.
     capacity: f64,
 }
 
@@ -122,17 +123,17 @@ struct FlowArrivals<'d> {
 pub(super) enum FlowScenario {
     /// Chat beside waves of one kind.
     Waves(BatchKind),
-    /// The same on engines of two speeds.
+    /// Chat and a wave of batch requests, on engines of two speeds.
     Unlike(BatchKind),
-    /// The same on engines with roles.
+    /// Chat and a wave of batch requests, on engines with roles.
     Split(BatchKind),
-    /// The same with unknown lengths.
+    /// Chat and a wave of batch requests of unknown lengths.
     Unknown(BatchKind),
-    /// One tenant below its share, another that asks for the rest of the load.
+    /// One tenant below its share, and another that demands the rest of the load.
     Tenants,
     /// Two tenants that ask for half of the load each; the requests of one are ten times as long.
     Lengths,
-    /// Chat, a band that asks for the rest of the load, and a band below it.
+    /// Chat, a band that demands the rest of the load, and a band below that band.
     Bands,
     /// Requests of one flow, a few of them with prompts five times as long.
     Starvation,
@@ -244,7 +245,7 @@ fn band(name: &'static str, priority: i32) -> RequestClass {
     }
 }
 
-/// A class that is a flow by itself.
+/// A class that is one flow.
 fn tenant(name: &'static str) -> RequestClass {
     RequestClass {
         flow: name,

@@ -50,8 +50,8 @@ impl BaselinePolicy {
         self == Self::Dynamo
     }
 
-    /// The position of the engine that computes the prompt for the one that decodes; `None` where
-    /// engines have no roles. Its router counts no sequences that decode.
+    /// The position of the engine that computes the prompt for the decode engine. `None` if engines
+    /// have no roles. The router of prefill engines counts no sequences that decode.
     pub(crate) fn pick_prefill(self, view: &PolicyView<'_, '_>, rng: &mut Rng) -> Option<usize> {
         let prefillers: Vec<usize> = view.ready(|endpoint| !endpoint.decodes());
         lowest(&prefillers, &|at| view.waiting(at) + view.uncached(at), rng)
@@ -148,7 +148,7 @@ pub(crate) fn has_roles(snapshot: &Snapshot) -> bool {
     !snapshot.endpoints().iter().all(Endpoint::decodes)
 }
 
-/// The one of `positions` with the lowest cost; of equal ones, a random one.
+/// Returns the position of lowest cost, and a random one if several costs are equal.
 pub(super) fn lowest(
     positions: &[usize],
     cost: &dyn Fn(usize) -> f64,

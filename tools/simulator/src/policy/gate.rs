@@ -4,15 +4,16 @@ use std::collections::VecDeque;
 
 use crate::workload::RequestClass;
 
-/// The time when another router sends the requests that it holds. Both check the pool as a whole,
-/// send the request at the head of the highest priority, and let no request pass it.
+/// When another router (llm-d's or Dynamo's) sends the requests that it holds. Both routers check
+/// the pool as a whole, send the request at the head of the highest priority, and let no request
+/// pass it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum GateRule {
     /// llm-d: at most one request for each arrival and each millisecond, while the detector of the
     /// pipeline says that the pool is not saturated.
     Paced(GateFairness),
-    /// Dynamo: whenever a prompt or a request has ended, as many as it takes until each engine has
-    /// more than this many tokens of prompts to compute.
+    /// Dynamo: whenever a prompt or a request has ended, the router sends requests until each
+    /// engine has more than this many tokens of prompts to compute.
     PrefillTokens(f64),
 }
 

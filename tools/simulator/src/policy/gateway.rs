@@ -5,28 +5,31 @@
 //! 2026, its pull requests #2161 (choice among holders, spill gate) and #2341 (expected wait), and
 //! the help text of 1.13.0:
 //!
-//! 1. It remembers the text of every prompt that it sent to a worker. A prompt matches the longest
-//!    text that any worker got; the holders of the match are at most eight workers.
+//! 1. The gateway remembers the text of every prompt that it sent to a worker. A prompt matches the
+//!    longest text that any worker got. At most eight workers are holders of the match.
 //! 2. If the match is more than 0.3 of the prompt, the holder with the lowest expected wait is
-//!    chosen. It is skipped for the worker with the lowest expected wait of all if its requests in
-//!    flight exceed the mean of all workers 1.5 times and by more than a margin: 64 requests, but at
-//!    most two standard deviations of a Poisson number with that mean, and at least 4.
+//!    chosen. The worker with the lowest expected wait of all is chosen instead if the holder's
+//!    requests in flight exceed 1.5 times the mean of all workers, and exceed the mean by more than
+//!    a margin. The margin is 64 requests, but at most two standard deviations of a Poisson number
+//!    with that mean, and at least 4.
 //! 3. With a shorter match, the worker with the lowest expected wait of all is chosen.
 //! 4. The expected wait is (tokens queued + tokens in flight) / throughput + 0.15 k / (1 - k) s,
-//!    where k is the KV use. Workers are polled every 10 s for queue and KV use; in flight is what
-//!    the gateway sent and has no whole reply to. A request counts as 1,024 tokens, and 2,000 tokens
-//!    a second are the throughput, since vLLM's metrics report neither. Workers with 8 waiting
-//!    requests or a KV use of 0.8 are left out while another one is below.
+//!    where k is the KV use. The gateway polls workers every 10 s for queue and KV use. A request
+//!    is in flight from its sending until its whole reply. The gateway takes 1,024 tokens for a
+//!    request and 2,000 tokens a second for the throughput, because vLLM's metrics report neither.
+//!    Workers with 8 waiting requests or a KV use of 0.8 are left out while another worker is below
+//!    these limits.
 //! 5. Every minute the least recently used text is forgotten while there are more than 67,108,864
 //!    characters in all.
 //!
-//! The help text speaks of an estimate in flight, and only with all requests in flight, rather than
-//! those sent since the last poll, are the waits of waves of requests as long as in the race.
+//! Requests in flight are all that have no whole reply, and not only those sent since the last
+//! poll: smg's help text names an estimate in flight, and only so waves of requests wait as long as
+//! in the race.
 //!
 //! Not modelled: `overlap-decay`, `selection-temperature`, `cache-index hash` and thresholds of KV
 //! use, which are off by default; the warm-up of workers in the first minute.
 //!
-//! **vllm-router** (vllm-project/router) 0.1.17 with its policy `cache_aware`. Its key of a chat
+//! **vllm-router** (vllm-project/router) 0.1.17 with its policy `cache_aware`. The key of a chat
 //! request is `session_params.session_id`, and nothing else (issue #219 of the project). Requests
 //! without one, which is what OpenAI's clients send, match nothing, and go to the first worker with
 //! the fewest requests in flight.

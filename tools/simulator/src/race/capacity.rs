@@ -2,9 +2,9 @@
 //! end as fast as they begin.
 //!
 //! Sessions arrive for ten minutes. A rate is sustained if the mean number of live sessions in the
-//! last 100 s is above that of the 100 s around the middle by no more than a tenth and two standard
-//! deviations: those of the difference of two Poisson numbers, over the seeds. A session is live
-//! from its first request to the end of its last reply.
+//! last 100 s exceeds the mean of the 100 s around the middle by at most a tenth and two standard
+//! deviations (of the difference of two Poisson numbers, over the seeds). A session is live from
+//! its first request to the end of its last reply.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -36,8 +36,8 @@ const ENGINES: CellEngines = CellEngines::EIGHT;
 struct RateOutcome {
     /// Mean number of live sessions in the middle and at the end.
     live: [f64; 2],
-    /// KV blocks of 16 tokens of the sessions that are live at the end, as long as they are then;
-    /// what several of them share counts once.
+    /// KV blocks of 16 tokens that the sessions live at the end need. Blocks that several sessions
+    /// share are counted once.
     blocks: f64,
     /// KV blocks of the largest request.
     largest: f64,

@@ -1,6 +1,6 @@
 //! Compares the race in virtual time with the race in real time: the ratio of ours to each other
-//! router. p99 is shown and not judged. Only warm requests count, except in hit rates, which the
-//! race has for all requests only.
+//! router. The table has p99 but does not judge it. The table compares warm requests only, except
+//! in hit rates, which the race has for all requests only.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -24,12 +24,12 @@ pub(super) struct PlayedFigures<'a>(&'a Value);
 #[derive(Clone, Debug, PartialEq)]
 struct RaceRatios {
     router: String,
-    /// Ours over the other one: ratio, low, high.
+    /// Switchpoint's time over the other router's: ratio, low, high.
     e2e: [f64; 3],
     ttft: [f64; 3],
-    /// The same of TTFT p99; not a number if the race has none.
+    /// The ratio of TTFT p99. NaN if the race has no ratio.
     ttft_p99: f64,
-    /// The hit rates: ours, the other one's.
+    /// The hit rates of Switchpoint and of the other router.
     hits: [f64; 2],
     /// Whether the race has a single run.
     is_one_run: bool,
@@ -41,8 +41,9 @@ enum RatioVerdict {
     Agrees,
     /// The difference is larger, but the ratio is within the race's interval of 95 %.
     WithinInterval,
-    /// Neither, but the race had a single run, which is like one here, or between two. Its interval
-    /// follows from the requests of that run, and says nothing about other runs.
+    /// The ratios neither agree nor lie in the interval, but the race has a single run, which is
+    /// like a run of the simulator, or lies between two runs. The interval of the race comes from
+    /// the requests of its run, and does not cover other runs.
     WithinRuns,
     Differs,
 }
@@ -165,7 +166,7 @@ impl RatioVerdict {
         }
     }
 
-    /// Nothing if the ratios agree.
+    /// Returns nothing if the ratios agree.
     fn mark(self) -> &'static str {
         match self {
             Self::Agrees => "",
@@ -176,7 +177,7 @@ impl RatioVerdict {
     }
 }
 
-/// The router of the simulator that stands for one of the race.
+/// The simulator's router for a router of the race.
 fn played_as(router: &str) -> &str {
     match router {
         "vllm-round-robin" => "envoy-round-robin",

@@ -1,6 +1,6 @@
 //! Many engines behind several gateways, in the shape of smg's pull request 2438: each request of a
-//! session comes to any gateway, and a gateway that never saw the session may send it to an engine
-//! that has nothing of it.
+//! session arrives at any gateway, and a gateway that never received a request of the session may
+//! choose an engine that has cached nothing of it.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -29,9 +29,9 @@ struct FleetFigures {
     requests: f64,
     e2e_ms: f64,
     ttft_ms: f64,
-    /// Cached tokens over those that one endless cache for all engines would have had.
+    /// Cached tokens, divided by the tokens that one endless cache for all engines would have had.
     of_endless: f64,
-    /// Share of the later requests of sessions that went to the engine of the one before.
+    /// The share of later requests of sessions that went to the engine of the request before.
     same_engine: f64,
     /// Standard deviation of the requests by engine over their mean.
     variation: f64,
@@ -123,8 +123,8 @@ impl FleetFigures {
     }
 }
 
-/// The tokens that one endless cache for all engines would have had: of each prompt the blocks of
-/// the requests that were sent before, with their replies.
+/// The tokens that one endless cache for all engines would have had: the blocks of each prompt that
+/// earlier requests and their replies contain.
 fn endless(workload: &Workload, outcomes: &[RequestOutcome]) -> f64 {
     let mut order: Vec<(f64, u32)> = outcomes
         .iter()

@@ -115,8 +115,8 @@ impl RacePlan<'_> {
             .collect()
     }
 
-    /// The sessions of a run. Those of later runs come a little later, so that scrapes and steps
-    /// meet them at other moments.
+    /// The sessions of a run. Sessions of later runs arrive a little later, so that scrapes and
+    /// steps coincide with other requests.
     fn workload(&self, cell: &Cell, seed: u64, run: u64) -> Workload {
         let mut sessions = cell.sessions(seed, self.seconds);
         sessions

@@ -1,4 +1,4 @@
-//! The figures of a cell under a policy: of the cold requests, and of the warm ones.
+//! The figures of a cell under a policy, for cold requests and for warm requests.
 
 use serde_json::{Value, json};
 

@@ -78,8 +78,8 @@ impl SessionText {
 // === impl Workload ===
 
 impl Workload {
-    /// Closed sessions, in order of arrival. A later request of a session is sent its pause after
-    /// the reply to the one before has ended.
+    /// Closed sessions, in order of arrival. A later request of a session is sent when its pause
+    /// after the end of the last reply is over.
     pub(crate) fn of_sessions(sessions: &[RaceSession]) -> Self {
         let mut requests = Vec::new();
         let mut blocks = Vec::new();

@@ -58,7 +58,8 @@ impl Simulation<'_> {
         Ok(0)
     }
 
-    /// A request that has its first token fails; another one is sent to another engine.
+    /// The engine's requests that have their first token fail. All other requests of the engine go
+    /// to other engines.
     fn dies(&mut self, engine: usize, now: f64) -> Result<usize, String> {
         let Some(SettingChange { failover, .. }) = self.setting.change else {
             return Ok(0);

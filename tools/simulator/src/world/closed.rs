@@ -1,11 +1,11 @@
-//! Closed sessions: a client sends its next request some time after the reply to the one before.
+//! Closed sessions: a client sends its next request some time after the reply to its last request.
 
 use super::{Simulation, WorldEvent};
 use crate::workload::{Sampler, mix};
 
 impl Simulation<'_> {
-    /// The requests that are sent whatever happened to others, with their times: all of an open
-    /// workload, the first of each closed session.
+    /// The requests whose times do not depend on other requests, with these times: all requests of
+    /// an open workload, and the first request of each closed session.
     pub(super) fn arrivals(&self) -> Vec<(f64, u32)> {
         let requests = self.workload.requests().iter().zip(0..);
         requests

@@ -30,9 +30,9 @@ const BUSY_HOLD_MS: f64 = 2_000.0;
 /// The time between two reports of a proxy, ms.
 const REPORT_MS: f64 = 1_000.0;
 
-/// The states of `count` idle engines. Each is scraped at a time of its own, and sessions do not
-/// know when: with all engines scraped just before the first session, the memory that the first
-/// requests took stayed unknown for a whole second in every run.
+/// The states of `count` idle engines. Each engine is scraped at its own random time. If all
+/// engines were scraped just before the first session, the memory of the first requests would stay
+/// unknown for a whole second in every run.
 pub(super) fn idle_states(count: usize, idle_ms: f64, seed: u64) -> Vec<EngineState> {
     let mut dice = Sampler::seeded(mix(seed, 53));
     let report_due = REPORT_MS * dice.unit();

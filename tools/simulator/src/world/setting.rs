@@ -32,9 +32,9 @@ pub(crate) enum SharingMode {
     After(f64),
 }
 
-/// A change of the pool during a run: while requests arrive, after a quarter of the time the first
-/// engine dies for good, after half of it the last one, which was not ready before, becomes ready,
-/// and after three quarters of it the second one restarts.
+/// Changes of the pool while requests arrive. After a quarter of the time the first engine dies for
+/// good. After half of the time the last engine, which was not ready before, becomes ready. After
+/// three quarters the second engine restarts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SettingChange {
     /// How long requests arrive, ms.

@@ -125,7 +125,7 @@ impl Simulation<'_> {
         } else {
             at
         };
-        // As in a proxy: the first token shows when the engine that computes the prompt is done.
+        // A proxy knows by the first token when the engine that computes the prompt is done.
         self.learning
             .first_token(prefiller, self.endpoint(prefiller), request, now);
         let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else {
@@ -166,7 +166,7 @@ impl Simulation<'_> {
     }
 
     /// Updates the ledgers with the output of an engine's streams. (A proxy counts every token at
-    /// once; others learn of them with the next load report.)
+    /// once. Other proxies learn of the tokens with the next load report.)
     fn progress(&mut self, at: usize, now: f64) {
         let Some(engine) = self.engines.get(at) else {
             return;

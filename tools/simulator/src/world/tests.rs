@@ -11,7 +11,7 @@ fn workload() -> Workload {
     workload_of(3)
 }
 
-/// The same with this many families.
+/// A workload with this many families of prompts.
 fn workload_of(prefixes: u32) -> Workload {
     let dice = &mut Sampler::seeded(4);
     let line = |number: u32| TraceRequest {

@@ -12,8 +12,8 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Time limit for requests in flight after SIGTERM or SIGINT.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Simulated model servers: vLLM pods as their clients see them, with real queues, KV blocks,
-/// prefix hits and measured step times, but seeded text and no GPU.
+/// Simulated model servers: for a client they behave like vLLM pods, with real queues, KV blocks,
+/// prefix hits and measured step times, but with seeded text and without a GPU.
 #[derive(Debug, Parser)]
 #[command(name = "model-server", version, after_long_help = EXAMPLES)]
 struct Args {

@@ -38,10 +38,10 @@ pub const BOUNDS: MatrixBounds = MatrixBounds {
     returned_min: 0.97,
 };
 
-/// The bounds of most engines in tests. They are wide, because tests run beside others on a busy
-/// machine, where workers learn of each other's picks late. A random choice of servers still breaks
-/// them: of 64 requests it gives one of 16 servers 9. `crates/exchange/tests/engines` has tight
-/// bounds, in virtual time.
+/// The bounds of most engines in tests. The bounds are wide, because tests run beside others on a
+/// busy machine, where workers learn of each other's picks late. A random choice of servers still
+/// breaks them: of 64 requests it gives one of 16 servers 9. `crates/exchange/tests/engines` has
+/// tight bounds, in virtual time.
 const BUSY_BOUNDS: MatrixBounds = MatrixBounds {
     burst_max: 7,
     servers_used_min: 4,
@@ -52,8 +52,8 @@ const BUSY_BOUNDS: MatrixBounds = MatrixBounds {
 pub const BUSIEST_MAX: f64 = 1.3;
 
 /// Engines with wider bounds in tests. On a quiet machine (docs/reference/engines.md) all
-/// conversations are spread. An engine that answers at once is a known fault: it is never seen
-/// busy, so only the order of past picks distinguishes its servers.
+/// conversations are spread. An engine that answers at once is a known fault: no worker ever finds
+/// it busy, so only the order of past picks distinguishes its servers.
 const OPEN: [(&str, MatrixBounds); 5] = [
     (
         "constant-per-token",
@@ -92,9 +92,9 @@ const OPEN: [(&str, MatrixBounds); 5] = [
     ),
 ];
 
-/// The engine that answers at once. Its conversations need not return: a cached prompt saves less
-/// than a millisecond there, and costs that differ by no more are equal, so they are spread by
-/// turns.
+/// The engine that answers at once. Conversations need not return to a server of this engine: a
+/// cached prompt saves less than a millisecond there, which is less than the policy distinguishes.
+/// So the policy spreads the requests in turn.
 pub(super) const AT_ONCE: &str = "at-once";
 
 /// Bounds for all engines if requests alternate between two proxies, on a busy machine. Proxies

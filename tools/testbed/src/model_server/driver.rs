@@ -1,5 +1,5 @@
-//! The task that owns an engine. It receives commands, publishes tokens, and maps wall time to
-//! engine time.
+//! The task that owns an engine. The task receives commands, publishes tokens, and maps wall time
+//! to engine time.
 //!
 //! Engine time runs `speed` times as fast as wall time. If a timer fires late, tokens are late but
 //! steps are not longer: the task catches up step by step, at the times that the engine planned. At

@@ -37,7 +37,7 @@ use super::{ModelServerState, admin, metrics};
 /// Larger than the largest body that a filter forwards (a prompt of 1M tokens is 4 to 8 MB), and
 /// small enough for the machine.
 const BODY_BYTES_MAX: usize = 128 << 20;
-/// The largest body that an echo returns as text; of larger ones it returns the digest.
+/// The largest body that an echo returns as text. For a larger body the echo returns the digest.
 const ECHO_BYTES_MAX: usize = 64 << 10;
 /// Requests kept for `/admin/state`, enough for one test.
 const RECORDS_MAX: usize = 256;

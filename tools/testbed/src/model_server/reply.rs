@@ -53,7 +53,7 @@ pub(super) struct ModelReply {
     /// Seconds since the epoch.
     pub created: u64,
     pub model: String,
-    /// Choices per prompt. Their prompt tokens count once.
+    /// Choices per prompt. The prompt tokens are counted once for all choices.
     pub n: u32,
     pub include_usage: bool,
     pub continuous_usage: bool,

@@ -3,9 +3,9 @@
 //! If requests are split into stages, each server has a sidecar in front of its engine. The sidecar
 //! of a decode server reads the encode and prefill servers from headers, calls them first, and then
 //! its own engine. A sidecar in front of several data-parallel ranks forwards a request to the rank
-//! that a header names. Headers are checked: a server that is named for a stage it does not serve
-//! answers with an error, and so does the server that called it, so that a test sees it in the
-//! status.
+//! that a header names. Servers check the headers: a server that is named for a stage that it does
+//! not serve answers with an error. The server that called it answers with an error too, so that
+//! the status fails a test.
 //!
 //! No KV cache is transferred: a decode server computes the prompt again, at the cost of its own
 //! engine. Tests check which servers are called.

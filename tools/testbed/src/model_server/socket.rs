@@ -1,9 +1,9 @@
 //! Sockets that can fail: an accept loop that can close its listening socket, and connections that
 //! end with a TCP reset.
 //!
-//! A reset is SO_LINGER 0 and close. hyper owns the stream, so the stream knows how it ends: if its
-//! [`ServedConnection`] was reset, dropping it sends the parting bytes, if any, and then RST. With
-//! HTTP/2 all streams of the connection end with it, as in a crash.
+//! A reset is SO_LINGER 0 and close. Because hyper owns the stream, the stream itself must reset:
+//! if its [`ServedConnection`] was reset, dropping the stream sends the last bytes, if any, and
+//! then RST. With HTTP/2 all streams of the connection end then, as in a crash.
 
 use std::convert::Infallible;
 use std::io;

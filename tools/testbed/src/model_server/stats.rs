@@ -105,7 +105,8 @@ pub(super) const HISTOGRAMS: [(&str, &[f64], &str); 15] = [
 #[derive(Clone, Debug)]
 pub(super) struct StatsHistogram {
     pub bounds: &'static [f64],
-    /// One count per bound and one above; not cumulative.
+    /// One count for each bound, and one for values above all bounds. The counts are not
+    /// cumulative.
     pub counts: Vec<u64>,
     pub sum: f64,
 }

@@ -61,7 +61,7 @@ impl std::fmt::Debug for ConfigEdit {
 // === impl PickerMode ===
 
 impl PickerMode {
-    /// Both modes.
+    /// The picker modes.
     pub const ALL: [Self; 2] = [Self::Filter, Self::ExtProc];
 
     /// The shipped file in `envoy-config/`.

@@ -11,7 +11,8 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use testbed::model_server::{ModelServer, ModelServerOptions};
 
-/// Far above any wait of these tests, so that a hang fails instead of blocking the run.
+/// The limit is far above any wait of these tests, so that a hang fails instead of blocking the
+/// run.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server that answers at once.

@@ -26,9 +26,9 @@ pub(super) struct Operands {
     end: v128,
 }
 
-/// Loads the operands, once for each string. They must not be constants for the compilers: V8
-/// creates a constant vector again at each use, with three instructions, which doubles the time for
-/// a block.
+/// Loads the operands, once for each string. The operands must not be constants for the compilers:
+/// V8 creates a constant vector again at each use, with three instructions, which doubles the time
+/// for a block.
 #[inline(always)]
 pub(super) fn operands() -> Operands {
     let [backslash, flip, end] = black_box(&OPERANDS);
@@ -64,7 +64,8 @@ pub(super) fn masks(block: &[u8; BLOCK_BYTES], operands: Operands) -> (u64, bool
     )
 }
 
-/// Loads 16 bytes. It compiles to one load. The intrinsic for a load takes a pointer and is unsafe.
+/// Loads 16 bytes. The function compiles to one load. The intrinsic for a load takes a pointer and
+/// is unsafe.
 fn vector(bytes: &[u8; 16]) -> v128 {
     let (words, _) = bytes.as_chunks();
     let word = |word: Option<&[u8; 8]>| word.map_or(0, |word| u64::from_le_bytes(*word));

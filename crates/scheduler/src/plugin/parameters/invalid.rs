@@ -15,7 +15,7 @@ pub enum InvalidParameter {
         /// The parameters that the plugin has.
         known: &'static [Parameter],
     },
-    /// The parameter is given more than once.
+    /// The file has the parameter more than once.
     Duplicate(String),
     /// The parameter has no default and is not given.
     Missing(String),

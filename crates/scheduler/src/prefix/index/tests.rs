@@ -819,8 +819,8 @@ fn few_are_lost_at_the_load_it_is_made_for() {
     assert!(index.bytes() < 16_000_000);
 }
 
-/// The other extreme: eight entries of a block lie together, so pairs of buckets overflow sooner.
-/// The lost entries are holes.
+/// All endpoints hold the same blocks, so eight entries of a block lie together, and pairs of
+/// buckets overflow sooner. The lost entries are holes.
 #[test]
 fn little_is_lost_where_all_endpoints_hold_the_same() {
     let mut index = PrefixIndex::with_capacity(ENTRIES_DEFAULT);
@@ -855,7 +855,7 @@ fn trees() -> Vec<Vec<u64>> {
         let fork = CHAIN / 2 + n;
         trees.push([&trees[n / 2][..fork], &chain(n as u64, CHAIN - fork)].concat());
     }
-    // As in long prompts: after the first blocks each hash stands for several.
+    // Long prompts have such hashes: after the first blocks each hash represents several blocks.
     trees
         .iter_mut()
         .flat_map(|blocks| blocks.iter_mut().skip(CHAIN * 2 / 3))

@@ -53,7 +53,7 @@ const PROMPTS_PER_STEP: f32 = 4.0;
 const PROMPT_MEMORY_SHARE: f32 = 0.9;
 
 /// The largest share of evicted tokens that counts. An evicted token is computed again with this
-/// probability, which evicts another token, and so on. This limits the chain to 20 tokens.
+/// probability, which evicts another token, and so on. The maximum limits the chain to 20 tokens.
 const EVICTED_SHARE_MAX: f32 = 0.95;
 
 /// The weights of the terms: parameters of the plugin. All weights are at least 0.
@@ -210,7 +210,8 @@ fn decode(request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTi
 }
 
 /// A new copy of a prefix evicts other prefixes. An evicted token is computed again with the
-/// probability that a recently computed token had been evicted before. This delays the mean batch.
+/// probability that a recently computed token had been evicted before. The computation delays the
+/// mean batch.
 fn memory(request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
     let [_, c1, _] = request.step.prefill();
     let evicted = request.evicted_share.min(EVICTED_SHARE_MAX);
@@ -237,9 +238,9 @@ impl LoadInputs {
 // === impl RequestInputs ===
 
 impl RequestInputs<'_> {
-    /// x: the tokens that the request is charged for if `uncached_tokens` are not cached. 1/r more
-    /// requests will use the new copy, and all of them pay for it, so this request pays 1 / (1 +
-    /// 1/r) of it.
+    /// x: the tokens that the request is charged for if `uncached_tokens` are not cached. This
+    /// request and 1/r more will use the new copy, and each pays an equal part. So this request
+    /// pays 1 / (1 + 1/r) of the copy.
     fn charged_tokens(&self, uncached_tokens: f32) -> f32 {
         let again_tokens = (uncached_tokens - self.new_tokens).max(0.0);
         self.new_tokens + again_tokens * (self.reuse_interval / (1.0 + self.reuse_interval))
@@ -311,8 +312,8 @@ impl KvMemory {
         self.missing_tokens(request, endpoint) / self.capacity
     }
 
-    /// Tokens of KV memory that the request needs but that are not free. It is at most the need of
-    /// the prompt itself. A larger shortage delays every request, and moving this request to an
+    /// Tokens of KV memory that the request needs but that are not free. At most the need of the
+    /// prompt itself. A larger shortage delays every request, and moving this request to an
     /// endpoint that has not cached its prefix would take even more memory. Prompts in the queue
     /// already have about half of their memory.
     fn missing_tokens(&self, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {

@@ -1,5 +1,6 @@
-//! Sends the same requests at the same times through two Envoys: one spreads them by round robin,
-//! the other has the picker. Shows both side by side while they run.
+//! Sends equal requests at equal times through two Envoys. One Envoy spreads the requests by round
+//! robin, and the other has the picker. The demo prints the results of both side by side while they
+//! run.
 #![allow(
     clippy::print_stdout,
     reason = "a command-line program prints its results"
@@ -184,7 +185,8 @@ impl Demo {
         })
     }
 
-    /// Sends the requests and shows the figures. Then, unless `--exit` is set, waits for ever.
+    /// Sends the requests and shows the figures. Then, unless `--exit` is set, the demo stays up
+    /// until it is stopped.
     async fn compare(&mut self, args: &Args) -> Result<()> {
         let arrivals = arrivals(args)?;
         let length = Duration::from_secs_f64(args.minutes * 60.0 / args.rate);

@@ -103,7 +103,8 @@ impl ScalingWorld<'_> {
         );
     }
 
-    /// Removes a replica as Kubernetes does: first one that is not ready yet, then the youngest.
+    /// Removes a replica as Kubernetes does: first a replica that is not ready yet, then the
+    /// youngest replica.
     pub(super) fn remove(&mut self, now: f64) {
         let rank = |state| match state {
             ReplicaState::Starting => Some(1),
