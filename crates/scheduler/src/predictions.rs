@@ -274,6 +274,7 @@ fn met(slo: Slo, times: (f32, f32), settings: LatencySettings) -> Slo {
 
 /// The times of a request at an idle endpoint, by the latency model or, where it has no data of an
 /// idle endpoint, by the step model.
+#[inline(never)] // several callers, and the wasm module should be small
 fn idle_ms(
     table: &EndpointTable,
     model: &LatencyModel,

@@ -72,24 +72,23 @@ impl AdapterTable {
     /// Records a request for the model of this mark at the endpoint at position `at`, as another
     /// proxy told or not.
     pub(super) fn record_model(&mut self, at: usize, mark: u64, from_peer: bool) {
-        let Some(EndpointAdapters(row)) = self.rows.get_mut(at) else {
+        let Some(row) = self.rows.get_mut(at) else {
             return;
         };
         self.requests += 1;
-        let mut from_peer = from_peer;
-        let of_peers = row.iter().filter(|of| of.from_peer).count();
-        if let Some(place) = row.iter().position(|of| of.mark == mark) {
-            from_peer &= row.remove(place).from_peer;
-        } else if from_peer && of_peers >= ADAPTERS_MAX / 2 {
-            let oldest = row.iter().position(|of| of.from_peer);
-            oldest.map(|place| row.remove(place));
-        } else if row.len() >= ADAPTERS_MAX {
-            row.remove(0);
-        }
-        row.push(UsedAdapter {
+        let is_full = from_peer && row.of_peers() >= ADAPTERS_MAX / 2;
+        let known = row.0.iter().position(|of| of.mark == mark);
+        let place = match known {
+            None if is_full => row.0.iter().position(|of| of.from_peer),
+            None if row.0.len() >= ADAPTERS_MAX => Some(0),
+            _ => known,
+        };
+        let before = place.map(|place| row.0.remove(place));
+        let was_own = known.is_some() && before.is_some_and(|before| !before.from_peer);
+        row.0.push(UsedAdapter {
             mark,
             used: self.requests,
-            from_peer,
+            from_peer: from_peer && !was_own,
         });
     }
 
@@ -127,34 +126,38 @@ impl AdapterTable {
 // === impl EndpointAdapters ===
 
 impl EndpointAdapters {
+    /// The number of adapters that only other proxies told.
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn of_peers(&self) -> usize {
+        self.0.iter().filter(|of| of.from_peer).count()
+    }
+
     /// Whether the endpoint has room for the model of this mark. `places` is the number of adapters
     /// that fit into its memory; 0 means unknown.
     fn room(&self, mark: u64, places: usize) -> AdapterRoom {
         if places == 0 {
             return AdapterRoom::Unknown;
         }
-        let own = self.0.iter().filter(|of| !of.from_peer).count();
+        let own = self.0.len().saturating_sub(self.of_peers());
         let mut peers_left = (places / 2).max(places.saturating_sub(own));
-        let mut kept = 0;
-        let mut displaced_used = 0;
+        let mut left = places;
         for of in self.0.iter().rev() {
-            if kept == places {
-                break;
+            if of.from_peer {
+                if peers_left == 0 {
+                    continue;
+                }
+                peers_left -= 1;
             }
-            if of.from_peer && peers_left == 0 {
-                continue;
-            }
-            peers_left -= usize::from(of.from_peer);
             if of.mark == mark {
                 return AdapterRoom::Loaded;
             }
-            kept += 1;
-            displaced_used = of.used;
+            left -= 1;
+            if left == 0 {
+                let displaced_used = of.used;
+                return AdapterRoom::Full { displaced_used };
+            }
         }
-        match kept >= places {
-            true => AdapterRoom::Full { displaced_used },
-            false => AdapterRoom::Free,
-        }
+        AdapterRoom::Free
     }
 }
 

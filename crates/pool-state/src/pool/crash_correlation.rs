@@ -187,8 +187,8 @@ impl CrashCorrelator {
         let own = mark(prompt, client);
         let mut engines: Vec<EndpointRef> = Vec::new();
         let mut own_engines: Vec<EndpointRef> = Vec::new();
-        // `None` is the client that the other proxies count as.
-        let mut clients: Vec<Option<u64>> = Vec::new();
+        // 0 is the client that the other proxies count as.
+        let mut clients: Vec<u64> = Vec::new();
         let [mut is_here, mut is_own_here] = [false; 2];
         let blamed = recent().filter(|lost| {
             lost.has_prompt(prompt)
@@ -197,7 +197,7 @@ impl CrashCorrelator {
         });
         for lost in blamed {
             insert(&mut engines, lost.endpoint);
-            insert(&mut clients, Some(lost.mark).filter(|_| !lost.from_peer));
+            insert(&mut clients, if lost.from_peer { 0 } else { lost.mark });
             is_here |= !lost.from_peer;
             if lost.mark == own {
                 insert(&mut own_engines, lost.endpoint);

@@ -99,6 +99,7 @@ impl ManagedPool {
 
     /// Drops the SLOs of other proxies that an idle endpoint could not meet: they would keep
     /// requests away without any benefit.
+    #[inline(never)] // several callers, and the wasm module should be small
     fn drop_impossible_slos(&mut self) {
         if let Some(state) = &self.endpoints.state {
             let others = self.ledger.others_mut();

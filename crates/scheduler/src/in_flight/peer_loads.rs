@@ -229,6 +229,7 @@ impl PeerLoads {
     }
 
     /// The load of all others together at `endpoint`.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         let mut load = self.row(endpoint).copied().unwrap_or_default();
         if let Some((of, claim)) = self.claims.get(usize::from(endpoint.slot.0))
