@@ -741,7 +741,7 @@ mod tests {
         };
         (1..=2).for_each(|id| relay.join("p", member(id, &of(1)), now));
         (3..=250).for_each(|id| relay.join("p", member(id, &of(2)), now));
-        let mut proxies = |relay: &mut PeerRelay, id, ms| {
+        let proxies = |relay: &mut PeerRelay, id, ms| {
             let pool = relay.pools.get_mut("p").unwrap();
             pool.expire(now + Duration::from_millis(ms));
             pool.proxies(id)
