@@ -79,19 +79,19 @@ pub(crate) fn release_queued<H: Host>(vm: &RefCell<VmState<H>>) {
     vm.borrow_mut().end_release();
 }
 
-/// Refuses the bodies without room, and checks the replies that may make no progress.
+/// Refuses the bodies without room, and checks the sent requests that may make no progress.
 pub(crate) fn check_streams<H: Host>(vm: &RefCell<VmState<H>>, now: Timestamp) {
     let refused = vm.borrow_mut().watched().bodies.take_refused();
     for stream in refused.iter().filter_map(Weak::upgrade) {
         stream.refuse_body();
     }
-    let mut replies = vm.borrow_mut().watched().take_replies(now);
-    replies.retain(|reply| {
-        reply
-            .upgrade()
-            .is_some_and(|stream| stream.check_reply(now))
-    });
-    vm.borrow_mut().watched().watch_again(replies);
+    let due = vm.borrow_mut().watched().due_replies(now);
+    for place in 0..due {
+        let request = vm.borrow_mut().watched().reply(place);
+        if let Some(request) = request {
+            request.check_reply(now);
+        }
+    }
 }
 
 impl<H: Host> Context for FilterRoot<H> {

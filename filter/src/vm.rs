@@ -1537,9 +1537,7 @@ mod tests {
     struct FakeParkedRequest(std::cell::Cell<u32>);
 
     impl ParkedRequest for FakeParkedRequest {
-        fn check_reply(&self, _: Timestamp) -> bool {
-            false
-        }
+        fn check_reply(&self, _: Timestamp) {}
         fn refuse_body(&self) {}
         fn waits(&self) -> bool {
             self.0.get() == 0

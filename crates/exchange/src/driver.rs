@@ -46,7 +46,7 @@
 //! | response headers | [`RequestDriver::response_headers`] | follow |
 //! | piece of the response body | [`RequestDriver::response_body`] | follow |
 //! | response trailers | [`RequestDriver::response_trailers`] | let them go on |
-//! | some time after `watch_reply` | [`RequestDriver::check_reply`] | on `Again`, call it again |
+//! | about once a second after the pick | [`RequestDriver::check_reply`] | |
 //! | end of the stream, for any reason | [`RequestDriver::end`] | |
 //!
 //! A host removes the request headers that a client must not set
@@ -82,7 +82,6 @@ mod reading;
 mod response;
 mod unread;
 pub use host::{BodyProgress, FilterStatus, PoolUse, RequestCount, RequestHost, RewriteError};
-pub use unread::ReplyCheck;
 
 use pool_state::Timestamp;
 

@@ -44,7 +44,7 @@ pub(crate) use phase::ExchangePhase;
 pub use pick::{ClaimedRequest, QueuedAttempt};
 pub use response_head::{ResponseHead, ResponseOrigin};
 pub use routed_request::{HELD_BYTES_MAX, ResponseBody, ResponseStep};
-pub(crate) use unread::AwaitedSide;
+pub(crate) use unread::{AwaitedSide, RELEASE_MS, Silence};
 
 /// The maximum number of bytes of request headers kept for plugins, names and values together. A
 /// session and a few labels take a fraction of this.

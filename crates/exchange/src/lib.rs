@@ -15,8 +15,7 @@ pub use exchange::{
 
 pub mod driver;
 pub use driver::{
-    BodyProgress, FilterStatus, PoolUse, ReplyCheck, RequestCount, RequestDriver, RequestHost,
-    RewriteError,
+    BodyProgress, FilterStatus, PoolUse, RequestCount, RequestDriver, RequestHost, RewriteError,
 };
 
 mod settings;

@@ -182,7 +182,7 @@ impl ExtProcStream {
     /// Frees the place of a request whose client does not read the reply, as far as the pieces that
     /// the proxy sends show that.
     pub fn check_reply(&mut self, now: Timestamp) {
-        let _ = self.driver.check_reply(&mut self.host, now); // a stream that has ended closes soon
+        self.driver.check_reply(&mut self.host, now);
     }
 
     fn request_headers(&mut self, message: &ProcessingRequest, headers: &HttpHeaders) {

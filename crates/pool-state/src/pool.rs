@@ -208,7 +208,10 @@ impl ManagedPool {
     pub fn refresh(&mut self, snapshot: Snapshot, at: Timestamp) {
         if self.endpoints.refresh(snapshot, at) {
             self.judge_claims(at);
-            self.ledger.in_flight.scraped(self.endpoints.refs());
+            if let Some(state) = &self.endpoints.state {
+                let metrics = state.snapshot.metrics();
+                self.ledger.in_flight.scraped(&state.refs, metrics);
+            }
             self.queues.room_changed();
             self.cache.set_sizes(&self.endpoints);
         }

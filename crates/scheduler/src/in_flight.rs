@@ -289,16 +289,13 @@ impl InFlight {
         &mut self.others
     }
 
-    /// Records that new metrics of these endpoints arrived. From now on, [`Self::requests_now`]
-    /// adds the changes since then.
-    pub fn scraped(&mut self, endpoints: &[EndpointRef]) {
-        let mut scraped = std::mem::take(&mut self.scraped);
-        scraped.start(
-            endpoints
-                .iter()
-                .map(|endpoint| (*endpoint, self.requests(*endpoint))),
-        );
-        self.scraped = scraped;
+    /// Records that new metrics of these endpoints arrived, parallel to `metrics`. From now on,
+    /// [`Self::requests_now`] adds the changes since then.
+    pub fn scraped(&mut self, endpoints: &[EndpointRef], metrics: &[EndpointMetrics]) {
+        for (endpoint, metrics) in endpoints.iter().zip(metrics) {
+            let requests = self.requests(*endpoint);
+            self.scraped.note(*endpoint, requests, metrics);
+        }
     }
 
     /// The number of requests at `endpoint` now: the engine's last report (`metrics`, running and

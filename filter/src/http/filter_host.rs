@@ -57,6 +57,8 @@ pub(super) struct FilterHost<H: Host> {
     pub(super) headers_went_on: bool,
     /// The request body, while it is in progress and long.
     pub(super) body: Option<Rc<BodyInProgress>>,
+    /// The place of the sent request among those that the VM watches.
+    pub(super) watch: Option<usize>,
 }
 
 // === impl FilterHost ===
@@ -303,7 +305,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
     }
 
     fn watch_reply(&mut self) {
-        self.with_vm(|vm| vm.watched().watch_reply(self.stream.clone()));
+        self.watch = Some(self.with_vm(|vm| vm.watched().watch_reply(self.stream.clone())));
     }
 
     fn take_response_body(&mut self, size: usize) -> Vec<u8> {

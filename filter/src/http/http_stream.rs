@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
 use exchange::{
-    BodyProgress, FilterStatus, ReplyCheck, RequestDriver, ResponseHead, ResponseOrigin, Timestamp,
+    BodyProgress, FilterStatus, RequestDriver, ResponseHead, ResponseOrigin, Timestamp,
 };
 
 use super::filter_host::FilterHost;
@@ -52,6 +52,7 @@ impl<H: Host> HttpStream<H> {
                 is_ending: false,
                 headers_went_on: false,
                 body: None,
+                watch: None,
             };
             Self(RefCell::new(StreamParts {
                 driver: RequestDriver::default(),
@@ -156,6 +157,9 @@ impl<H: Host> HttpStream<H> {
     pub fn end(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.body_ends();
+        if let Some(watch) = host.watch.take() {
+            host.with_vm(|vm| vm.watched().forget_reply(watch));
+        }
         driver.end(host);
     }
 }
@@ -180,9 +184,11 @@ impl<H: Host> ParkedRequest for HttpStream<H> {
         }
     }
 
-    fn check_reply(&self, now: Timestamp) -> bool {
+    fn check_reply(&self, now: Timestamp) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
-        host.proxy.focus(host.id).is_ok() && driver.check_reply(host, now) == ReplyCheck::Again
+        if driver.is_silent(now) && host.proxy.focus(host.id).is_ok() {
+            driver.check_reply(host, now);
+        }
     }
 
     fn refuse_body(&self) {

@@ -213,9 +213,7 @@ mod tests {
             false
         }
         fn retry(&self) {}
-        fn check_reply(&self, _: Timestamp) -> bool {
-            false
-        }
+        fn check_reply(&self, _: Timestamp) {}
         fn refuse_body(&self) {}
     }
 

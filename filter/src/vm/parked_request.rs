@@ -9,9 +9,8 @@ pub trait ParkedRequest {
     /// Decides again, or releases the held piece, because state arrived, the deadline passed, or
     /// the pool named the request.
     fn retry(&self);
-    /// Checks a reply that may make no progress. Returns false if the stream has ended, or must no
-    /// longer be watched.
-    fn check_reply(&self, now: Timestamp) -> bool;
+    /// Checks a sent request that may make no progress.
+    fn check_reply(&self, now: Timestamp);
     /// Refuses the request if its body is not complete, because there is no room for it.
     fn refuse_body(&self);
 }

@@ -1,43 +1,59 @@
-//! The streams on which the VM acts from a root context: replies that may make no progress, and
-//! bodies without room.
+//! The streams on which the VM acts from a root context: sent requests that may make no progress,
+//! and bodies without room.
 
-use std::rc::Weak;
+use std::rc::{Rc, Weak};
 
 use exchange::Timestamp;
 
 use super::bodies::BodiesInProgress;
 use super::parked_request::ParkedRequest;
 
-/// The interval at which replies are checked, in ms: a fifth of the shortest pause that counts.
+/// The interval at which sent requests are checked, in ms: a fifth of the shortest pause that
+/// counts.
 const CHECK_MS: u64 = 1_000;
 
 #[derive(Default)]
 pub struct WatchedStreams {
     pub bodies: BodiesInProgress,
-    /// The long replies of this VM that have not ended, and no others.
-    replies: Vec<Weak<dyn ParkedRequest>>,
+    /// The sent requests of this VM that have not ended, and empty places.
+    replies: Vec<Option<Weak<dyn ParkedRequest>>>,
+    /// The empty places.
+    free: Vec<usize>,
     checked: Timestamp,
 }
 
 // === impl WatchedStreams ===
 
 impl WatchedStreams {
-    /// Watches a reply from now on.
-    pub fn watch_reply(&mut self, stream: Weak<dyn ParkedRequest>) {
-        self.replies.push(stream);
+    /// Watches a sent request from now on. Returns its place.
+    pub fn watch_reply(&mut self, stream: Weak<dyn ParkedRequest>) -> usize {
+        let place = self.free.pop().unwrap_or(self.replies.len());
+        match self.replies.get_mut(place) {
+            Some(empty) => *empty = Some(stream),
+            None => self.replies.push(Some(stream)),
+        }
+        place
     }
 
-    /// Returns the replies to check now. The caller gives back those that continue.
-    pub fn take_replies(&mut self, now: Timestamp) -> Vec<Weak<dyn ParkedRequest>> {
+    /// Watches the request at this place no longer.
+    pub fn forget_reply(&mut self, place: usize) {
+        if let Some(reply) = self.replies.get_mut(place) {
+            *reply = None;
+            self.free.push(place);
+        }
+    }
+
+    /// Returns how many places of requests there are to check now.
+    pub fn due_replies(&mut self, now: Timestamp) -> usize {
         if now.ms_since(self.checked) < CHECK_MS {
-            return Vec::new();
+            return 0;
         }
         self.checked = now;
-        std::mem::take(&mut self.replies)
+        self.replies.len()
     }
 
-    pub fn watch_again(&mut self, replies: Vec<Weak<dyn ParkedRequest>>) {
-        self.replies.extend(replies);
+    pub fn reply(&self, place: usize) -> Option<Rc<dyn ParkedRequest>> {
+        self.replies.get(place)?.as_ref()?.upgrade()
     }
 }
 

@@ -191,8 +191,11 @@ impl<H: RequestHost> RequestDriver<H> {
         if let Some((pool, number)) = self.pool.as_ref().zip(self.exchange.revocable()) {
             host.watch(pool, number);
         }
-        let us = host.now().us_since(since);
+        let now = host.now();
+        let us = now.us_since(since);
         let counted = if self.is_routed() {
+            self.reply_flow.request_sent(now);
+            host.watch_reply();
             RequestCount::Picked { us }
         } else {
             RequestCount::FailedOpen

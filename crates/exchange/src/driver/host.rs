@@ -207,8 +207,8 @@ pub trait RequestHost {
     /// ([`crate::ResponseBody::Hold`]).
     fn send_response_headers(&mut self, step: ResponseStep);
 
-    /// Calls [`check_reply`](super::RequestDriver::check_reply) several times a second from now on,
-    /// until the reply has ended. A host that sees no time pass cannot do this.
+    /// Calls [`check_reply`](super::RequestDriver::check_reply) about once a second from now on,
+    /// until the stream has ended. A host that sees no time pass cannot do this.
     fn watch_reply(&mut self) {}
 
     /// Returns the next `size` bytes of the response body.

@@ -1,56 +1,22 @@
-//! Handles replies that make no progress because their client does not read.
+//! Handles requests that make no progress because their client does not read.
 //!
-//! A proxy stops reading from an endpoint while its buffer for the client is full, so neither the
-//! proxy nor the filter sees the end of such a reply. The endpoint may have ended the reply long
-//! ago.
+//! A proxy stops reading from endpoints while its buffer for a client is full. The streams of one
+//! HTTP/2 connection share that buffer, so it may be full before a reply has begun. Then neither
+//! the proxy nor the filter sees the reply. The endpoint may have ended it long ago.
 
 use pool_state::Timestamp;
 
-use super::{FilterStatus, PoolUse, RequestCount, RequestDriver, RequestHost};
-use crate::exchange::AwaitedSide;
-
-/// From this number of bytes of a reply on, a pause may be caused by the client. It is half of the
-/// smallest buffer of a known gateway (Envoy Gateway's default), because headers and framing are in
-/// the buffer too. With fewer bytes, the proxy still reads, so the endpoint causes the pause.
-const WATCHED_BYTES_MIN: u64 = 16_384;
-
-/// How long no byte must pass before the place of the request is freed. It is longer than a reading
-/// client pauses, and longer than the pause of a scrape that shows what the engine has. Any value
-/// far below the length of a generation limits what the place costs others.
-const RELEASE_MS: u64 = 5_000;
+use super::{PoolUse, RequestCount, RequestDriver, RequestHost};
+use crate::exchange::{AwaitedSide, RELEASE_MS, Silence};
 
 /// The part of a reply that has arrived so far.
 #[derive(Debug, Default)]
 pub(super) struct ReplyFlow {
+    /// The headers count as one byte.
     bytes: u64,
-    state: ReplyFlowState,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum ReplyFlowState {
-    /// The reply is short so far.
-    #[default]
-    Short,
-    /// The host checks the reply from time to time.
-    Watched(Silence),
-    /// No byte passed for a long time, because the client does not read.
-    Unread(Silence),
-}
-
-/// The time since when a reply has this many bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Silence {
-    bytes: u64,
-    since: Timestamp,
-}
-
-/// Whether the host must continue to check a reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReplyCheck {
-    /// The host calls [`RequestDriver::check_reply`] again.
-    Again,
-    /// The stream has ended, or has a local reply. For that reply the proxy resets the stream.
-    Ended,
+    silence: Silence,
+    /// Whether no byte passed for a long time, because the client does not read.
+    is_unread: bool,
 }
 
 // === impl RequestDriver ===
@@ -59,62 +25,57 @@ impl<H: RequestHost> RequestDriver<H> {
     /// Records that a piece of the reply passes to the client.
     pub(super) fn piece_passes(&mut self, host: &mut H, size: usize) {
         self.reply_flow.bytes = self.reply_flow.bytes.saturating_add(size as u64);
-        match self.reply_flow.state {
-            ReplyFlowState::Short
-                if self.reply_flow.bytes >= WATCHED_BYTES_MIN && self.is_routed() =>
-            {
-                self.reply_flow.state =
-                    ReplyFlowState::Watched(self.reply_flow.silence(host.now()));
-                host.watch_reply();
-            }
-            ReplyFlowState::Unread(silence) if size > 0 => {
-                self.reply_flow.state = ReplyFlowState::Watched(silence);
-                let Some(pool) = &self.pool else { return };
-                let exchange = &mut self.exchange;
-                host.with_pool(pool, PoolUse::ReadResponse, silence.since, |pool| {
-                    exchange.take_place_again(pool);
-                });
-            }
-            ReplyFlowState::Short | ReplyFlowState::Watched(_) | ReplyFlowState::Unread(_) => {}
+        if !self.reply_flow.is_unread || size == 0 {
+            return;
         }
+        self.reply_flow.is_unread = false;
+        let Some(pool) = &self.pool else { return };
+        let exchange = &mut self.exchange;
+        let since = self.reply_flow.silence.since;
+        host.with_pool(pool, PoolUse::ReadResponse, since, |pool| {
+            exchange.take_place_again(pool);
+        });
     }
 
-    /// Checks a reply that the host watches. If no byte passes because the client does not read,
-    /// frees the place of the request, and later answers it.
-    pub fn check_reply(&mut self, host: &mut H, now: Timestamp) -> ReplyCheck {
-        if !self.is_routed() {
-            return ReplyCheck::Ended;
+    /// Whether no byte passed for so long that the host must call [`Self::check_reply`].
+    #[inline(never)] // several callers, and the wasm module should be small
+    pub fn is_silent(&mut self, now: Timestamp) -> bool {
+        let ReplyFlow { bytes, silence, .. } = &mut self.reply_flow;
+        if silence.bytes != *bytes {
+            *silence = Silence {
+                bytes: *bytes,
+                since: now,
+            };
         }
-        match self.reply_flow.state {
-            ReplyFlowState::Short => {}
-            ReplyFlowState::Watched(silence) if silence.bytes != self.reply_flow.bytes => {
-                self.reply_flow.state = ReplyFlowState::Watched(self.reply_flow.silence(now));
-            }
-            ReplyFlowState::Watched(silence) => {
-                if now.ms_since(silence.since) >= RELEASE_MS && self.free_unread(host, now) {
-                    self.reply_flow.state = ReplyFlowState::Unread(silence);
-                }
-            }
-            ReplyFlowState::Unread(silence) => {
-                let after = host.settings().unread_reset_ms;
-                if after > 0 && now.ms_since(silence.since) >= after && self.cut_unread(host, now) {
-                    return ReplyCheck::Ended;
-                }
-            }
+        now.ms_since(silence.since) >= RELEASE_MS && self.is_routed()
+    }
+
+    /// Checks a request or a reply without progress. If its client does not read, frees the place
+    /// of the request, and later answers it. For that reply the proxy resets the stream.
+    pub fn check_reply(&mut self, host: &mut H, now: Timestamp) {
+        if !self.is_silent(now) {
+            return;
         }
-        ReplyCheck::Again
+        if !self.reply_flow.is_unread {
+            self.reply_flow.is_unread = self.free_unread(host, now);
+            return;
+        }
+        let after = host.settings().unread_reset_ms;
+        if after > 0 && now.ms_since(self.reply_flow.silence.since) >= after {
+            self.cut_unread(host, now);
+        }
     }
 
     /// Frees the place of a request whose client does not read. Returns false if the endpoint may
     /// be the reason.
     fn free_unread(&mut self, host: &mut H, now: Timestamp) -> bool {
         let Some(pool) = &self.pool else { return false };
-        let bytes = self.reply_flow.bytes;
+        let silence = self.reply_flow.silence;
         let exchange = &mut self.exchange;
-        let (awaited, is_new, due) = host.with_pool(pool, PoolUse::Respond, now, |pool| {
-            let awaited = exchange.awaited(pool, bytes, now);
-            let is_new = awaited != AwaitedSide::Endpoint && exchange.free_place(pool);
-            (awaited, is_new, pool.has_due())
+        let (is_unread, is_new, due) = host.with_pool(pool, PoolUse::Respond, now, |pool| {
+            let is_unread = exchange.awaited(pool, silence, now) != AwaitedSide::Endpoint;
+            let is_new = is_unread && exchange.free_place(pool);
+            (is_unread, is_new, pool.has_due())
         });
         if is_new {
             host.count(self.pool.as_ref(), RequestCount::Unread);
@@ -122,34 +83,37 @@ impl<H: RequestHost> RequestDriver<H> {
         if let Some(pool) = self.pool.as_ref().filter(|_| due) {
             host.release_queued(pool);
         }
-        awaited != AwaitedSide::Endpoint
+        is_unread
     }
 
     /// Ends a request whose client certainly does not read.
-    fn cut_unread(&mut self, host: &mut H, now: Timestamp) -> bool {
-        let Some(pool) = &self.pool else { return false };
-        let bytes = self.reply_flow.bytes;
+    fn cut_unread(&mut self, host: &mut H, now: Timestamp) {
+        let Some(pool) = &self.pool else { return };
+        let silence = self.reply_flow.silence;
         let exchange = &mut self.exchange;
         let cut = host.with_pool(pool, PoolUse::Release, now, |pool| {
-            (exchange.awaited(pool, bytes, now) == AwaitedSide::Client)
+            (exchange.awaited(pool, silence, now) == AwaitedSide::Client)
                 .then(|| exchange.cut_unread(pool, now))
                 .flatten()
         });
-        let Some((reply, outcome)) = cut else {
-            return false;
-        };
-        host.ended(&outcome);
-        self.refuse(host, reply) == FilterStatus::Hold
+        if let Some((reply, outcome)) = cut {
+            host.ended(&outcome);
+            self.refuse(host, reply);
+        }
     }
 }
 
 // === impl ReplyFlow ===
 
 impl ReplyFlow {
-    fn silence(&self, since: Timestamp) -> Silence {
-        Silence {
-            bytes: self.bytes,
-            since,
-        }
+    /// Records that the request was sent.
+    pub(super) fn request_sent(&mut self, now: Timestamp) {
+        self.silence.since = now;
+    }
+
+    /// Records the headers of the reply. Returns whether the place of the request was freed before.
+    pub(super) fn reply_begins(&mut self) -> bool {
+        self.bytes = self.bytes.saturating_add(1);
+        std::mem::take(&mut self.is_unread)
     }
 }

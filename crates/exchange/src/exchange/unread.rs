@@ -6,6 +6,15 @@ use super::routed_request::RoutedRequest;
 use super::{Exchange, ExchangeOutcome, ExchangePhase};
 use crate::reply::{LocalReply, Refusal};
 
+/// How long no byte must pass before the place of the request is freed, in ms. It is longer than a
+/// reading client pauses, and longer than the pause of a scrape that shows what the engine has. Any
+/// value far below the length of a generation limits what the place costs others.
+pub(crate) const RELEASE_MS: u64 = 5_000;
+
+/// By how much longer that is for each token of a prompt that may not be computed yet, in ms: a
+/// slow prefill. Some engines count no request whose prompt they compute.
+const PREFILL_MS_PER_TOKEN: u64 = 1;
+
 /// From this number of bytes on, a stream certainly waits for its client if the engine has no
 /// request. It is what Envoy holds of an HTTP/2 stream in the shipped files. With fewer bytes, the
 /// engine may run a tool for the request.
@@ -13,6 +22,13 @@ const STREAM_BYTES_MIN: u64 = 1_048_576;
 
 /// The status of an upgraded connection, on which both sides may be silent.
 const SWITCHING_PROTOCOLS: u16 = 101;
+
+/// The time since when a reply has this many bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Silence {
+    pub(crate) bytes: u64,
+    pub(crate) since: Timestamp,
+}
 
 /// The side that a reply waits for while no byte passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,14 +49,21 @@ pub(crate) enum AwaitedSide {
 
 impl Exchange {
     /// The side that the reply waits for while no byte passes.
-    pub(crate) fn awaited(&self, pool: &ManagedPool, bytes: u64, now: Timestamp) -> AwaitedSide {
+    #[cold]
+    pub(crate) fn awaited(
+        &self,
+        pool: &ManagedPool,
+        silence: Silence,
+        now: Timestamp,
+    ) -> AwaitedSide {
         match &self.phase {
-            ExchangePhase::Routed(routed) => routed.awaited(pool, bytes, now),
+            ExchangePhase::Routed(routed) => routed.awaited(pool, silence, now),
             _ => AwaitedSide::Endpoint,
         }
     }
 
     /// Frees the place of the request. Returns false if the place was already free.
+    #[cold]
     pub(crate) fn free_place(&mut self, pool: &mut ManagedPool) -> bool {
         match &mut self.phase {
             ExchangePhase::Routed(routed) => pool.suspend(&mut routed.pick.hold),
@@ -50,6 +73,7 @@ impl Exchange {
 
     /// Bytes pass again. The request takes its place again, unless the engine has computed the
     /// whole reply.
+    #[cold]
     pub(crate) fn take_place_again(&mut self, pool: &mut ManagedPool) {
         if let ExchangePhase::Routed(routed) = &mut self.phase
             && !routed.is_computed
@@ -75,13 +99,21 @@ impl Exchange {
 // === impl RoutedRequest ===
 
 impl RoutedRequest {
-    fn awaited(&self, pool: &ManagedPool, bytes: u64, now: Timestamp) -> AwaitedSide {
-        if !self.reply.served || self.reply.status == SWITCHING_PROTOCOLS {
+    #[cold]
+    fn awaited(&self, pool: &ManagedPool, silence: Silence, now: Timestamp) -> AwaitedSide {
+        if self.reply.status == SWITCHING_PROTOCOLS {
             return AwaitedSide::Endpoint;
         }
-        match pool.engine_count(&self.pick.hold, now) {
-            _ if self.is_computed => AwaitedSide::Client,
-            EngineCount::Nothing if bytes >= STREAM_BYTES_MIN => AwaitedSide::Client,
+        if self.is_computed {
+            return AwaitedSide::Client;
+        }
+        let silent_ms = now.ms_since(silence.since);
+        let prefill_ms = self.pick.hold.uncached_tokens() * PREFILL_MS_PER_TOKEN;
+        if silent_ms < RELEASE_MS + prefill_ms {
+            return AwaitedSide::Endpoint;
+        }
+        match pool.engine_count(&self.pick.hold, silent_ms, now) {
+            EngineCount::Nothing if silence.bytes >= STREAM_BYTES_MIN => AwaitedSide::Client,
             EngineCount::Nothing | EngineCount::Fewer => AwaitedSide::ClientProbably,
             EngineCount::All => AwaitedSide::Endpoint,
         }

@@ -4,12 +4,11 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use exchange::driver::ReplyCheck;
 use exchange::{FilterStatus, ManagedPool, RequestDriver, ResponseHead, ResponseOrigin};
-use scheduler::{EndpointMetrics, Version};
+use scheduler::{EndpointMetrics, Snapshot, Version};
 
 use crate::memory_host::{CHAT, MemoryHost};
-use crate::release::pool_update;
+use crate::release::{pool_update, split_pool_update};
 
 /// A piece that makes a reply long enough for a proxy to stop reading it.
 const PIECE: usize = 20_000;
@@ -21,13 +20,29 @@ struct UnreadCase {
 }
 
 impl UnreadCase {
-    /// Sends a request to a pool of one endpoint, and answers it with headers.
-    fn answered(head: ResponseHead<'_>) -> Self {
+    /// Sends a request to a pool of one endpoint.
+    fn sent() -> Self {
+        Self::sent_to(pool_update(1, 1))
+    }
+
+    fn sent_to(endpoints: Snapshot) -> Self {
         let mut pool = ManagedPool::new(7, 1024);
-        pool.install(pool_update(1, 1), 7, 1_000_000);
+        pool.install(endpoints, 7, 5_000);
         let pool = Rc::new(RefCell::new(pool));
         let mut host = MemoryHost::new(&pool, CHAT);
-        let (mut driver, _) = host.send_with(&[]);
+        let (driver, _) = host.send_with(&[]);
+        host.log.clear();
+        Self { pool, host, driver }
+    }
+
+    /// Sends a request, and answers it with headers.
+    fn answered(head: ResponseHead<'_>) -> Self {
+        let mut case = Self::sent();
+        case.answer(head);
+        case
+    }
+
+    fn answer(&mut self, head: ResponseHead<'_>) {
         let head = ResponseHead {
             origin: ResponseOrigin::Upstream,
             status: 200,
@@ -35,9 +50,9 @@ impl UnreadCase {
             attempts: 1,
             ..head
         };
-        assert_eq!(driver.response_headers(&mut host, &head), FilterStatus::Go);
-        host.log.clear();
-        Self { pool, host, driver }
+        let flow = self.driver.response_headers(&mut self.host, &head);
+        assert_eq!(flow, FilterStatus::Go);
+        self.host.log.clear();
     }
 
     fn whole() -> Self {
@@ -55,35 +70,49 @@ impl UnreadCase {
         })
     }
 
+    /// A piece arrives, and the next check sees that.
     fn piece(&mut self, size: usize) {
         assert_eq!(
             self.driver.response_body(&mut self.host, size, false),
             FilterStatus::Go
         );
+        assert_eq!(self.wait(0), "");
     }
 
     /// Lets time pass, and then checks the reply. Returns what the host did.
-    fn wait(&mut self, ms: u64) -> (ReplyCheck, String) {
+    fn wait(&mut self, ms: u64) -> String {
         self.host.now = self.host.now.plus_ms(ms);
         self.host.log.clear();
         let now = self.host.now;
-        let check = self.driver.check_reply(&mut self.host, now);
-        (check, self.host.log.join(", "))
+        self.driver.check_reply(&mut self.host, now);
+        self.host.log.join(", ")
+    }
+
+    /// Lets time pass, in which the engine reports its requests each second. Then checks the reply.
+    fn wait_with(&mut self, ms: u64, running: f32, queued: f32) -> String {
+        self.host.now = self.host.now.plus_ms(ms);
+        self.report(running, queued);
+        self.wait(0)
     }
 
     /// The engine reports its running and queued requests.
     fn report(&mut self, running: f32, queued: f32) {
+        self.report_all(&[(running, queued)]);
+    }
+
+    /// Each engine reports its running and queued requests.
+    fn report_all(&mut self, counts: &[(f32, f32)]) {
         let mut pool = self.pool.borrow_mut();
-        let metrics = EndpointMetrics {
+        let metrics = counts.iter().map(|&(running, queued)| EndpointMetrics {
             running_requests: Some(running),
             queue_depth: Some(queued),
             ..EndpointMetrics::default()
-        };
+        });
         let sequence = pool.snapshot().unwrap().version().sequence + 1;
         let snapshot = pool
             .snapshot()
             .unwrap()
-            .with_metrics(Version { term: 1, sequence }, vec![metrics])
+            .with_metrics(Version { term: 1, sequence }, metrics.collect())
             .unwrap();
         pool.refresh(snapshot, self.host.now);
     }
@@ -99,10 +128,6 @@ impl UnreadCase {
     }
 }
 
-fn again(log: &str) -> (ReplyCheck, String) {
-    (ReplyCheck::Again, log.to_owned())
-}
-
 #[test]
 fn the_place_is_free_at_the_last_byte_and_not_when_the_client_has_read_it() {
     let mut case = UnreadCase::whole();
@@ -111,7 +136,7 @@ fn the_place_is_free_at_the_last_byte_and_not_when_the_client_has_read_it() {
     let _ = case.driver.response_body(&mut case.host, 1, true);
     assert_eq!(case.places(), (0, 0));
     case.host.log.clear();
-    assert_eq!(case.wait(100_000), (ReplyCheck::Ended, String::new()));
+    assert_eq!(case.wait(100_000), "");
     case.driver.end(&mut case.host);
     assert!(case.host.log.is_empty(), "it ends once");
 }
@@ -132,12 +157,11 @@ fn the_place_is_free_at_the_trailers_and_at_headers_without_a_body() {
 fn a_complete_reply_that_stops_is_not_read_and_is_reset_later() {
     let mut case = UnreadCase::whole();
     case.piece(PIECE);
-    assert_eq!(case.wait(4_999), again(""));
-    assert_eq!(case.wait(1), again("Unread"));
+    assert_eq!(case.wait(4_999), "");
+    assert_eq!(case.wait(1), "Unread");
     assert_eq!(case.places(), (0, 1));
-    assert_eq!(case.wait(54_999), again(""));
-    let (check, log) = case.wait(1);
-    assert_eq!(check, ReplyCheck::Ended);
+    assert_eq!(case.wait(54_999), "");
+    let log = case.wait(1);
     assert!(log.ends_with("reply 408 unread-reply"), "{log}");
     assert_eq!(case.places(), (0, 0));
     case.driver.end(&mut case.host);
@@ -153,7 +177,7 @@ fn no_reply_is_reset_where_the_settings_say_never() {
     case.host.settings.unread_reset_ms = 0;
     case.piece(PIECE);
     let _ = case.wait(5_000);
-    assert_eq!(case.wait(100_000_000), again(""));
+    assert_eq!(case.wait(100_000_000), "");
 }
 
 #[test]
@@ -161,61 +185,140 @@ fn a_client_that_reads_slowly_is_not_cut() {
     let mut case = UnreadCase::whole();
     for _ in 0..100 {
         case.piece(PIECE);
-        assert_eq!(case.wait(1), again(""));
-        assert_eq!(case.wait(4_000), again(""));
+        assert_eq!(case.wait(1), "");
+        assert_eq!(case.wait(4_000), "");
     }
     for _ in 0..3 {
         case.piece(1);
-        let _ = case.wait(1);
         let _ = case.wait(5_000);
-        assert_eq!(case.wait(50_000), again(""), "it reads once in a minute");
+        assert_eq!(case.wait(50_000), "", "it reads once in a minute");
         assert_eq!(case.places(), (0, 1), "the engine has long ended");
     }
 }
 
 #[test]
-fn a_short_reply_waits_for_its_engine() {
+fn a_short_reply_is_unread_as_well_because_other_streams_may_fill_the_buffer() {
     let mut case = UnreadCase::whole();
     case.piece(10_000);
-    assert_eq!(case.wait(1_000_000), again(""));
-    assert_eq!(case.places(), (1, 0));
+    assert_eq!(case.wait(5_000), "Unread");
+    assert_eq!(case.places(), (0, 1));
 }
 
 #[test]
 fn a_stream_keeps_its_place_while_its_engine_may_be_thinking() {
     let mut case = UnreadCase::stream();
     case.piece(PIECE);
-    assert_eq!(case.wait(1_000_000), again(""), "the engine has no metrics");
-    case.report(1.0, 0.0);
-    assert_eq!(case.wait(1_000_000), again(""), "it runs the request");
-    case.report(0.0, 1.0);
-    assert_eq!(case.wait(1_000_000), again(""), "it has preempted it");
+    assert_eq!(case.wait(1_000_000), "", "the engine has no metrics");
+    assert_eq!(
+        case.wait_with(1_000_000, 1.0, 0.0),
+        "",
+        "it runs the request"
+    );
+    assert_eq!(
+        case.wait_with(1_000_000, 0.0, 1.0),
+        "",
+        "it has preempted it"
+    );
     assert_eq!(case.places(), (1, 0));
 }
 
 #[test]
 fn a_stream_whose_engine_has_nothing_left_is_not_read() {
     let mut case = UnreadCase::stream();
+    case.report(1.0, 0.0);
     case.piece(PIECE);
-    case.host.now = case.host.now.plus_ms(5_000);
-    case.report(0.0, 0.0);
-    assert_eq!(case.wait(0), again("Unread"));
+    assert_eq!(case.wait_with(5_100, 0.0, 0.0), "Unread");
     assert_eq!(case.places(), (0, 1));
     case.piece(100);
     assert_eq!(case.places(), (1, 0), "its engine had something left");
-    let _ = case.wait(1);
-    assert_eq!(case.wait(5_000), again("Unread"));
-    assert_eq!(case.wait(60_000), again(""), "the engine may run a tool");
+    assert_eq!(case.wait_with(5_100, 0.0, 0.0), "Unread");
+    assert_eq!(
+        case.wait_with(60_000, 0.0, 0.0),
+        "",
+        "the engine may run a tool"
+    );
     case.piece(1 << 20);
-    let _ = case.wait(1);
-    assert_eq!(case.wait(5_000), again("Unread"));
-    let (check, _) = case.wait(60_000);
-    assert_eq!(check, ReplyCheck::Ended);
+    assert_eq!(case.wait_with(5_100, 0.0, 0.0), "Unread");
+    let log = case.wait_with(60_000, 0.0, 0.0);
+    assert!(log.ends_with("reply 408 unread-reply"), "{log}");
+}
+
+#[test]
+fn a_request_without_any_reply_is_unread_when_its_engine_has_ended_it() {
+    let mut case = UnreadCase::sent();
+    assert_eq!(case.wait_with(4_000, 1.0, 0.0), "");
+    assert_eq!(case.wait_with(999, 0.0, 0.0), "", "it may be on its way");
+    assert_eq!(case.wait_with(100, 0.0, 0.0), "Unread");
+    assert_eq!(case.places(), (0, 1));
+    assert_eq!(case.wait_with(500_000, 0.0, 0.0), "", "it is not answered");
+    case.answer(ResponseHead::default());
+    assert_eq!(case.places(), (1, 0), "the proxy reads its reply");
+    case.piece(10);
+    let _ = case.driver.response_body(&mut case.host, 1, true);
+    assert_eq!(case.places(), (0, 0));
+}
+
+#[test]
+fn a_request_whose_prefill_takes_long_keeps_its_place() {
+    let mut case = UnreadCase::sent();
+    for _ in 0..100 {
+        assert_eq!(case.wait_with(10_000, 1.0, 0.0), "", "the engine counts it");
+    }
+    let mut silent = UnreadCase::sent();
+    for _ in 0..100 {
+        let log = silent.wait_with(10_000, 0.0, 0.0);
+        assert_eq!(log, "", "the engine counts none");
+    }
+    assert_eq!((case.places(), silent.places()), ((1, 0), (1, 0)));
+}
+
+#[test]
+fn an_engine_that_counts_no_request_in_prefill_has_a_millisecond_for_each_token() {
+    let mut case = UnreadCase::sent();
+    let body = format!(
+        r#"{{"model":"m","messages":[{{"role":"user","content":"{}"}}]}}"#,
+        "word ".repeat(16_000)
+    );
+    let mut host = MemoryHost::new(&case.pool, body.as_bytes());
+    let (driver, _) = host.send_with(&[]);
+    case.driver.end(&mut case.host);
+    case.host = host;
+    case.driver = driver;
+    case.report(1.0, 0.0);
+    assert_eq!(case.wait_with(20_000, 0.0, 0.0), "", "20,000 tokens");
+    assert_eq!(case.wait_with(20_000, 0.0, 0.0), "Unread");
+}
+
+#[test]
+fn a_request_in_stages_is_unread_when_none_of_its_engines_has_it() {
+    let mut case = UnreadCase::sent_to(split_pool_update(3, 1));
+    let loads = |case: &UnreadCase| {
+        let pool = case.pool.borrow();
+        let endpoints = pool.snapshot().unwrap().endpoints();
+        endpoints
+            .iter()
+            .map(|endpoint| pool.in_flight().own(endpoint.id).requests)
+            .sum::<u32>()
+    };
+    let before = loads(&case);
+    assert_eq!(before, 3, "each stage has it");
+    case.report_all(&[(1.0, 0.0); 3]);
+    case.host.now = case.host.now.plus_ms(6_000);
+    for busy in 0..3 {
+        case.report_all(&[0, 1, 2].map(|at| (f32::from(u8::from(at == busy)), 0.0)));
+        let _ = case.wait(0);
+        assert_eq!(loads(&case), before, "engine {busy} has it");
+    }
+    case.report_all(&[(0.0, 0.0); 3]);
+    let _ = case.wait(0);
+    assert_eq!(loads(&case), 0);
+    case.answer(ResponseHead::default());
+    assert_eq!(loads(&case), 1, "the serving engine");
 }
 
 #[test]
 fn an_upgraded_connection_may_be_silent() {
-    let mut case = UnreadCase::stream();
+    let mut case = UnreadCase::sent();
     let head = ResponseHead {
         origin: ResponseOrigin::Upstream,
         status: 101,
@@ -225,8 +328,8 @@ fn an_upgraded_connection_may_be_silent() {
     };
     let _ = case.driver.response_headers(&mut case.host, &head);
     case.piece(2 << 20);
-    case.report(0.0, 0.0);
-    assert_eq!(case.wait(1_000_000), again(""));
+    case.report(1.0, 0.0);
+    assert_eq!(case.wait_with(1_000_000, 0.0, 0.0), "");
     assert_eq!(case.places(), (1, 0));
 }
 
@@ -237,14 +340,14 @@ fn a_stream_of_an_engine_that_runs_others_is_freed_and_not_cut() {
     let (_, flow) = second.send_with(&[]);
     assert_eq!(flow, FilterStatus::Go);
     case.piece(PIECE);
-    case.host.now = case.host.now.plus_ms(5_000);
+    case.host.now = case.host.now.plus_ms(5_100);
     case.report(1.0, 0.0);
     assert_eq!(case.places(), (2, 0));
-    assert_eq!(case.wait(0), again("Unread"), "it runs one of two");
+    assert_eq!(case.wait(0), "Unread", "it runs one of two");
     assert_eq!(case.places(), (1, 1));
     assert_eq!(
-        case.wait(1_000_000),
-        again(""),
+        case.wait_with(1_000_000, 1.0, 0.0),
+        "",
         "the one that it runs may be this one"
     );
 }

@@ -119,11 +119,22 @@ impl LedgerHold {
     /// The prompt tokens that are not cached at the endpoint that computes the prompt; 0 after its
     /// end.
     pub fn uncached_tokens(&self) -> u64 {
-        self.stages
-            .iter()
-            .chain([&self.serving])
+        self.tickets()
             .map(|ticket| ticket.load().prefills.uncached_tokens)
             .sum()
+    }
+
+    /// The endpoints that work on the request.
+    pub(super) fn endpoints(&self) -> impl Iterator<Item = EndpointRef> {
+        self.tickets().map(InFlightTicket::endpoint)
+    }
+
+    pub(super) fn tickets_mut(&mut self) -> impl Iterator<Item = &mut InFlightTicket> {
+        self.stages.iter_mut().chain([&mut self.serving])
+    }
+
+    fn tickets(&self) -> impl Iterator<Item = &InFlightTicket> {
+        self.stages.iter().chain([&self.serving])
     }
 }
 

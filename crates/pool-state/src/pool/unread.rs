@@ -2,10 +2,11 @@
 
 use scheduler::{EndpointRef, Timestamp};
 
+use super::endpoints::PublishedState;
 use super::{LedgerHold, ManagedPool};
 
 /// The requests in flight at an endpoint, compared with the engine's own numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EngineCount {
     /// The engine has all of them, or its numbers are missing or old.
     All,
@@ -18,27 +19,38 @@ pub enum EngineCount {
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// Compares the engine's running and queued requests with the requests in flight there.
+    /// Compares the running and queued requests of the engines that have the request with the
+    /// requests in flight there. Of several engines, the one that has most decides. `silent_ms` is
+    /// the time in which nothing changed for the request, so older numbers do not count.
     #[must_use]
-    pub fn engine_count(&self, held: &LedgerHold, now: Timestamp) -> EngineCount {
-        let Some(state) = &self.endpoints.state else {
+    #[cold]
+    pub fn engine_count(&self, held: &LedgerHold, silent_ms: u64, now: Timestamp) -> EngineCount {
+        let state = self
+            .endpoints
+            .state
+            .as_ref()
+            .filter(|state| !state.metrics_stale(now) && silent_ms >= state.staleness_max_ms);
+        let Some(state) = state else {
             return EngineCount::All;
         };
-        let endpoint = held.endpoint();
-        let metrics = state
-            .refs
-            .iter()
-            .zip(state.snapshot.metrics())
-            .find(|(known, _)| **known == endpoint)
-            .map(|(_, metrics)| metrics)
-            .filter(|_| !state.metrics_stale(now));
-        let Some(metrics) = metrics else {
+        let mut count = EngineCount::Nothing;
+        for endpoint in held.endpoints() {
+            count = count.min(self.engine_count_at(state, endpoint));
+        }
+        count
+    }
+
+    fn engine_count_at(&self, state: &PublishedState, endpoint: EndpointRef) -> EngineCount {
+        let at = state.refs.iter().position(|known| *known == endpoint);
+        let metrics = at.and_then(|at| state.snapshot.metrics().get(at));
+        let in_flight = &self.ledger.in_flight;
+        let Some(metrics) = metrics.filter(|_| in_flight.has_counted(endpoint)) else {
             return EngineCount::All;
         };
         if metrics.running_requests == Some(0.0) && metrics.queue_depth == Some(0.0) {
             return EngineCount::Nothing;
         }
-        match self.ledger.in_flight.absent(endpoint, metrics) {
+        match in_flight.absent(endpoint, metrics) {
             0 => EngineCount::All,
             _ => EngineCount::Fewer,
         }
@@ -47,19 +59,26 @@ impl ManagedPool {
     /// Frees the place of a request whose reply waits for its client. It stays counted until its
     /// end as [`scheduler::in_flight::InFlight::suspended`]. Returns false if the place was already
     /// free.
+    #[cold]
     pub fn suspend(&mut self, held: &mut LedgerHold) -> bool {
-        let is_new = self.ledger.in_flight.suspend(&mut held.serving);
-        if is_new {
-            self.place_changed(held.endpoint());
+        let mut is_new = false;
+        for ticket in held.tickets_mut() {
+            if self.ledger.in_flight.suspend(ticket) {
+                self.place_changed(ticket.endpoint());
+                is_new = true;
+            }
         }
         is_new
     }
 
     /// Records that the engine continues with a request that was suspended, so the request has its
     /// place again.
+    #[cold]
     pub fn resume(&mut self, held: &mut LedgerHold) {
-        self.ledger.in_flight.resume(&mut held.serving);
-        self.place_changed(held.endpoint());
+        for ticket in held.tickets_mut() {
+            self.ledger.in_flight.resume(ticket);
+            self.place_changed(ticket.endpoint());
+        }
     }
 
     fn place_changed(&mut self, endpoint: EndpointRef) {

@@ -10,12 +10,21 @@
 //! read only the ledger.
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
+use crate::metrics::EndpointMetrics;
 
 /// The ledger's request counts when the last scrape arrived.
 #[derive(Debug, Default)]
 pub(super) struct ScrapeBaseline {
     /// The counts by slot.
-    rows: Vec<Option<(Generation, u32)>>,
+    rows: Vec<Option<BaselineRow>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct BaselineRow {
+    generation: Generation,
+    requests: u32,
+    /// Whether the engine has ever reported a request.
+    counts: bool,
 }
 
 /// The number of requests that an endpoint has now: the scraped ones (running and queued) plus the
@@ -37,26 +46,45 @@ pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {
 // === impl ScrapeBaseline ===
 
 impl ScrapeBaseline {
-    pub(super) fn start(&mut self, ledger: impl Iterator<Item = (EndpointRef, u32)>) {
-        self.rows.clear();
-        for (endpoint, requests) in
-            ledger.filter(|(endpoint, _)| usize::from(endpoint.slot.0) < ENDPOINTS_MAX)
-        {
-            let slot = usize::from(endpoint.slot.0);
-            if self.rows.len() <= slot {
-                self.rows.resize(slot + 1, None);
-            }
-            if let Some(row) = self.rows.get_mut(slot) {
-                *row = Some((endpoint.generation, requests));
-            }
+    /// Records the ledger's count for an endpoint whose new metrics arrived.
+    #[cold] // once a scrape
+    pub(super) fn note(&mut self, endpoint: EndpointRef, requests: u32, metrics: &EndpointMetrics) {
+        let slot = usize::from(endpoint.slot.0);
+        if slot >= ENDPOINTS_MAX {
+            return;
+        }
+        if self.rows.len() <= slot {
+            self.rows.resize(slot + 1, None);
+        }
+        let counts = self.row(endpoint).is_some_and(|row| row.counts)
+            || metrics
+                .running_requests
+                .is_some_and(|running| running > 0.0);
+        if let Some(row) = self.rows.get_mut(slot) {
+            *row = Some(BaselineRow {
+                generation: endpoint.generation,
+                requests,
+                counts,
+            });
         }
     }
 
     pub(super) fn requests(&self, endpoint: EndpointRef) -> u32 {
-        match self.rows.get(usize::from(endpoint.slot.0)) {
-            Some(Some((generation, requests))) if *generation == endpoint.generation => *requests,
-            _ => 0,
-        }
+        self.row(endpoint).map_or(0, |row| row.requests)
+    }
+
+    /// Whether the engine has ever reported a request. One that never did may report none of those
+    /// that it has.
+    pub(super) fn counts(&self, endpoint: EndpointRef) -> bool {
+        self.row(endpoint).is_some_and(|row| row.counts)
+    }
+
+    fn row(&self, endpoint: EndpointRef) -> Option<BaselineRow> {
+        self.rows
+            .get(usize::from(endpoint.slot.0))
+            .copied()
+            .flatten()
+            .filter(|row| row.generation == endpoint.generation)
     }
 }
 
@@ -117,7 +145,7 @@ mod tests {
             10.0,
             "no scrape arrived: all of ours count as new"
         );
-        ledger.scraped(&[at]);
+        ledger.scraped(&[at], std::slice::from_ref(&said));
         assert_eq!(
             ledger.requests_now(at, &said),
             7.0,
@@ -148,7 +176,9 @@ mod tests {
             generation: Generation(1),
         };
         let mut noted = ScrapeBaseline::default();
-        noted.start([(at(ENDPOINTS_MAX - 1), 3), (at(ENDPOINTS_MAX), 4)].into_iter());
+        let metrics = EndpointMetrics::default();
+        noted.note(at(ENDPOINTS_MAX - 1), 3, &metrics);
+        noted.note(at(ENDPOINTS_MAX), 4, &metrics);
         assert_eq!(
             (
                 noted.requests(at(ENDPOINTS_MAX - 1)),

@@ -32,6 +32,7 @@ impl SuspendedCounts {
 impl InFlight {
     /// Takes the request out of the load of its endpoint, until [`Self::resume`]. Returns false if
     /// it is already suspended.
+    #[cold]
     pub fn suspend(&mut self, ticket: &mut InFlightTicket) -> bool {
         if ticket.suspended.is_some() {
             return false;
@@ -49,6 +50,7 @@ impl InFlight {
 
     /// Counts a suspended request again: its endpoint does work on it. If the endpoint is of
     /// another generation now, the request counts nowhere.
+    #[cold]
     pub fn resume(&mut self, ticket: &mut InFlightTicket) {
         let Some(request_id) = ticket.suspended.take() else {
             return;
@@ -68,8 +70,14 @@ impl InFlight {
             .map_or(0, |(_, count)| *count)
     }
 
-    /// How many of the requests in [`Self::load`] the engine no longer has, by its last report. It
+    /// Whether the engine has ever reported a request.
+    pub fn has_counted(&self, endpoint: EndpointRef) -> bool {
+        self.scraped.counts(endpoint)
+    }
+
+    /// How many of the requests in [`Self::load`] the engine does not have, by its last report. It
     /// is 0 if the engine does not report both its running and its queued requests.
+    #[cold]
     pub fn absent(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> u32 {
         let here = self.requests(endpoint).min(self.scraped.requests(endpoint));
         metrics
@@ -152,7 +160,11 @@ mod tests {
             0,
             "no scrape since"
         );
-        ledger.scraped(&[AT]);
+        ledger.scraped(&[AT], &[report(Some(0.0), Some(0.0))]);
+        assert!(!ledger.has_counted(AT), "it has never reported one");
+        ledger.scraped(&[AT], &[report(Some(1.0), Some(0.0))]);
+        ledger.scraped(&[AT], &[report(Some(0.0), Some(0.0))]);
+        assert!(ledger.has_counted(AT));
         for (running, queued, absent) in [
             (Some(2.0), Some(1.0), 2),
             (Some(5.0), Some(9.0), 0),

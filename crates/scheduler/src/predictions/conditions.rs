@@ -89,7 +89,7 @@ mod tests {
         let snapshot = snapshot(metrics);
         let at = snapshot.endpoints()[0].id;
         let mut ledger = InFlight::default();
-        ledger.scraped(&[at]);
+        ledger.scraped(&[at], snapshot.metrics());
         let mut decoding = ledger.admit_prompt(at, 100, 100);
         ledger.first_token(&mut decoding, 100);
         let waiting = ledger.admit_prompt(at, 1_000, 400);
