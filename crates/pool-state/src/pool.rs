@@ -44,6 +44,7 @@ mod stored_answers;
 mod token_rate;
 mod unread;
 mod verdicts;
+mod witnesses;
 
 pub use admission::{Claim, FlowAdmission};
 pub use commit::Stale;
@@ -55,7 +56,7 @@ pub use counters::{
 pub use crash_correlation::PromptSuspicion;
 pub use ejection::{Ejection, Ejections};
 
-pub use health::{RequestFailure, Witness};
+pub use health::RequestFailure;
 pub use load_report::{LoadReportSum, OwnLoadReport, PeerLoadReport};
 pub use miss_cause::{MISS_CAUSES, MissedTokens};
 pub use pick::{LedgerHold, RecordedPick, SessionTokenHeader};
@@ -66,6 +67,7 @@ pub use relay_sum::RelaySum;
 pub use request_timing::{RequestEnding, ms_between};
 pub use unread::EngineCount;
 pub use verdicts::SentRequest;
+pub use witnesses::Witness;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

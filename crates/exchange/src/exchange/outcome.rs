@@ -215,6 +215,7 @@ impl RoutedRequest {
             &SentRequest {
                 kind: self.kind.accepted_as,
                 credentials: self.kind.credentials,
+                client: self.kind.client,
                 names_id: self.kind.names_id,
                 status: self.reply.status,
                 // The last hash of a long prompt covers only its beginning, so long prompts with

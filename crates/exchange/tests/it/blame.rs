@@ -25,6 +25,7 @@ const REPORT_MS: u64 = 2;
 const BAD_FROM_MS: u64 = 7_000;
 /// From one request of the bad client to its next, ms: 21 in a second.
 const BAD_EVERY_MS: u64 = 48;
+const BAD_A_SECOND: usize = 21;
 const END_MS: u64 = 15_100;
 /// Turns of a conversation.
 const TURNS: usize = 10;
@@ -116,6 +117,9 @@ enum BadPrompts {
     Shared,
     /// Each continues a response that no engine knows.
     InventedId,
+    /// All go on one conversation, whose first request succeeds. Nine distinct ones come at once
+    /// each second, and between them one that repeats.
+    Aimed,
 }
 
 struct BlameFlight {
@@ -127,12 +131,15 @@ struct BlameFlight {
     fails: bool,
 }
 
+/// Engines and clients. It has many fields, because each kind of test has a switch.
 struct BlameWorld {
     api: BlameApi,
     /// Whether every second client sends arrays of prompts and gets arrays of replies.
     batches: bool,
     reply_ms: u64,
     keys: bool,
+    /// Whether each client has an address of its own.
+    addresses: bool,
     fault: BlameFault,
     bad: Option<BadClient>,
     workers: Vec<SharingWorker>,
@@ -251,6 +258,7 @@ impl BlameWorld {
             batches: false,
             reply_ms: REPLY_MS,
             keys: false,
+            addresses: false,
             fault: BlameFault::None,
             bad: None,
             workers: (0..WORKERS).map(worker).collect(),
@@ -327,7 +335,24 @@ impl BlameWorld {
 
     fn misbehave(&mut self, number: usize) {
         let Some(bad) = self.bad else { return };
+        let again = BAD_A_SECOND * usize::from(bad.prompts == BadPrompts::Aimed);
+        let at_once = match number.checked_rem(again) {
+            Some(1) => 9,
+            _ => 1,
+        };
+        (0..at_once).for_each(|nth| self.misbehave_once(bad, number, nth));
+    }
+
+    fn misbehave_once(&mut self, bad: BadClient, number: usize, nth: usize) {
         let prompt = match bad.prompts {
+            BadPrompts::Aimed => {
+                let which = if number % BAD_A_SECOND == 1 {
+                    format!("{number} {nth}")
+                } else {
+                    "again".repeat(usize::from(number > 0))
+                };
+                "the same beginning ".repeat(60) + &which
+            }
             BadPrompts::Same => "the same again ".repeat(40),
             BadPrompts::Shared => {
                 conversation(0, self.turns[0].saturating_sub(1) / TURNS, 0)
@@ -354,10 +379,14 @@ impl BlameWorld {
         let now = at(self.now_ms);
         let pool = &mut self.workers[worker].pool;
         let mut exchange = Exchange::new(now);
-        let pairs: [(&[u8], &[u8]); 3] = [
+        let address = client
+            .filter(|_| self.addresses)
+            .map_or("10.1.0.0".to_owned(), |client| format!("10.2.0.{client}"));
+        let pairs: [(&[u8], &[u8]); 4] = [
             (b":method", b"POST"),
             (b":path", self.api.path.as_bytes()),
             (b"authorization", key.as_bytes()),
+            (b"x-forwarded-for", address.as_bytes()),
         ];
         exchange.request_headers(&settings, pairs, false);
         exchange.capture_headers(pool, pairs);
@@ -379,7 +408,7 @@ impl BlameWorld {
             .parse()
             .unwrap();
         let fails = match (client, self.fault) {
-            (None, _) => true,
+            (None, _) => !body.ends_with(r#"beginning "}]}"#),
             (Some(_), BlameFault::NoWork | BlameFault::Refuses(_)) => to == 0,
             (Some(client), BlameFault::RefusesHalf(_)) => {
                 to == 0 && self.turns[client].is_multiple_of(2)
@@ -587,6 +616,53 @@ fn the_failures_of_one_client_eject_no_engine() {
         }
     }
     assert!(bad.is_empty(), "{bad:#?}");
+}
+
+#[test]
+fn the_aimed_failures_of_one_address_eject_no_engine() {
+    let mut bad = Vec::new();
+    for (clients, reply_ms) in [(32, REPLY_MS), (8, REPLY_MS), (32, 5 * REPLY_MS)] {
+        for key in [BadKey::None, BadKey::Invented] {
+            for prompts in [BadPrompts::Aimed, BadPrompts::Distinct, BadPrompts::Same] {
+                let mut world = BlameWorld::new(1, 8);
+                world.addresses = true;
+                world.reply_ms = reply_ms;
+                world.bad = Some(BadClient {
+                    status: 500,
+                    key,
+                    prompts,
+                });
+                let ejected = world.run(clients).ejected();
+                let line = format!(
+                    "{clients} clients, {reply_ms} ms, {prompts:?} key {key:?}: {ejected:.2}"
+                );
+                println!("{line}");
+                if ejected > 0.0 {
+                    bad.push(line);
+                }
+            }
+        }
+    }
+    assert!(bad.is_empty(), "{bad:#?}");
+}
+
+#[test]
+fn a_broken_engine_is_found_whether_its_clients_have_addresses_or_not() {
+    for addresses in [false, true] {
+        for clients in [2, 3, 16] {
+            let mut world = BlameWorld::new(1, 4);
+            world.addresses = addresses;
+            world.fault = BlameFault::Refuses(500);
+            world.reply_ms = REPLY_MS / 2;
+            let share = world.run(clients).to_first();
+            let max = if clients < 16 { 0.20 } else { 0.02 };
+            assert!(
+                share <= max,
+                "{clients} clients, addresses {addresses}: {:.1} %",
+                share * 100.0
+            );
+        }
+    }
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //!
 //! A failed answer is as much evidence against its request as against its endpoint. So failures
 //! count by [`Witness`]: the same prompt, or a client that succeeds nowhere, counts once, however
-//! often it fails there, until [`WITNESSES_MAX`] others have failed; a prompt that succeeds at
-//! another endpoint counts always. Witnesses eject an endpoint if
+//! often it fails there, until some others have failed; a prompt that succeeds at another endpoint
+//! counts always. While several clients are seen, few failures of one client count
+//! ([`super::witnesses`]). Witnesses eject an endpoint if
 //!
 //! - they are a streak of [`STREAK`] without a success, or half of all answers of [`WINDOW_MS`];
 //! - and they exceed twice what the failure rate of the other endpoints predicts by [`STREAK`].
@@ -26,13 +27,11 @@ use scheduler::{ENDPOINTS_MAX, EndpointRef};
 use scheduler::Timestamp;
 
 use super::answer_window::{AnswerCounts, AnswerWindow, TIMES_OTHERS, WINDOW_MS};
+use super::witnesses::{LastWitnesses, SeenClients, Witness, WitnessMark};
 
 /// Failures in a row that eject, like Envoy's `consecutive_5xx`, and by how many an endpoint must
 /// fail more than others.
 const STREAK: f32 = 5.0;
-
-/// The last witnesses remembered for each endpoint: more than make a streak.
-const WITNESSES_MAX: usize = 8;
 
 /// Lost connections in a row that eject an endpoint which answered a moment ago: a single one may
 /// be caused by its request.
@@ -59,6 +58,7 @@ pub(super) struct EndpointHealthTable {
     next_served: usize,
     /// When each endpoint last answered anything at all, by slot, in ns; 0: never.
     answered: Vec<u64>,
+    clients: SeenClients,
 }
 
 /// How a request failed.
@@ -69,17 +69,8 @@ pub enum RequestFailure {
     /// The connection was lost, or the proxy tried the next endpoint for an unknown reason. The
     /// value is the hash of the prompt.
     Lost(u64),
-    /// The answer may count against the endpoint.
-    Answer(Witness),
-}
-
-/// What failed at an endpoint. Its value is a hash.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Witness {
-    /// This prompt, of a client that succeeds with others. 0: an unknown prompt, unlike any other.
-    Prompt(u64),
-    /// Any prompt of this client, which had no success lately.
-    Client(u64),
+    /// The answer may count against the endpoint. The number is the hash of the client.
+    Answer(Witness, u64),
 }
 
 /// The effect of a failure on its endpoint.
@@ -106,9 +97,7 @@ struct EndpointHealth {
     /// The last two successes of prompts with different hashes, with their times.
     succeeded: [Option<(u64, Timestamp)>; 2],
     window: AnswerWindow,
-    /// The last witnesses, and where the next is written.
-    witnesses: [u64; WITNESSES_MAX],
-    next_witness: usize,
+    witnesses: LastWitnesses,
 }
 
 // === impl EndpointHealthTable ===
@@ -153,14 +142,21 @@ impl EndpointHealthTable {
     pub(super) fn record_peer_failure(
         &mut self,
         endpoint: EndpointRef,
-        witness: u64,
+        mark: WitnessMark,
         now: Timestamp,
     ) {
+        self.note_client(mark.client(), now);
+        let of_one_client_max = self.clients.of_one_client_max(now);
         if let Some(row) = self.row(endpoint)
-            && row.is_new(witness)
+            && row.witnesses.record(mark, false, of_one_client_max, now)
         {
             row.lengthen_streak(now);
         }
+    }
+
+    /// Records that a client got an answer, from this worker or another one of this process.
+    pub(super) fn note_client(&mut self, client: WitnessMark, now: Timestamp) {
+        self.clients.note(client, now);
     }
 
     /// Records that another worker of this process saw the endpoint succeed after failures.
@@ -181,13 +177,18 @@ impl EndpointHealthTable {
         let alive = self
             .answered_at(endpoint)
             .is_some_and(|at| now.ms_since(at) <= FRESH_MS);
-        let is_paired = matches!(failure, RequestFailure::Answer(Witness::Prompt(prompt)) if self.succeeds_elsewhere(endpoint, prompt));
+        let is_paired = matches!(failure, RequestFailure::Answer(Witness::Prompt(prompt), _) if self.succeeds_elsewhere(endpoint, prompt));
+        let of_one_client_max = self.clients.of_one_client_max(now);
         let Some(row) = self.row(endpoint) else {
             return FailureWeight::Nothing;
         };
-        if let RequestFailure::Answer(witness) = failure
-            && !row.is_new(witness.hash())
-            && !is_paired
+        if let RequestFailure::Answer(witness, client) = failure
+            && !row.witnesses.record(
+                WitnessMark::new(witness, client),
+                is_paired,
+                of_one_client_max,
+                now,
+            )
         {
             return FailureWeight::Nothing;
         }
@@ -196,10 +197,10 @@ impl EndpointHealthTable {
         counts.bad += 1.0;
         counts.outsiders += f32::from(u8::from(matches!(
             failure,
-            RequestFailure::Answer(Witness::Client(_))
+            RequestFailure::Answer(Witness::Client(_), _)
         )));
         let due = match failure {
-            RequestFailure::Answer(_) => false,
+            RequestFailure::Answer(..) => false,
             RequestFailure::Refused => true,
             RequestFailure::Lost(prompt) => {
                 row.lost += u32::from(row.lost == 0 || prompt == 0 || row.lost_prompt != prompt);
@@ -231,8 +232,8 @@ impl EndpointHealthTable {
         let weight = self.record_failure(endpoint, failure, now);
         let ejects = match failure {
             // Otherwise one prompt that fails everywhere would keep the endpoint ejected.
-            RequestFailure::Answer(_) if weight == FailureWeight::Nothing => false,
-            RequestFailure::Answer(_) => {
+            RequestFailure::Answer(..) if weight == FailureWeight::Nothing => false,
+            RequestFailure::Answer(..) => {
                 self.others_answers(endpoint, now).failure_rate() * TIMES_OTHERS <= 1.0
             }
             RequestFailure::Refused | RequestFailure::Lost(_) => true,
@@ -427,29 +428,9 @@ impl EndpointHealthTable {
     }
 }
 
-// === impl Witness ===
-
-impl Witness {
-    /// The lower half of its hash, as other workers know it. 0 stays 0.
-    pub(super) fn hash(self) -> u64 {
-        let (Self::Prompt(hash) | Self::Client(hash)) = self;
-        hash & u64::from(u32::MAX)
-    }
-}
-
 // === impl EndpointHealth ===
 
 impl EndpointHealth {
-    /// Records a witness. Returns whether it is not among the last; 0 never is.
-    fn is_new(&mut self, witness: u64) -> bool {
-        let is_new = witness == 0 || !self.witnesses.contains(&witness);
-        if let Some(oldest) = self.witnesses.get_mut(self.next_witness).filter(|_| is_new) {
-            *oldest = witness;
-            self.next_witness = (self.next_witness + 1) % WITNESSES_MAX;
-        }
-        is_new
-    }
-
     fn lengthen_streak(&mut self, now: Timestamp) {
         self.streak += 1.0;
         self.failed_at = now;
@@ -476,7 +457,7 @@ mod tests {
     use super::*;
     use scheduler::{Generation, Slot};
 
-    const UNLIKE_ANY: RequestFailure = RequestFailure::Answer(Witness::Prompt(0));
+    const UNLIKE_ANY: RequestFailure = RequestFailure::Answer(Witness::Prompt(0), 1);
 
     fn id(slot: u16) -> EndpointRef {
         EndpointRef {
@@ -571,7 +552,7 @@ mod tests {
 
     #[test]
     fn the_same_witness_counts_once_unless_the_prompt_succeeds_elsewhere() {
-        let failed = |witness| RequestFailure::Answer(witness);
+        let failed = |witness| RequestFailure::Answer(witness, 1);
         for witness in [Witness::Prompt(3), Witness::Client(3)] {
             let mut health = fine(4);
             assert!(!(0..4_000).any(|n| ejects(
@@ -624,7 +605,7 @@ mod tests {
 
     #[test]
     fn a_failed_probe_ejects_again_unless_others_fail_or_its_witness_is_known_to() {
-        let failed = |witness| RequestFailure::Answer(witness);
+        let failed = |witness| RequestFailure::Answer(witness, 1);
         let mut health = fine(4);
         assert!(probe_ejects(
             &mut health,
@@ -707,7 +688,7 @@ mod tests {
         ejects(
             &mut health,
             id(3),
-            RequestFailure::Answer(Witness::Client(9)),
+            RequestFailure::Answer(Witness::Client(9), 1),
             at(20_010),
         );
         health.excess_failures(&endpoints, at(20_010), &mut out);
@@ -729,5 +710,60 @@ mod tests {
         };
         assert!(!ejects(&mut health, next, UNLIKE_ANY, at(20_010)));
         assert_eq!(health.answered_at(next), None);
+    }
+
+    /// The endpoints work, and clients 1 to `clients` were seen a moment ago.
+    fn fine_for(clients: u64) -> EndpointHealthTable {
+        let mut health = fine(4);
+        (1..=clients)
+            .for_each(|client| health.note_client(WitnessMark::of_client(client), at(20_000)));
+        health
+    }
+
+    #[test]
+    fn one_client_of_several_ejects_no_endpoint_however_its_requests_fail() {
+        for clients in [2, 3, 30] {
+            let mut health = fine_for(clients);
+            for n in 0..4_000 {
+                if n % 20 == 0 {
+                    health.record_success(id(0), 7, at(20_000 + n));
+                }
+                let prompts = [Witness::Prompt(n), Witness::Prompt(7), Witness::Client(n)];
+                for witness in prompts {
+                    let failure = RequestFailure::Answer(witness, 1);
+                    assert!(!ejects(&mut health, id(0), failure, at(20_000 + n)), "{n}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_broken_endpoint_is_found_by_several_clients_at_once_and_by_one_of_them_later() {
+        let due = |clients, failing: u64| {
+            let mut health = fine_for(clients);
+            let failed = |n: u64| RequestFailure::Answer(Witness::Prompt(n), 1 + n % failing);
+            (1..).find(|n| {
+                health.record_success(id(1), 7, at(20_000 + n * 100));
+                ejects(&mut health, id(0), failed(*n), at(20_000 + n * 100))
+            })
+        };
+        assert_eq!(due(1, 1), Some(5), "one client is all there is");
+        assert_eq!(
+            (due(2, 2), due(3, 3), due(30, 5)),
+            (Some(5), Some(5), Some(5))
+        );
+        assert_eq!(
+            (due(2, 1), due(30, 2), due(30, 1)),
+            (Some(102), Some(101), Some(201))
+        );
+    }
+
+    #[test]
+    fn one_client_of_several_prolongs_an_ejection_twice() {
+        let mut health = fine_for(3);
+        let mut lost = (0..100)
+            .map(|n| RequestFailure::Answer(Witness::Prompt(n), 1))
+            .map(|failure| probe_ejects(&mut health, id(0), failure, at(20_001)));
+        assert_eq!(lost.by_ref().filter(|again| *again).count(), 2);
     }
 }

@@ -3,14 +3,16 @@
 //!
 //! The other workers receive a failure, and a success that ends a streak, as placements of one
 //! block, with a mark in the upper half like adapters ([`super::adapters`]). The lower half
-//! identifies the failed request, so one request that fails through several workers counts once. A
-//! mark never leaves the process, because other proxies may be hostile.
+//! identifies the failed request and its client, so one request that fails through several workers
+//! counts once. Of a success it identifies the client: so a worker that sees only one client learns
+//! that there are others. A mark never leaves the process, because other proxies may be hostile.
 
 use proto::placements::PlacementKind;
 use scheduler::{EndpointRef, Timestamp};
 
-use super::health::{EndpointHealthTable, Witness};
+use super::health::EndpointHealthTable;
 use super::placements::PlacementQueue;
+use super::witnesses::WitnessMark;
 
 /// The upper half of a mark: "Fail" in ASCII. Hashes of blocks have another.
 const MARK: u64 = 0x4661_696c_0000_0000;
@@ -29,18 +31,24 @@ pub(super) fn is_mark(block: u64) -> bool {
 pub(super) fn publish_failure(
     placements: &mut PlacementQueue,
     endpoint: EndpointRef,
-    witness: Witness,
+    mark: WitnessMark,
 ) {
-    let mark = MARK | witness.hash();
+    let mark = MARK | u64::from(mark.0);
     placements.push(PlacementKind::Confirmed, endpoint, &[mark], KNOWN);
 }
 
 /// Reports to the other workers that a success ended the endpoint's streak.
-pub(super) fn publish_success(placements: &mut PlacementQueue, endpoint: EndpointRef) {
-    placements.push(PlacementKind::Withdrawn, endpoint, &[MARK], KNOWN);
+pub(super) fn publish_success(
+    placements: &mut PlacementQueue,
+    endpoint: EndpointRef,
+    client: WitnessMark,
+) {
+    let mark = MARK | u64::from(client.0);
+    placements.push(PlacementKind::Withdrawn, endpoint, &[mark], KNOWN);
 }
 
 /// Applies the mark of another worker.
+#[expect(clippy::cast_possible_truncation, reason = "it is masked")]
 pub(super) fn receive(
     health: &mut EndpointHealthTable,
     kind: PlacementKind,
@@ -48,8 +56,14 @@ pub(super) fn receive(
     mark: u64,
     now: Timestamp,
 ) {
+    let mark = WitnessMark((mark & !MARK_MASK) as u32);
     match kind {
-        PlacementKind::Withdrawn => health.end_streak(endpoint),
-        _ => health.record_peer_failure(endpoint, mark & !MARK_MASK, now),
+        PlacementKind::Withdrawn => {
+            if mark != WitnessMark::default() {
+                health.note_client(mark.client(), now);
+            }
+            health.end_streak(endpoint);
+        }
+        _ => health.record_peer_failure(endpoint, mark, now),
     }
 }

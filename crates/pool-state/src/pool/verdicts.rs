@@ -4,8 +4,9 @@ use proto::placements::PlacementKind;
 use scheduler::EndpointRef;
 
 use super::crash_correlation::{self, PromptSuspicion};
-use super::health::{self, FailureWeight, RequestFailure, Witness};
+use super::health::{self, FailureWeight, RequestFailure};
 use super::shared_streak;
+use super::witnesses::{Witness, WitnessMark};
 use super::{LedgerHold, ManagedPool};
 use crate::verdict::Verdict;
 use scheduler::Timestamp;
@@ -18,6 +19,8 @@ pub struct SentRequest {
     pub kind: u64,
     /// The client's credentials, as a hash.
     pub credentials: u64,
+    /// The client, as a hash.
+    pub client: u64,
     /// Whether the body names an object that an engine may have stored, as `previous_response_id`
     /// does. If the object is not there, that is no fault of an engine.
     pub names_id: bool,
@@ -32,8 +35,8 @@ pub struct SentRequest {
 // === impl SentRequest ===
 
 impl SentRequest {
-    /// The kind of this client's requests.
-    fn client(&self) -> u64 {
+    /// The kind of requests with these credentials.
+    fn kind_of_client(&self) -> u64 {
         self.kind ^ self.credentials.rotate_left(1)
     }
 }
@@ -122,6 +125,8 @@ impl ManagedPool {
         if !self.endpoints.knows(endpoint) {
             return;
         }
+        let seen = WitnessMark::of_client(sent.client);
+        self.endpoints.failures.health.note_client(seen, now);
         match verdict {
             Verdict::Success => {
                 self.endpoints
@@ -131,17 +136,18 @@ impl ManagedPool {
                 self.endpoints
                     .failures
                     .accepted
-                    .record(sent.client(), endpoint, now);
+                    .record(sent.kind_of_client(), endpoint, now);
                 self.endpoints.failures.crashing.forget(sent.prompt);
                 self.record_success(endpoint, sent.at, held, now);
                 let health = &mut self.endpoints.failures.health;
                 if health.record_success(endpoint, sent.prompt, now) {
-                    shared_streak::publish_success(&mut self.cache.placements, endpoint);
+                    shared_streak::publish_success(&mut self.cache.placements, endpoint, seen);
                 }
             }
             _ => {
                 if let Some(witness) = self.witness(endpoint, verdict, sent, now) {
-                    self.record_failure(endpoint, held, RequestFailure::Answer(witness), now);
+                    let failure = RequestFailure::Answer(witness, sent.client);
+                    self.record_failure(endpoint, held, failure, now);
                 }
             }
         }
@@ -159,7 +165,7 @@ impl ManagedPool {
         now: Timestamp,
     ) -> Option<Witness> {
         let accepted = &self.endpoints.failures.accepted;
-        let client = sent.client();
+        let client = sent.kind_of_client();
         let is_credentials = matches!(sent.status, 401 | 403);
         let is_possible = match verdict {
             Verdict::Success | Verdict::Unknown => false,
@@ -194,7 +200,8 @@ impl ManagedPool {
             .record_answer(endpoint, true, sent, now)
         {
             if self.endpoints.failures.health.reset(endpoint) {
-                shared_streak::publish_success(&mut self.cache.placements, endpoint);
+                let nobody = WitnessMark::default();
+                shared_streak::publish_success(&mut self.cache.placements, endpoint, nobody);
             }
             self.ledger.changes += 1;
         }
@@ -215,17 +222,18 @@ impl ManagedPool {
     ) {
         let health = &mut self.endpoints.failures.health;
         let ejections = &mut self.endpoints.failures.ejections;
-        let by_answers = matches!(failure, RequestFailure::Answer(_));
+        let by_answers = matches!(failure, RequestFailure::Answer(..));
         let is_probe = held.probe.is_some_and(|(probe, _)| probe == endpoint);
         let weight = if is_probe {
             health.record_failed_probe(endpoint, failure, now)
         } else {
             health.record_failure(endpoint, failure, now)
         };
-        if let RequestFailure::Answer(witness) = failure
+        if let RequestFailure::Answer(witness, client) = failure
             && weight != FailureWeight::Nothing
         {
-            shared_streak::publish_failure(&mut self.cache.placements, endpoint, witness);
+            let mark = WitnessMark::new(witness, client);
+            shared_streak::publish_failure(&mut self.cache.placements, endpoint, mark);
             self.ledger.changes += 1;
         }
         if weight != FailureWeight::Ejects {

@@ -1,0 +1,127 @@
+//! The prompts and clients that an endpoint failed last. While several clients are seen, only few
+//! failures of one client count.
+
+use scheduler::Timestamp;
+
+use super::answer_window::WINDOW_MS;
+
+/// The last witnesses remembered for each endpoint: more than make a streak.
+const WITNESSES_MAX: usize = 8;
+
+/// How many failures of one client count against an endpoint in [`WINDOW_MS`], by the number of
+/// clients seen lately: all of a client that is alone, else fewer than make a streak.
+const OF_ONE_CLIENT_MAX: [usize; 4] = [usize::MAX, usize::MAX, 3, 2];
+
+/// How long a client counts as seen, in ms.
+const SEEN_MS: u64 = 60_000;
+
+/// The number of bits of the client in a [`WitnessMark`]. The other bits are of what failed. Two
+/// clients have the same bits one time in 1,023; then they count as one.
+const CLIENT_BITS: u32 = 10;
+const CLIENT_MASK: u32 = (1 << CLIENT_BITS) - 1;
+
+/// What failed at an endpoint. Its value is a hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Witness {
+    /// This prompt, of a client that succeeds with others. 0: an unknown prompt, unlike any other.
+    Prompt(u64),
+    /// Any prompt of this client, which had no success lately.
+    Client(u64),
+}
+
+/// A witness and its client, as the workers of a process exchange them: bits of two hashes. Those
+/// of a client are never 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct WitnessMark(pub(super) u32);
+
+/// The last witnesses against an endpoint, and where the next is written.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LastWitnesses {
+    last: [(WitnessMark, Timestamp); WITNESSES_MAX],
+    next: usize,
+}
+
+/// The clients seen last, the newest first, at most as many as [`OF_ONE_CLIENT_MAX`] distinguishes.
+#[derive(Debug, Default)]
+pub(super) struct SeenClients([(WitnessMark, Timestamp); OF_ONE_CLIENT_MAX.len() - 1]);
+
+// === impl WitnessMark ===
+
+impl WitnessMark {
+    /// The mark of this client, without a witness.
+    #[expect(clippy::cast_possible_truncation, reason = "it is below the mask")]
+    pub(super) fn of_client(client: u64) -> Self {
+        Self((client % u64::from(CLIENT_MASK)) as u32 + 1)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "bits of a hash")]
+    pub(super) fn new(witness: Witness, client: u64) -> Self {
+        let (Witness::Prompt(hash) | Witness::Client(hash)) = witness;
+        Self((hash as u32) << CLIENT_BITS | Self::of_client(client).0)
+    }
+
+    pub(super) fn client(self) -> Self {
+        Self(self.0 & CLIENT_MASK)
+    }
+
+    fn what(self) -> u32 {
+        self.0 >> CLIENT_BITS
+    }
+}
+
+// === impl LastWitnesses ===
+
+impl LastWitnesses {
+    /// Records a failure. Returns whether it counts: its witness is not among the last, or
+    /// `is_paired` because the prompt succeeded elsewhere; and fewer than `of_one_client_max`
+    /// failures of its client count lately.
+    #[inline(never)] // several callers, and the wasm module should be small
+    pub(super) fn record(
+        &mut self,
+        mark: WitnessMark,
+        is_paired: bool,
+        of_one_client_max: usize,
+        now: Timestamp,
+    ) -> bool {
+        let is_same = |known: &WitnessMark| mark.what() != 0 && known.what() == mark.what();
+        let is_known = self.last.iter().any(|(known, _)| is_same(known));
+        let of_client = self
+            .last
+            .iter()
+            .filter(|(known, at)| known.client() == mark.client() && now.ms_since(*at) < WINDOW_MS);
+        if is_known && !is_paired || of_client.count() >= of_one_client_max {
+            return false;
+        }
+        if let Some(oldest) = self.last.get_mut(self.next) {
+            *oldest = (mark, now);
+            self.next = (self.next + 1) % WITNESSES_MAX;
+        }
+        true
+    }
+}
+
+// === impl SeenClients ===
+
+impl SeenClients {
+    /// Moves the client to the front.
+    #[inline(never)] // several callers, and the wasm module should be small
+    pub(super) fn note(&mut self, client: WitnessMark, now: Timestamp) {
+        let mut moved = (client, now);
+        for seen in &mut self.0 {
+            std::mem::swap(seen, &mut moved);
+            if moved.0 == client {
+                break;
+            }
+        }
+    }
+
+    /// How many failures of one client count against an endpoint.
+    #[inline(never)] // as above
+    pub(super) fn of_one_client_max(&self, now: Timestamp) -> usize {
+        let is_recent = |(client, at): &&(WitnessMark, Timestamp)| {
+            *client != WitnessMark::default() && now.ms_since(*at) < SEEN_MS
+        };
+        let seen = self.0.iter().filter(is_recent).count();
+        OF_ONE_CLIENT_MAX.get(seen).copied().unwrap_or_default()
+    }
+}
