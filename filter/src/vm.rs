@@ -28,7 +28,7 @@ use crate::metrics::{FilterMetrics, Stat};
 use crate::shared_data::lease::LeaderElection;
 use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
 use crate::state_link::StateLink;
-use parked_request::ParkedRequest;
+use parked_request::{ParkedRequest, ParkingEntry};
 use queue_release::QUEUED_WAKE;
 use replica::PoolReplica;
 use vm_slot::VmSlot;
@@ -39,7 +39,7 @@ use watched::WatchedStreams;
 pub const TICK_MS: u32 = 100;
 /// The maximum number of requests parked in one VM. Further requests are answered at once. Holding
 /// more would not help a worker that got this many in two seconds without state.
-const PARKED_MAX: usize = 1_024;
+const PARKED_MAX: usize = 2_048;
 /// The maximum number of wake-ups taken from the queue at once. The next wake-up takes the rest.
 const WAKES_MAX: usize = 1_024;
 /// Tick period while requests are held, in ms. It is the longest delay of a lost wake-up, and of
@@ -91,12 +91,6 @@ struct TickTimer {
 struct RootConfig {
     id: u32,
     config: Rc<FilterConfig>,
-}
-
-struct ParkingEntry {
-    deadline: Timestamp,
-    replica: Rc<RefCell<PoolReplica>>,
-    request: Weak<dyn ParkedRequest>,
 }
 
 // === impl VmState ===
@@ -231,18 +225,27 @@ impl<H: Host> VmState<H> {
         })
     }
 
-    /// Parks a request. Returns false if too many requests are parked.
+    /// Parks a request of this client. Returns false if too many requests are parked: all, or more
+    /// of the client than half of what other clients leave.
     pub fn park(
         &mut self,
         deadline: Timestamp,
+        client: u64,
         replica: Rc<RefCell<PoolReplica>>,
         request: Weak<dyn ParkedRequest>,
     ) -> bool {
-        if self.parked.len() >= PARKED_MAX {
+        let parked = self.parked.iter();
+        let own = parked.filter(|parked| parked.client == client).count();
+        if self.parked.len().saturating_add(own) >= PARKED_MAX {
             return false;
         }
         self.metrics.count(Stat::Parked);
-        self.retry_after(deadline, replica, request);
+        self.parked.push(ParkingEntry {
+            deadline,
+            client,
+            replica,
+            request,
+        });
         true
     }
 
@@ -256,6 +259,7 @@ impl<H: Host> VmState<H> {
     ) {
         self.parked.push(ParkingEntry {
             deadline: at,
+            client: 0,
             replica,
             request,
         });
@@ -1562,12 +1566,13 @@ mod tests {
         let park = |vm: &mut VmState<FakeHost>, ms, waiter| {
             vm.park(
                 host.now().plus_ms(ms),
+                1,
                 Rc::clone(&replica),
                 Rc::downgrade(waiter),
             )
         };
         assert!(park(&mut leader, 500, &waiters[0]) && park(&mut leader, 2_000, &waiters[1]));
-        assert!(leader.park(host.now().plus_ms(2_000), Rc::clone(&replica), dropped));
+        assert!(leader.park(host.now().plus_ms(2_000), 1, Rc::clone(&replica), dropped));
         host.pass_ms(100);
         assert_eq!(
             leader.tick(1).len(),
@@ -1592,14 +1597,20 @@ mod tests {
         );
         waiters[1].retry();
         assert_eq!(leader.tick(1).len(), 0);
-        let park = |vm: &mut VmState<FakeHost>, ms| {
+        let park = |vm: &mut VmState<FakeHost>, client| {
             vm.park(
-                host.now().plus_ms(ms),
+                host.now().plus_ms(1),
+                client,
                 Rc::clone(&replica),
                 Rc::<FakeParkedRequest>::downgrade(&Rc::default()),
             )
         };
-        assert!((0..PARKED_MAX).all(|_| park(&mut leader, 1)));
-        assert!(!park(&mut leader, 1));
+        let parked = |vm: &mut VmState<FakeHost>, client| {
+            (0..PARKED_MAX).take_while(|_| park(vm, client)).count()
+        };
+        assert_eq!(parked(&mut leader, 1), PARKED_MAX / 2, "one is alone");
+        assert_eq!(parked(&mut leader, 2), PARKED_MAX / 4, "half of the rest");
+        assert_eq!(parked(&mut leader, 3), PARKED_MAX / 8);
+        assert_eq!(parked(&mut leader, 1), 0);
     }
 }

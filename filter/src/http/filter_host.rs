@@ -203,10 +203,10 @@ impl<H: Host> RequestHost for FilterHost<H> {
             .unwrap_or_else(|e| self.failed("a reply", e));
     }
 
-    fn park(&mut self, replica: &Self::Pool, deadline: Timestamp) -> bool {
+    fn park(&mut self, replica: &Self::Pool, deadline: Timestamp, client: u64) -> bool {
         self.vm
             .borrow_mut()
-            .park(deadline, Rc::clone(replica), self.stream.clone())
+            .park(deadline, client, Rc::clone(replica), self.stream.clone())
     }
 
     fn hold(&mut self, replica: &Self::Pool, number: u64) {

@@ -1,6 +1,11 @@
 //! A request that waits, or that the VM watches, in the form that the VM uses.
 
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+
 use exchange::Timestamp;
+
+use super::replica::PoolReplica;
 
 /// A request that waits for the first state of its pool, or for room at its endpoint.
 pub trait ParkedRequest {
@@ -13,4 +18,12 @@ pub trait ParkedRequest {
     fn check_reply(&self, now: Timestamp);
     /// Refuses the request if its body is not complete, because there is no room for it.
     fn refuse_body(&self);
+}
+
+pub(super) struct ParkingEntry {
+    pub(super) deadline: Timestamp,
+    /// The client, as a hash.
+    pub(super) client: u64,
+    pub(super) replica: Rc<RefCell<PoolReplica>>,
+    pub(super) request: Weak<dyn ParkedRequest>,
 }

@@ -99,7 +99,9 @@ impl<H: RequestHost> RequestDriver<H> {
                 body.into_iter().for_each(|body| host.keep_body(body));
                 FilterStatus::Hold
             }
-            ExchangeStep::Park { deadline } if host.park(pool, deadline) => {
+            ExchangeStep::Park { deadline }
+                if host.park(pool, deadline, self.exchange.client()) =>
+            {
                 body.into_iter().for_each(|body| host.keep_body(body));
                 FilterStatus::Hold
             }

@@ -143,8 +143,8 @@ pub trait RequestHost {
     fn reply(&mut self, reply: LocalReply);
 
     /// Calls [`resume`](super::RequestDriver::resume) when the pool has state, or at `deadline`.
-    /// Returns false if too many requests wait already.
-    fn park(&mut self, pool: &Self::Pool, deadline: Timestamp) -> bool;
+    /// Returns false if too many requests wait already, or too many of this client.
+    fn park(&mut self, pool: &Self::Pool, deadline: Timestamp, client: u64) -> bool;
 
     /// The fairness id of the request, if the proxy sets one ([`crate::FlowRequestSettings`]).
     fn flow_id(&self) -> Option<Cow<'_, [u8]>> {

@@ -192,7 +192,7 @@ impl RequestHost for MemoryHost {
         ));
     }
 
-    fn park(&mut self, _pool: &Self::Pool, _deadline: Timestamp) -> bool {
+    fn park(&mut self, _pool: &Self::Pool, _deadline: Timestamp, _client: u64) -> bool {
         self.log.push("park".to_owned());
         true
     }

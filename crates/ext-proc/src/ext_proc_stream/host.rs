@@ -237,7 +237,7 @@ impl RequestHost for ExtProcHost {
         self.answer(wire::immediate(reply));
     }
 
-    fn park(&mut self, _: &Arc<ServedPool>, deadline: Timestamp) -> bool {
+    fn park(&mut self, _: &Arc<ServedPool>, deadline: Timestamp, _: u64) -> bool {
         self.parking = self.server.parking_place().map(|place| (deadline, place));
         self.parking.is_some()
     }
