@@ -10,7 +10,8 @@ use scheduler::EndpointRef;
 use scheduler::Timestamp;
 
 /// The maximum number of kinds of requests. Beyond it, the kind that was accepted least recently is
-/// dropped. A pool serves a few models, to some clients at a time.
+/// dropped: of the same client, if it has half of them already. A pool serves a few models, to some
+/// clients at a time.
 const KINDS_MAX: usize = 256;
 
 /// How long an acceptance proves that a kind of request is valid, ms.
@@ -25,6 +26,8 @@ pub(super) struct AcceptedKinds {
 #[derive(Clone, Copy, Debug)]
 struct AcceptedKind {
     kind: u64,
+    /// The client whose request came first, as a hash.
+    client: u64,
     last: (EndpointRef, Timestamp),
     before: Option<(EndpointRef, Timestamp)>,
 }
@@ -32,9 +35,9 @@ struct AcceptedKind {
 // === impl AcceptedKinds ===
 
 impl AcceptedKinds {
-    /// Records that the endpoint accepted a request of this kind.
+    /// Records that the endpoint accepted a request of this kind from this client.
     #[inline(never)] // several callers, and the wasm module should be small
-    pub(super) fn record(&mut self, kind: u64, endpoint: EndpointRef, now: Timestamp) {
+    pub(super) fn record(&mut self, kind: u64, client: u64, endpoint: EndpointRef, now: Timestamp) {
         if let Some(row) = self.rows.iter_mut().find(|row| row.kind == kind) {
             if row.last.0 != endpoint {
                 row.before = Some(row.last);
@@ -44,12 +47,18 @@ impl AcceptedKinds {
         }
         let row = AcceptedKind {
             kind,
+            client,
             last: (endpoint, now),
             before: None,
         };
         if self.rows.len() < KINDS_MAX {
             self.rows.push(row);
-        } else if let Some(oldest) = self.rows.iter_mut().min_by_key(|row| row.last.1) {
+            return;
+        }
+        let own = self.rows.iter().filter(|row| row.client == client).count();
+        let may_go = |row: &&mut AcceptedKind| own < KINDS_MAX / 2 || row.client == client;
+        let oldest = self.rows.iter_mut().filter(may_go);
+        if let Some(oldest) = oldest.min_by_key(|row| row.last.1) {
             *oldest = row;
         }
     }
@@ -101,7 +110,7 @@ mod tests {
     fn another_endpoint_must_have_accepted_the_same_lately() {
         let mut accepted = AcceptedKinds::default();
         assert!(!accepted.accepted_elsewhere(1, id(0), at(0)));
-        accepted.record(1, id(0), at(0));
+        accepted.record(1, 9, id(0), at(0));
         assert!(!accepted.accepted_elsewhere(1, id(0), at(1)), "itself");
         assert!(
             accepted.accepted_elsewhere(1, id(1), at(1))
@@ -112,8 +121,8 @@ mod tests {
                 && !accepted.accepted(2, at(1))
                 && !accepted.accepted(1, at(LATELY_MS))
         );
-        accepted.record(1, id(1), at(10));
-        accepted.record(1, id(1), at(20));
+        accepted.record(1, 9, id(1), at(10));
+        accepted.record(1, 9, id(1), at(20));
         assert!(
             accepted.accepted_elsewhere(1, id(1), at(21)),
             "the first is remembered beside the last"
@@ -127,11 +136,19 @@ mod tests {
     #[test]
     fn the_least_recently_accepted_make_room() {
         let mut accepted = AcceptedKinds::default();
-        (0..=KINDS_MAX as u64).for_each(|kind| accepted.record(kind, id(0), at(kind)));
+        (0..=KINDS_MAX as u64).for_each(|kind| accepted.record(kind, 9, id(0), at(kind)));
         assert!(
             !accepted.accepted_elsewhere(0, id(1), at(100))
                 && accepted.accepted_elsewhere(1, id(1), at(100))
         );
         assert_eq!(accepted.rows.len(), KINDS_MAX);
+    }
+
+    #[test]
+    fn the_kinds_of_one_client_displace_at_most_half() {
+        let mut accepted = AcceptedKinds::default();
+        (0..100).for_each(|kind| accepted.record(kind, 1, id(0), at(kind)));
+        (1_000..5_000).for_each(|kind| accepted.record(kind, 2, id(0), at(kind)));
+        assert!((0..100).all(|kind| accepted.accepted(kind, at(5_000))));
     }
 }

@@ -132,11 +132,13 @@ impl ManagedPool {
                 self.endpoints
                     .failures
                     .accepted
-                    .record(sent.kind, endpoint, now);
-                self.endpoints
-                    .failures
-                    .accepted
-                    .record(sent.kind_of_client(), endpoint, now);
+                    .record(sent.kind, sent.client, endpoint, now);
+                self.endpoints.failures.accepted.record(
+                    sent.kind_of_client(),
+                    sent.client,
+                    endpoint,
+                    now,
+                );
                 self.endpoints.failures.crashing.forget(sent.prompt);
                 self.record_success(endpoint, sent.at, held, now);
                 let health = &mut self.endpoints.failures.health;

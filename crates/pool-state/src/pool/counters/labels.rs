@@ -2,8 +2,8 @@
 //!
 //! A name gets one at its first success. Engines that ignore the name answer for any name. So if
 //! there is no room, an unlisted name is replaced: by a listed name, by the name of a client with
-//! fewer names, by a name with twice its requests, or by any name if it had no success for
-//! [`IDLE_MS`]. Its counts are then added to `other`.
+//! fewer names, by a name of its own client with twice its requests, or by any name if it had no
+//! success for [`IDLE_MS`]. Its counts are then added to `other`.
 
 use scheduler::Timestamp;
 
@@ -39,6 +39,18 @@ pub(super) struct NameCandidates([(u64, u64); CANDIDATES]);
 
 /// The number of names that may be invented between two requests for a real name.
 const CANDIDATES: usize = 16;
+
+// === impl LabelSource ===
+
+impl LabelSource {
+    /// The client that named the model, if nothing lists it.
+    fn client(self) -> Option<u64> {
+        match self {
+            Self::Listed => None,
+            Self::Client { client, .. } => Some(client),
+        }
+    }
+}
 
 // === impl NameCandidates ===
 
@@ -102,7 +114,7 @@ impl PoolCounters {
     /// The row that is replaced by a new name, if there is one.
     fn giving_way(&self, to: LabelSource) -> Option<usize> {
         let of = |wanted: u64| {
-            let is_of = move |row: &&ModelCounters| matches!(row.source, LabelSource::Client { client, .. } if client == wanted);
+            let is_of = |row: &&ModelCounters| row.source.client() == Some(wanted);
             self.models.iter().filter(is_of).count()
         };
         let unlisted = self
@@ -130,13 +142,14 @@ impl PoolCounters {
         .map(|(at, ..)| at)
     }
 
-    /// Counts a success of a name without a label. Returns the unlisted row with the fewest
-    /// requests, if the name had twice as many.
-    fn rarer_than(&mut self, label: &ModelLabel) -> Option<usize> {
+    /// Counts a success of a name without a label. Returns the unlisted row of its client with the
+    /// fewest requests, if the name had twice as many.
+    fn rarer_than(&mut self, label: &ModelLabel, source: LabelSource) -> Option<usize> {
         let successes = self.candidates.count(label);
         let rows = self.models.iter().enumerate();
-        let unlisted = rows.filter(|(_, row)| row.source != LabelSource::Listed);
-        let (rarest, row) = unlisted.min_by_key(|(_, row)| row.requests)?;
+        let client = source.client()?;
+        let own = rows.filter(|(_, row)| row.source.client() == Some(client));
+        let (rarest, row) = own.min_by_key(|(_, row)| row.requests)?;
         (2 * row.requests <= successes).then_some(rarest)
     }
 
@@ -152,7 +165,7 @@ impl PoolCounters {
         let known = self.position(&counted.label).is_some();
         let giving_way = if !known && self.is_full() {
             self.giving_way(source)
-                .or_else(|| self.rarer_than(&counted.label))
+                .or_else(|| self.rarer_than(&counted.label, source))
         } else {
             None
         };
@@ -246,6 +259,17 @@ mod tests {
             .count()
         };
         assert!(own(1).abs_diff(own(2)) <= 2, "{} and {}", own(1), own(2));
+    }
+
+    #[test]
+    fn no_name_takes_the_place_of_another_clients_name_however_often_it_is_used() {
+        let mut counters = PoolCounters::default();
+        serve(&mut counters, 1, (0..50).map(|n| format!("real-{n}")));
+        serve(&mut counters, 2, (0..300).map(|n| format!("invented-{n}")));
+        serve(&mut counters, 2, (0..500).map(|_| "often".to_owned()));
+        let real = (0..50).filter(|n| row(&counters, &format!("real-{n}")).is_some());
+        assert_eq!(real.count(), 50);
+        assert!(row(&counters, "often").is_some(), "it replaced an own name");
     }
 
     #[test]
