@@ -5,8 +5,9 @@
 //! within [`HELD_BYTES_MAX`]. A stream may hold at most a quarter of what the others leave. So a
 //! few large bodies do not block all other requests: the more is held, the less a single stream
 //! may add, and a small request still gets memory. A client has three quarters of what other
-//! clients leave, and a stream may hold at most half of what is left of that. So however much one
-//! client holds, another may send the longest body.
+//! clients leave, and a stream may hold at most half of what is left of that. Beyond that, a client
+//! may hold one longest body if room for another one is left. So however much one client holds,
+//! three others may send the longest body at the same time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,12 +17,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// need up to a quarter of it, and ext_proc streams with their HTTP/2 buffers another quarter.
 pub const HELD_BYTES_MAX: usize = 384 << 20;
 
+/// The longest body, in bytes.
+const BODY_MAX: usize = 24 << 20;
+
 /// A stream holds at most one part in this many of the bytes that the others leave. With no other
 /// stream, a body of 24 MiB fits into its share.
 const SHARE: usize = 4;
 
 /// The streams of a client hold less than so many quarters of the bytes that other clients leave.
-/// The last quarter is a body of 24 MiB, times [`SHARE`].
+/// The last quarter is four bodies of [`BODY_MAX`].
 const CLIENT_QUARTERS: usize = 3;
 
 /// A stream holds at most one part in this many of what is left to its client.
@@ -94,7 +98,8 @@ impl UsedMemory {
         let left_by_clients = HELD_BYTES_MAX.saturating_sub(self.bytes - of_client);
         let of_clients = left_by_clients / 4 * CLIENT_QUARTERS;
         let left_to_client = of_clients.saturating_sub(of_client - had);
-        has <= left_by_streams / SHARE && has <= left_to_client / SHARE_OF_CLIENT
+        let is_only_body = of_client - had + has <= BODY_MAX && has + BODY_MAX <= left_by_streams;
+        is_only_body || has <= left_by_streams / SHARE && has <= left_to_client / SHARE_OF_CLIENT
     }
 }
 
@@ -152,8 +157,6 @@ mod tests {
 
     use super::*;
 
-    const BODY: usize = 24 << 20;
-
     #[test]
     fn what_an_account_holds_is_given_back_when_it_is_dropped() {
         let memory = Arc::new(StreamMemory::default());
@@ -176,7 +179,7 @@ mod tests {
         let mut accounts: Vec<MemoryAccount> = (0..60).map(|_| memory.account()).collect();
         let held = accounts
             .iter_mut()
-            .filter_map(|account| account.hold(BODY).ok())
+            .filter_map(|account| account.hold(BODY_MAX).ok())
             .count();
         assert_eq!(held, 11, "of 60 bodies of 24 MiB");
         assert_eq!(
@@ -187,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn however_much_one_client_holds_another_may_send_the_longest_body() {
+    fn however_much_one_client_holds_three_others_may_send_the_longest_body() {
         let memory = Arc::new(StreamMemory::default());
         let account = |client| {
             let mut account = memory.account();
@@ -195,7 +198,7 @@ mod tests {
             account
         };
         let mut hostile = Vec::new();
-        for bytes in (0..20).map(|halved| BODY >> halved) {
+        for bytes in (0..20).map(|halved| BODY_MAX >> halved) {
             let one = || {
                 let mut account = account(1);
                 account.hold(bytes).ok().map(|()| account)
@@ -203,10 +206,13 @@ mod tests {
             hostile.extend(std::iter::from_fn(one));
         }
         assert!(memory.used() > HELD_BYTES_MAX / 2, "{}", memory.used());
-        let mut other = account(2);
-        assert_eq!(other.hold(BODY), Ok(()));
+        let mut others = [2, 3, 4].map(account);
+        for other in &mut others {
+            assert_eq!(other.hold(BODY_MAX), Ok(()));
+        }
+        assert_eq!(account(5).hold(1 << 20), Ok(()), "and a small one");
         drop(hostile);
-        assert_eq!(memory.used(), BODY);
+        assert_eq!(memory.used(), BODY_MAX * 3);
     }
 
     #[test]
