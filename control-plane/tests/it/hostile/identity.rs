@@ -26,6 +26,7 @@ async fn a_peer_that_takes_anothers_ids_does_not_end_its_stream_or_speak_for_it(
         endpoint: endpoints(&rig)[0],
         outside: false,
         by_answers: false,
+        is_own: false,
     };
     bad.say(share(row_of_failures(1, &[lie]), Vec::new())).await;
     assert_eq!(

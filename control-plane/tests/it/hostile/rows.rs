@@ -61,6 +61,7 @@ async fn a_failure_that_a_hostile_peer_reports_ejects_for_half_a_minute_at_most(
             endpoint,
             outside: false,
             by_answers: false,
+            is_own: false,
         };
         let lies: Vec<Ejection> = endpoints(&rig).into_iter().take(2).map(lie).collect();
         bad.say(share(row_of_failures(written, &lies), Vec::new()))

@@ -56,46 +56,28 @@ impl<H: RequestHost> RequestDriver<H> {
         if !self.is_silent(now) {
             return;
         }
-        if !self.reply_flow.is_unread {
-            self.reply_flow.is_unread = self.free_unread(host, now);
+        let silence = self.reply_flow.silence;
+        let is_freed = self.reply_flow.is_unread;
+        let after = host.settings().unread_reset_ms;
+        if is_freed && (after == 0 || now.ms_since(silence.since) < after) {
             return;
         }
-        let after = host.settings().unread_reset_ms;
-        if after > 0 && now.ms_since(self.reply_flow.silence.since) >= after {
-            self.cut_unread(host, now);
-        }
-    }
-
-    /// Frees the place of a request whose client does not read. Returns false if the endpoint may
-    /// be the reason.
-    fn free_unread(&mut self, host: &mut H, now: Timestamp) -> bool {
-        let Some(pool) = &self.pool else { return false };
-        let silence = self.reply_flow.silence;
+        let Some(pool) = &self.pool else { return };
         let exchange = &mut self.exchange;
-        let (is_unread, is_new, due) = host.with_pool(pool, PoolUse::Respond, now, |pool| {
-            let is_unread = exchange.awaited(pool, silence, now) != AwaitedSide::Endpoint;
-            let is_new = is_unread && exchange.free_place(pool);
-            (is_unread, is_new, pool.has_due())
+        let (is_unread, is_new, cut) = host.with_pool(pool, PoolUse::Release, now, |pool| {
+            let side = exchange.awaited(pool, silence, now);
+            let is_unread = is_freed || side != AwaitedSide::Endpoint;
+            let is_new = is_unread && !is_freed && exchange.free_place(pool);
+            let cut = (is_freed && side == AwaitedSide::Client)
+                .then(|| exchange.cut_unread(pool, now))
+                .flatten();
+            (is_unread, is_new, cut)
         });
+        self.reply_flow.is_unread = is_unread;
         if is_new {
-            host.count(self.pool.as_ref(), RequestCount::Unread);
-        }
-        if let Some(pool) = self.pool.as_ref().filter(|_| due) {
+            host.count(Some(pool), RequestCount::Unread);
             host.release_queued(pool);
         }
-        is_unread
-    }
-
-    /// Ends a request whose client certainly does not read.
-    fn cut_unread(&mut self, host: &mut H, now: Timestamp) {
-        let Some(pool) = &self.pool else { return };
-        let silence = self.reply_flow.silence;
-        let exchange = &mut self.exchange;
-        let cut = host.with_pool(pool, PoolUse::Release, now, |pool| {
-            (exchange.awaited(pool, silence, now) == AwaitedSide::Client)
-                .then(|| exchange.cut_unread(pool, now))
-                .flatten()
-        });
         if let Some((reply, outcome)) = cut {
             host.ended(&outcome);
             self.refuse(host, reply);

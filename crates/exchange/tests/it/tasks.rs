@@ -511,6 +511,7 @@ fn an_endpoint_that_is_gone_ejected_or_not_allowed_is_not_waited_for() {
         endpoint,
         outside: false,
         by_answers: false,
+        is_own: false,
     };
     pool.learn_ejection(ejection, now());
     assert!(

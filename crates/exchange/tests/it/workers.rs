@@ -498,6 +498,7 @@ fn what_is_known_of_failures_goes_with_the_endpoint() {
                 endpoint: at(slot),
                 outside: false,
                 by_answers: false,
+                is_own: false,
             },
             ms(1),
         );

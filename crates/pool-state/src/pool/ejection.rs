@@ -68,8 +68,6 @@ pub struct Ejections {
     /// The endpoints that failed, and those that answered again recently. There is at most one row
     /// for each endpoint of the pool.
     rows: Vec<Ejection>,
-    /// The last record of each endpoint that this worker made itself: its endpoint and time.
-    own: Vec<(EndpointRef, Timestamp)>,
     /// How much later than the worker that made a record this worker sends a probe, in ms. By then,
     /// this worker knows whether a probe is in flight.
     stagger_ms: u64,
@@ -91,6 +89,8 @@ pub struct Ejection {
     /// record. Otherwise lost or refused connections were the reason, and any answer clears the
     /// record.
     pub by_answers: bool,
+    /// Whether this worker made it. It is not sent.
+    pub is_own: bool,
 }
 
 // === impl Ejections ===
@@ -108,7 +108,7 @@ impl Ejections {
 
     /// The time when the ejection is over for this worker.
     fn end(&self, row: &Ejection) -> Timestamp {
-        if self.own.contains(&(row.endpoint, row.at)) {
+        if row.is_own {
             row.until
         } else {
             row.until.plus_ms(self.stagger_ms)
@@ -171,6 +171,7 @@ impl Ejections {
             endpoint,
             outside: false,
             by_answers,
+            is_own: true,
         });
     }
 
@@ -186,6 +187,7 @@ impl Ejections {
         self.put(Ejection {
             at: now,
             until: now.plus_ms(PROBE_MS),
+            is_own: true,
             ..row
         });
         true
@@ -201,6 +203,7 @@ impl Ejections {
             self.put(Ejection {
                 at: now,
                 until: now,
+                is_own: true,
                 ..row
             });
         }
@@ -230,6 +233,7 @@ impl Ejections {
             endpoint,
             outside: false,
             by_answers: false,
+            is_own: true,
         });
         true
     }
@@ -263,8 +267,6 @@ impl Ejections {
 
     /// Stores a record that this worker made.
     fn put(&mut self, row: Ejection) {
-        self.own.retain(|(endpoint, _)| *endpoint != row.endpoint);
-        self.own.push((row.endpoint, row.at));
         match self
             .rows
             .iter_mut()
@@ -278,11 +280,12 @@ impl Ejections {
     /// Takes a record of another VM about an endpoint of the pool. Returns whether the record is
     /// new.
     pub fn learn(&mut self, received: Ejection, now: Timestamp) -> bool {
-        let received = if received.outside {
+        let mut received = if received.outside {
             received.bounded(now)
         } else {
             received
         };
+        received.is_own = false;
         let known = self
             .rows
             .iter_mut()
@@ -320,7 +323,6 @@ impl Ejections {
     /// Removes the record of an endpoint that left the pool.
     pub fn forget(&mut self, endpoint: EndpointRef) {
         self.rows.retain(|r| r.endpoint != endpoint);
-        self.own.retain(|(own, _)| *own != endpoint);
     }
 
     /// Forgets records that are no longer needed.
@@ -669,6 +671,7 @@ mod tests {
             endpoint: id(1),
             outside: true,
             by_answers: true,
+            is_own: false,
         };
         assert!(ejections.learn(received(1_000, 1), at(1_000)));
         for waver in [0, 3, 50, OUTSIDE_SLACK_MS] {
@@ -713,6 +716,7 @@ mod tests {
             endpoint: id(slot),
             outside: true,
             by_answers: true,
+            is_own: false,
         };
         let mut out = [0_u64; 4];
         let mut longest = 0;
@@ -759,6 +763,7 @@ mod tests {
             endpoint: id(slot),
             outside: true,
             by_answers,
+            is_own: false,
         }
     }
 
@@ -899,6 +904,7 @@ mod tests {
                 endpoint: id(slot),
                 outside: true,
                 by_answers: true,
+                is_own: false,
             };
             ejections.learn(received, at(0));
         }
@@ -982,7 +988,12 @@ mod tests {
                     }
                 }
             }
-            let known = workers.map(|worker| { let mut rows = worker.rows; rows.sort_unstable(); rows });
+            let known = workers.map(|worker| {
+                let mut rows = worker.rows;
+                rows.iter_mut().for_each(|row| row.is_own = false);
+                rows.sort_unstable();
+                rows
+            });
             prop_assert_eq!(&known[0], &known[1]);
             prop_assert_eq!(&known[1], &known[2]);
         }

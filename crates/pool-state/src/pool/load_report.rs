@@ -442,6 +442,7 @@ impl From<FailureEntry> for Ejection {
             endpoint,
             outside,
             by_answers,
+            is_own: false,
         }
     }
 }
@@ -455,6 +456,7 @@ impl From<Ejection> for FailureEntry {
             endpoint,
             outside,
             by_answers,
+            is_own: _,
         }: Ejection,
     ) -> Self {
         Self {
@@ -517,6 +519,7 @@ mod tests {
             endpoint: at(1023, 9),
             outside: true,
             by_answers: true,
+            is_own: false,
         };
         let bytes = own.write(HEAD_OF_7, &mut ledger, &[failed]).to_vec();
         assert_eq!(bytes.len(), HEAD + 2 * LOAD_BYTES + FAILURE_BYTES);
@@ -613,6 +616,7 @@ mod tests {
             endpoint: at(3, 1),
             outside: false,
             by_answers: false,
+            is_own: false,
         };
         for (requests, slo, counts, anew) in [
             (1, None, true, false),
@@ -796,6 +800,7 @@ mod tests {
             endpoint: at(slot, 1),
             outside,
             by_answers: false,
+            is_own: false,
         };
         let mut one = PeerLoadReport::default();
         let mut two = PeerLoadReport::default();
@@ -894,6 +899,7 @@ mod tests {
                 endpoint: at(1, 1),
                 outside: false,
                 by_answers: false,
+                is_own: false,
             };
             let from = LoadReportHead {
                 written: Timestamp(written),

@@ -247,6 +247,7 @@ mod tests {
             endpoint,
             outside: false,
             by_answers: false,
+            is_own: false,
         }
     }
 

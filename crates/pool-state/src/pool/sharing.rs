@@ -286,6 +286,7 @@ mod tests {
             endpoint: AT,
             outside,
             by_answers: true,
+            is_own: false,
         };
         pool.learn_ejection(failed(500, true), at(500));
         assert!(pool.ejections().is_empty());
