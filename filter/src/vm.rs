@@ -29,7 +29,7 @@ use crate::shared_data::lease::LeaderElection;
 use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
 use crate::state_link::StateLink;
 use parked_request::{ParkedRequest, ParkingEntry};
-use queue_release::QUEUED_WAKE;
+use queue_release::{QUEUED_WAKE, WAKES_MAX};
 use replica::PoolReplica;
 use vm_slot::VmSlot;
 use watched::WatchedStreams;
@@ -40,8 +40,6 @@ pub const TICK_MS: u32 = 100;
 /// The maximum number of requests parked in one VM. Further requests are answered at once. Holding
 /// more would not help a worker that got this many in two seconds without state.
 const PARKED_MAX: usize = 2_048;
-/// The maximum number of wake-ups taken from the queue at once. The next wake-up takes the rest.
-const WAKES_MAX: usize = 1_024;
 /// Tick period while requests are held, in ms. It is the longest delay of a lost wake-up, and of
 /// room that another worker made.
 const HOLDING_TICK_MS: u32 = 10;

@@ -243,7 +243,7 @@ impl CounterStore {
             },
         );
         if let Some((retired, max)) = self.usage.over(origin) {
-            self.retire(retired, max, now);
+            self.retire(retired.as_ref(), max, now);
         }
         picked
     }
@@ -336,10 +336,10 @@ impl CounterStore {
 
     /// Retires the VMs that were silent for the longest time, of one owner, of one origin or of
     /// all, until [`LEFT_EIGHTHS`] of these limits are used.
-    fn retire(&mut self, of: Option<(usize, Origin)>, max: VmUsage, now: Instant) {
+    fn retire(&mut self, of: Option<&(usize, Origin)>, max: VmUsage, now: Instant) {
         let is_of = |vm: &VmTotals| {
             let own = |(level, of): &(usize, Origin)| vm.origin.levels().get(*level) == Some(of);
-            of.as_ref().is_none_or(own)
+            of.is_none_or(own)
         };
         let mut taken = VmUsage::default();
         let mut oldest: Vec<(Instant, VmKey, usize)> = Vec::new();

@@ -13,6 +13,8 @@ use super::{QueueRelease, VmState};
 use crate::host::Host;
 use crate::shared_data::load_sharing::SharingOccasion;
 
+/// The maximum number of wake-ups taken from the queue at once. The next wake-up takes the rest.
+pub(super) const WAKES_MAX: usize = 1_024;
 /// The message that wakes a VM whose held request is next.
 pub(super) const QUEUED_WAKE: &[u8] = b"held";
 

@@ -48,7 +48,6 @@ pub(super) fn publish_success(
 }
 
 /// Applies the mark of another worker.
-#[expect(clippy::cast_possible_truncation, reason = "it is masked")]
 pub(super) fn receive(
     health: &mut EndpointHealthTable,
     kind: PlacementKind,

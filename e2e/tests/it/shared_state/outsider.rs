@@ -157,6 +157,7 @@ impl SimulatedPeer {
                 endpoint,
                 outside: false,
                 by_answers: true,
+                is_own: false,
             })
             .collect();
         let head = LoadReportHead {
