@@ -2,7 +2,7 @@
 //! appears once.
 //!
 //! Only this module knows all plugins. A new plugin needs its own file, its `mod` line, and its row
-//! here.
+//! here. A scorer or filter also needs its formula in the tests' twin, `tests/it/oracle.rs`.
 
 mod reference;
 
