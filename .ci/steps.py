@@ -27,6 +27,8 @@ DENY = ".tools/bin/cargo-deny --locked"
 STEP_SECONDS_MAX = 2_400
 # Leaves out the tests in modules `slow`, which take 20 s and more each; `make e2e-long` runs them.
 NOT_SLOW = "-- --skip slow::"
+# The crate whose documents have code that is a test.
+DOCUMENTED = "discovery"
 # Chooses the number of threads for each test program.
 THREADS = f"""--config "target.'cfg(all())'.runner = '{ROOT}/.ci/test_threads.sh'" """.strip()
 # The feature of the target `long`, which only `make e2e-long` runs.
@@ -345,7 +347,9 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
             buildable,
             beside=True,
         ),
-        Step("tests: run", f"cargo test --locked --workspace --no-fail-fast {THREADS} {NOT_SLOW}", cargo_test),
+        # Without these flags, cargo also builds the examples, and reads the documents of every crate for code, which only one has.
+        Step("tests: run", f"cargo test --locked --workspace --lib --bins --tests --no-fail-fast {THREADS} {NOT_SLOW}", cargo_test),
+        Step("tests: code in documents", f"cargo test --locked -p {DOCUMENTED} --doc", cargo_test),
     ],
     # What needs Helm, crane or Kubernetes' controllers.
     "charts": lambda: [

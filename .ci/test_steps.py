@@ -174,6 +174,18 @@ class Slow(unittest.TestCase):
             self.assertTrue(any(f"-p {crate} " in command and command.endswith(" slow::") for command in commands), crate)
 
 
+class CodeInDocuments(unittest.TestCase):
+    def test_only_one_crate_has_code_in_documents_that_is_a_test(self):
+        found = set()
+        for path in steps.ROOT.glob("**/src/**/*.rs"):
+            if "target" in path.relative_to(steps.ROOT).parts:
+                continue
+            fences = re.findall(r"^\s*//[/!] ```(.*)$", path.read_text(), re.MULTILINE)
+            if any(language in ("", "rust", "no_run", "should_panic") for language in fences[::2]):
+                found.add(path.relative_to(steps.ROOT).as_posix().split("/src/")[0])
+        self.assertEqual(found, {f"crates/{steps.DOCUMENTED}"})
+
+
 class Changed(unittest.TestCase):
     def test_crates_of_files(self):
         files = ["README.md", "crates/exchange/src/api.rs", "crates/exchange/fuzz/Cargo.toml", "tools/race/cells/src/lib.rs", "crates/none/src/lib.rs"]
