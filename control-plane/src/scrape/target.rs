@@ -62,7 +62,7 @@ impl MetricsLocation {
     /// The URL for an endpoint at `address`.
     ///
     /// # Errors
-    /// [`InvalidMetricsPath`] quotes the path.
+    /// [`InvalidMetricsPath`], which quotes the path, if it gives no valid URL.
     pub fn url(
         &self,
         address: SocketAddr,

@@ -35,7 +35,7 @@ impl WatchedStreams {
         place
     }
 
-    /// Watches the request at this place no longer.
+    /// Stops watching the request at index `place`, and frees the index.
     pub fn forget_reply(&mut self, place: usize) {
         if let Some(reply) = self.replies.get_mut(place) {
             *reply = None;

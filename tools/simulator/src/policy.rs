@@ -186,7 +186,7 @@ impl RoutingPolicy {
 /// Uses one profile for decode and for prefill. A separate prefill happens if the decode engine has
 /// too little of the prompt cached.
 fn disaggregated(spec: &PipelineSpec) -> PipelineSpec {
-    /// Uncached tokens from which on a transfer is worth it.
+    /// The minimum number of uncached tokens that are worth a separate prefill and its transfer.
     const UNCACHED_TOKENS: f64 = 256.0;
     let decider = PluginSpec {
         parameters: vec![number("nonCachedTokens", UNCACHED_TOKENS)],

@@ -79,7 +79,7 @@ enum WorldEvent {
         update: ProxyUpdate,
     },
     Changes(PoolChange),
-    /// The client of a closed session gives up if it has no complete reply.
+    /// A client that sends one request after another gives up if this reply is not complete.
     TimesOut {
         request: u32,
     },

@@ -104,9 +104,9 @@ impl P90Tracker {
         (1.0 - fast) * self.slow.at + fast * self.fast.at
     }
 
-    /// Moves both trackers by an outcome. A value that follows outcomes of older predictions too
-    /// fast oscillates around its target. So the fast tracker gets slower if more outcomes come in
-    /// between.
+    /// Updates the slow and the fast tracker with one outcome. A value that follows outcomes of
+    /// older predictions too fast oscillates around its target. So the fast tracker gets slower if
+    /// more outcomes come in between.
     pub(super) fn outcome(&mut self, LogOutcome { value, base, delay }: LogOutcome) {
         self.losses
             .add(base + value, [base + self.slow.at, base + self.fast.at]);

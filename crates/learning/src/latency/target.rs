@@ -48,7 +48,8 @@ const BEFORE_DRIFT: f32 = 0.1;
 pub(super) struct ShapeCandidate {
     /// The shape, fitted to all samples; `None` if there were too few.
     pub(super) shape: Option<LatencyShape>,
-    /// The reduction of the loss on the newest samples, for a fit without them; a relative error.
+    /// How much lower the loss on the newest samples is with a new fit that did not use them than
+    /// with the fit in use. The loss is a mean relative error.
     pub(super) gain: f32,
     /// For each sample, the prediction of a fit without that sample's fold, and its error, both as
     /// logarithms.

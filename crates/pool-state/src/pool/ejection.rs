@@ -502,7 +502,8 @@ mod tests {
         assert_eq!(tell(first, second, at(1)), 1);
         assert_eq!(ejected(first, &pool, at(1_000)), [0; 0]);
         assert_eq!(ejected(second, &pool, at(1_199)), [1]);
-        // The first worker has no request, so the second one sends the probe, and then the next.
+        // The first worker has no request, so the second worker sends the probe. It fails, so the
+        // second worker also sends the next one.
         assert_eq!(ejected(second, &pool, at(1_400)), [0; 0]);
         assert!(second.is_probe(id(1), at(1_400)));
         second.probe_failed(id(1), true, LONGEST, at(1_400));

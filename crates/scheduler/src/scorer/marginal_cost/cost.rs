@@ -34,7 +34,7 @@
 //! | missing | [`KvMemory::missing_tokens`] | tokens of KV memory that this request needs and the engine lacks |
 //! | A | `adapter_ms` | time to load the LoRA adapter |
 //! | E | `evicted_share` | share of the computed prompt tokens that had been cached and were evicted |
-//! | f | `excess_failure_rate` | failure rate here minus the rate at the other endpoints |
+//! | f | `excess_failure_rate` | failure rate here minus twice the rate at the other endpoints |
 //!
 //! Why the formula has halves: when a request arrives, the prompt in work is on average half done.
 //! The requests that are here end evenly over one lifetime, so on average half of them are here
