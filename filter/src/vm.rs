@@ -30,7 +30,7 @@ use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
 use crate::state_link::StateLink;
 use parked_request::{ParkedRequest, ParkingEntry};
 use queue_release::{QUEUED_WAKE, WAKES_MAX};
-use replica::PoolReplica;
+use replica::{PoolReplica, SharedReplica};
 use vm_slot::VmSlot;
 use watched::WatchedStreams;
 
@@ -50,7 +50,7 @@ pub struct VmState<H: Host> {
     host: H,
     id: u64,
     roots: Vec<RootConfig>,
-    replicas: Vec<Rc<RefCell<PoolReplica>>>,
+    replicas: Vec<SharedReplica>,
     metrics: Rc<FilterMetrics<H>>,
     vm_slot: VmSlot,
     lease: LeaderElection,
@@ -143,7 +143,7 @@ impl<H: Host> VmState<H> {
     }
 
     /// Returns the replica of a pool, if a current configuration names it.
-    pub fn replica(&self, pool: &str) -> Option<Rc<RefCell<PoolReplica>>> {
+    pub fn replica(&self, pool: &str) -> Option<SharedReplica> {
         self.replicas
             .iter()
             .find(|r| *r.borrow().name == *pool)
@@ -229,7 +229,7 @@ impl<H: Host> VmState<H> {
         &mut self,
         deadline: Timestamp,
         client: u64,
-        replica: Rc<RefCell<PoolReplica>>,
+        replica: SharedReplica,
         request: Weak<dyn ParkedRequest>,
     ) -> bool {
         let parked = self.parked.iter();
@@ -252,7 +252,7 @@ impl<H: Host> VmState<H> {
     pub fn retry_after(
         &mut self,
         at: Timestamp,
-        replica: Rc<RefCell<PoolReplica>>,
+        replica: SharedReplica,
         request: Weak<dyn ParkedRequest>,
     ) {
         self.parked.push(ParkingEntry {
@@ -347,8 +347,7 @@ impl<H: Host> VmState<H> {
             }
             self.with_leader(root, now, |link, leader| link.publish_load(leader));
         }
-        let period =
-            |replica: &Rc<RefCell<PoolReplica>>| replica.borrow().peer_publisher.tick_ms(now);
+        let period = |replica: &SharedReplica| replica.borrow().peer_publisher.tick_ms(now);
         let publishing = self
             .epoch
             .and_then(|_| self.replicas.iter().filter_map(period).min());

@@ -70,7 +70,7 @@ async fn http2_windows_carry_a_long_prompt_and_no_more_than_may_be_held() -> Res
     }
     assert_eq!(
         (streams, stream_window, connection_window),
-        (Some(1_000), Some(1 << 20), 16 << 20)
+        (Some(250), Some(1 << 20), 16 << 20)
     );
     Ok(())
 }

@@ -1,11 +1,10 @@
 //! A request that waits, or that the VM watches, in the form that the VM uses.
 
-use std::cell::RefCell;
-use std::rc::{Rc, Weak};
+use std::rc::Weak;
 
 use exchange::Timestamp;
 
-use super::replica::PoolReplica;
+use super::replica::SharedReplica;
 
 /// A request that waits for the first state of its pool, or for room at its endpoint.
 pub trait ParkedRequest {
@@ -24,6 +23,6 @@ pub(super) struct ParkingEntry {
     pub(super) deadline: Timestamp,
     /// The client, as a hash.
     pub(super) client: u64,
-    pub(super) replica: Rc<RefCell<PoolReplica>>,
+    pub(super) replica: SharedReplica,
     pub(super) request: Weak<dyn ParkedRequest>,
 }

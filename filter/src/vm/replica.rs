@@ -6,6 +6,7 @@
 //! request.) [`PoolReplica::apply`] takes a result of [`decode`]. The leader decodes messages from
 //! the daemon, and every other VM decodes the messages in the snapshot store.
 
+use std::cell::RefCell;
 use std::ops::Deref;
 use std::rc::{Rc, Weak};
 
@@ -29,6 +30,9 @@ use crate::shared_data::snapshot_store::{
 };
 use crate::shared_data::vm_table::VmTable;
 use crate::state_link::peer_publisher::PeerPublisher;
+
+/// A replica that the streams of a pool and the VM use in turn.
+pub type SharedReplica = Rc<RefCell<PoolReplica>>;
 
 #[derive(Debug)]
 pub struct PoolReplica {

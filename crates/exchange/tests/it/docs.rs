@@ -30,8 +30,9 @@ first boundary, a line that ends with a line feed alone, a part without one plai
 
 An engine keeps responses and conversations in its own memory. A request names one by `previous_response_id`, by
 `conversation`, or by a path below `/responses/ID` or `/conversations/ID` (any method). Every proxy and worker sends it
-to the endpoint that answered with that id. Each worker remembers about 16,384 ids. If it has forgotten the id, or the
-endpoint has left, is ejected or is not allowed, any endpoint gets the request, and can answer 404.
+to the endpoint that answered with that id. Each worker remembers about 16,384 ids, at most half of them from other
+proxies. If it has forgotten the id, or the endpoint has left, is ejected or is not allowed, any endpoint gets the
+request, and can answer 404.
 
 ## Renamed models
 

@@ -555,7 +555,8 @@ pub struct LoadReport {
 pub struct PeerLoad {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// Connected proxies of the pool, this one included: with 1 there is no proxy to share with.
+    /// Proxies of the pool that had load within a minute, this one included, at most 16 of an origin.
+    /// At least 2 if another one is connected: with 1 there is no proxy to share with.
     #[prost(uint32, tag = "2")]
     pub proxies: u32,
     /// As in LoadReport.
