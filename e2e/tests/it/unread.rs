@@ -8,12 +8,11 @@ use std::time::Duration;
 use e2e::queued_requests;
 use serde_json::{Value, json};
 use testbed::client::{self, RawConnection};
-use testbed::model_server::ModelServerOptions;
 use testbed::ports::ReservedPort;
 use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, wait_for};
 use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 use crate::engine::head;
@@ -275,89 +274,4 @@ async fn twenty_unread_replies_take_no_place_of_others_through_ext_proc() -> Res
     assert!(slow.await??, "a client that reads slowly is not cut");
     until(&stack, "in_flight", 0).await?;
     Ok(())
-}
-
-// === HTTP/2 on a socket that is not read ===
-
-/// Streams that fill the buffers between proxy and client: some 80 KB each, and no more than 10 KB
-/// of each before the buffers are full.
-const FILLING: u32 = 15;
-
-/// Requests on the same connection after that. The proxy reads nothing of their replies.
-const UNANSWERED: u32 = 5;
-
-/// Sends requests for streams on a connection.
-async fn ask_for_streams(socket: &mut TcpStream, first: u32, count: u32) -> Result<()> {
-    let body = json!({
-        "model": "m",
-        "stream": true,
-        "max_tokens": 400,
-        "messages": [{"role": "user", "content": "go on"}],
-    });
-    for number in first..first + count {
-        let stream = 2 * number + 1;
-        let fields = [
-            b"\x83\x86\x04".as_slice(),
-            b"\x14/v1/chat/completions",
-            b"\x01\x01x",
-        ];
-        socket
-            .write_all(&frame(HEADERS, 4, stream, &fields.concat()))
-            .await?;
-        socket
-            .write_all(&frame(0, 1, stream, body.to_string().as_bytes()))
-            .await?;
-    }
-    Ok(())
-}
-
-async fn an_unread_socket_takes_no_place(front: PickerMode) -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let engine = ModelServerOptions {
-        speed: 8.0,
-        models: vec!["m".into()],
-        output_tokens_mean: 4_000,
-        ..ModelServerOptions::default()
-    };
-    let builder = Stack::builder()
-        .front(front)
-        .servers_like(1, &engine)
-        .concurrency(1);
-    let stack = queued_requests::holding(builder, folder.path(), FILLING + UNANSWERED)?
-        .start()
-        .await?;
-
-    let socket = TcpSocket::new_v4()?;
-    socket.set_recv_buffer_size(4_096)?;
-    let mut socket = socket.connect(stack.address()).await?;
-    // The windows of HTTP/2 allow everything.
-    let begin = [
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
-        frame(4, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff]),
-        frame(8, 0, 0, &[0x7f, 0, 0, 0]),
-    ];
-    socket.write_all(&begin.concat()).await?;
-    ask_for_streams(&mut socket, 0, FILLING).await?;
-    until(&stack, "unread", u64::from(FILLING)).await?;
-    ask_for_streams(&mut socket, FILLING, UNANSWERED).await?;
-    until(&stack, "unread", u64::from(FILLING + UNANSWERED)).await?;
-
-    let chat =
-        json!({"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]});
-    for _ in 0..FILLING + UNANSWERED {
-        let reply = stack.post("/v1/chat/completions", &chat).await?;
-        assert_eq!(reply.status, 200);
-    }
-    drop(socket);
-    until(&stack, "unread", 0).await
-}
-
-#[tokio::test]
-async fn a_client_that_does_not_read_its_socket_takes_no_place() -> Result<()> {
-    an_unread_socket_takes_no_place(PickerMode::Filter).await
-}
-
-#[tokio::test]
-async fn a_client_that_does_not_read_its_socket_takes_no_place_through_ext_proc() -> Result<()> {
-    an_unread_socket_takes_no_place(PickerMode::ExtProc).await
 }
