@@ -8,7 +8,7 @@ fn limited(requests: f64) -> Process {
 }
 
 impl Process {
-    /// The requests of this flow that were refused, and those that are queued.
+    /// How many requests of this flow were refused, and how many are queued.
     fn refused_and_queued(&self, flow: &str) -> (usize, usize) {
         let refused = self.jobs.iter().filter(|job| job.refused);
         let queued = self.vms.iter().flat_map(|vm| &vm.queued);
