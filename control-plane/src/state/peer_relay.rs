@@ -695,19 +695,15 @@ mod tests {
         }
     }
 
-    /// A load report without load.
-    fn row() -> state::LoadReport {
-        state::LoadReport {
-            pool: "p".to_owned(),
-            row: vec![0; LoadReportHead::BYTES],
-            ..state::LoadReport::default()
-        }
-    }
-
     #[test]
     fn many_processes_of_one_origin_stand_for_a_few() {
         let mut relay = PeerRelay::default();
         let now = Instant::now();
+        let row = || state::LoadReport {
+            pool: "p".to_owned(),
+            row: vec![0; LoadReportHead::BYTES],
+            ..state::LoadReport::default()
+        };
         for process_id in 1..=100 {
             let origin = of(if process_id <= 3 { 1 } else { 2 });
             relay.join("p", member(process_id, &origin), now);
@@ -738,6 +734,11 @@ mod tests {
     fn streams_without_load_do_not_divide_the_pool() {
         let mut relay = PeerRelay::default();
         let now = Instant::now();
+        let row = || state::LoadReport {
+            pool: "p".to_owned(),
+            row: vec![0; LoadReportHead::BYTES],
+            ..state::LoadReport::default()
+        };
         (1..=2).for_each(|id| relay.join("p", member(id, &of(1)), now));
         (3..=250).for_each(|id| relay.join("p", member(id, &of(2)), now));
         let proxies = |relay: &mut PeerRelay, id, ms| {
