@@ -357,6 +357,42 @@ fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_mended()
     }
 }
 
+/// All clients begin at once, so the broken engine fails several requests before any other engine
+/// has answered.
+#[test]
+fn an_engine_that_fails_before_any_other_answers_is_ejected_when_one_does() {
+    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Status(500))
+        .workers
+        .remove(0)
+        .pool;
+    let mut sent = Vec::new();
+    for n in 0..CLIENTS {
+        let (exchange, to) = request(&mut pool, &format!("prompt {n}"), false, at(100));
+        let to = to.unwrap().split(',').next().unwrap().to_owned();
+        sent.push((exchange, to));
+    }
+    let (failing, mut working): (Vec<_>, Vec<_>) =
+        sent.into_iter().partition(|(_, to)| to == BROKEN);
+    for (mut exchange, to) in failing {
+        exchange.response_headers(&mut pool, &head(&to, 500), at(101));
+        exchange.response_chunk(&mut pool, b"{}", true, at(101));
+        exchange.end(&mut pool, at(101)).unwrap();
+    }
+    assert!(pool.ejections().is_empty(), "no engine does better");
+    let (mut exchange, to) = working.remove(0);
+    exchange.response_headers(&mut pool, &head(&to, 200), at(600));
+    exchange.response_chunk(&mut pool, REPLY, true, at(600));
+    exchange.end(&mut pool, at(600)).unwrap();
+    assert_eq!(pool.ejections().len(), 1);
+    // More good answers do not delay the probe.
+    let until = pool.ejections()[0].until;
+    let (mut exchange, to) = working.remove(0);
+    exchange.response_headers(&mut pool, &head(&to, 200), at(601));
+    exchange.response_chunk(&mut pool, REPLY, true, at(601));
+    exchange.end(&mut pool, at(601)).unwrap();
+    assert_eq!(pool.ejections()[0].until, until);
+}
+
 #[test]
 fn a_wrong_model_name_ejects_no_endpoint() {
     let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset)

@@ -117,6 +117,7 @@ impl Ejections {
 
     /// Ejects an endpoint because of its answers, or because of its connections. `chance` is from 0
     /// to 1. Returns whether the ejection is new.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub fn eject(
         &mut self,
         endpoint: EndpointRef,
@@ -137,6 +138,11 @@ impl Ejections {
     pub fn is_ejected(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
         self.row(endpoint)
             .is_some_and(|row| row.failures > 0 && self.end(&row) > now)
+    }
+
+    /// Whether the endpoint was ejected and has not succeeded since.
+    pub fn has_failures(&self, endpoint: EndpointRef) -> bool {
+        self.row(endpoint).is_some_and(|row| row.failures > 0)
     }
 
     /// Records a failed probe.

@@ -328,7 +328,21 @@ impl EndpointHealthTable {
         out.extend(all.iter().map(excess));
     }
 
+    /// An endpoint whose streak did not eject it when it failed, because no other endpoint had
+    /// answered yet. `is_ejected` says whether an endpoint was ejected since.
+    pub(super) fn overdue(
+        &self,
+        is_ejected: impl Fn(EndpointRef) -> bool,
+        now: Timestamp,
+    ) -> Option<EndpointRef> {
+        let failing = self.rows.iter().filter(|row| row.streak >= STREAK);
+        failing
+            .filter_map(|row| row.endpoint)
+            .find(|&endpoint| !is_ejected(endpoint) && self.fails_more(endpoint, STREAK, now))
+    }
+
     /// Whether the endpoint fails more than the others, and too much to be used.
+    #[inline(never)] // several callers, and the wasm module should be small
     fn fails_more(&self, endpoint: EndpointRef, streak: f32, now: Timestamp) -> bool {
         let own = self
             .known(endpoint)

@@ -145,6 +145,7 @@ impl ManagedPool {
                 if health.record_success(endpoint, sent.prompt, now) {
                     shared_streak::publish_success(&mut self.cache.placements, endpoint, seen);
                 }
+                self.eject_overdue(now);
             }
             _ => {
                 if let Some(witness) = self.witness(endpoint, verdict, sent, now) {
@@ -152,6 +153,17 @@ impl ManagedPool {
                     self.record_failure(endpoint, held, failure, now);
                 }
             }
+        }
+    }
+
+    /// Ejects an endpoint that failed before any other had answered.
+    fn eject_overdue(&mut self, now: Timestamp) {
+        let failures = &mut self.endpoints.failures;
+        let ejections = &mut failures.ejections;
+        let is_ejected = |endpoint| ejections.has_failures(endpoint);
+        if let Some(endpoint) = failures.health.overdue(is_ejected, now) {
+            ejections.eject(endpoint, true, self.planner.rng.open01(), now);
+            self.ledger.changes += 1;
         }
     }
 
