@@ -36,8 +36,8 @@ use crate::state::reports::RequestReports;
 /// an autoscaler's interval of 15 s. Proxies report once a second.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// An endpoint that is not ready counts as starting for this long. An endpoint that takes longer is
-/// broken.
+/// The maximum time that an endpoint may take to start. An endpoint that is not ready after this
+/// time is broken.
 const STARTING_MAX: Duration = Duration::from_mins(15);
 
 /// The longest label with the models of a group, in bytes.

@@ -49,8 +49,8 @@ use pace::{ScrapeOutcome, ScrapePace};
 /// occupy scrapes at any time, and working endpoints are still scraped in time.
 pub const SCRAPES_IN_FLIGHT_MAX: usize = 256;
 
-/// The queue length for hints. Further hints are dropped, because one hint in two seconds is enough
-/// for an endpoint.
+/// The maximum length of the queue of hints. Further hints are dropped, because one hint in two
+/// seconds is enough for an endpoint.
 const HINTS_MAX: usize = 1024;
 
 /// The time one scrape may take. A page that takes longer would be stale when it arrives. llm-d

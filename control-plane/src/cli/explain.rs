@@ -40,7 +40,7 @@ pub struct ExplainRequest {
     #[arg(skip)]
     pub request: String,
 
-    /// Path of the request, which decides its API.
+    /// Path of the request, which determines its API.
     #[arg(long, value_name = "PATH", default_value = "/v1/chat/completions")]
     pub path: String,
 
@@ -76,7 +76,8 @@ pub struct ExplainArgs {
     #[arg(long = "request", value_name = "FILE")]
     pub file: PathBuf,
 
-    /// The other parts of the question.
+    /// The other options of the request to explain: pool, path, headers, subset hint, endpoints to
+    /// leave out.
     #[command(flatten)]
     pub question: ExplainRequest,
 

@@ -33,7 +33,7 @@ impl TaskGroup {
         }
     }
 
-    /// Starts a task of this name.
+    /// Starts a task with this name.
     pub fn spawn(
         &mut self,
         name: &'static str,

@@ -13,8 +13,8 @@ use crate::state::peer::Origin;
 
 use super::latency::{ObservationCounts, PredictedTarget, PredictionComparison, PredictionScore};
 
-/// Queue length of a pool's learner, in messages: enough for the messages of a few hundred proxies
-/// during one training.
+/// The maximum queue length of a pool's learner, in messages. A few hundred proxies do not send
+/// more during one training.
 pub(super) const MESSAGES_MAX: usize = 1_024;
 
 /// Room for further messages of origins that have at most [`FEW_MESSAGES`] in the queue. So an
@@ -43,7 +43,7 @@ struct LearnerHandle {
     page: Arc<Mutex<LearnerReport>>,
 }
 
-/// A message of a proxy process to a learner.
+/// A message from a proxy process to a learner.
 #[derive(Debug)]
 pub enum LearnerMessage {
     /// Observations of finished requests.
@@ -171,8 +171,8 @@ impl LearnerDirectory {
         }
     }
 
-    /// Queues the learned models of a proxy, if the learner of the pool wants any. Never waits. If
-    /// the queue is full, the models of the next proxy are taken.
+    /// Queues the learned models from a proxy, if the pool's learner wants any. Never waits. If the
+    /// queue is full, the models of the next proxy are taken.
     pub fn enqueue_models(&self, origin: &Origin, models: state::LearnedModels) {
         let Some(learner) = self.pools.get(models.pool.as_str()) else {
             return;
@@ -188,7 +188,7 @@ impl LearnerDirectory {
         }
     }
 
-    /// The report of a pool's learner; at most a second old.
+    /// The report of a pool's learner, at most a second old.
     #[must_use]
     pub fn report(&self, pool: &str) -> Option<LearnerReport> {
         self.pools.get(pool).map(|learner| {

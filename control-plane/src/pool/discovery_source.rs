@@ -138,7 +138,7 @@ enum ApiVersion {
 /// Opens a discovery source without waiting for its backend. Must be called in a Tokio runtime.
 ///
 /// # Errors
-/// The error says which setting is invalid.
+/// Fails if a setting is invalid, or if the client configuration for Kubernetes is missing.
 pub async fn open(
     source: DiscoverySource,
     local: LocalAddresses,

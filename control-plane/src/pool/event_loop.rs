@@ -28,8 +28,8 @@ const AGEING_INTERVAL: Duration = Duration::from_millis(100);
 /// interval of messages to a proxy, so that it adds little to the age of metrics.
 const METRICS_PUBLISH_INTERVAL: Duration = Duration::from_millis(25);
 
-/// Scrape events that may wait: one for each endpoint of a pool. A full queue slows the scraper
-/// down.
+/// The maximum number of scrape events that wait: one for each endpoint of a full pool. A full
+/// queue slows the scraper down.
 pub const SCRAPE_EVENTS_MAX: usize = 1024;
 
 /// Reports to the event loop of a pool the slots and generations that the previous leader assigned.

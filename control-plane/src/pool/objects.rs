@@ -61,10 +61,10 @@ pub struct ObjectsSource {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolObject {
     pub name: String,
-    /// The namespace of the object; empty when not given.
+    /// The namespace of the object, or empty if the object has none.
     pub namespace: String,
     pub pool: String,
-    /// The creation time of the object in the format of Kubernetes; `None` when not given.
+    /// The creation time of the object in the format of Kubernetes, if given.
     pub created: Option<String>,
     /// The content of the object.
     pub body: ObjectBody,
@@ -99,7 +99,7 @@ pub struct ObjectSelection {
     pub pool: PoolName,
     /// The names of all pools of the daemon.
     pub served: Arc<[PoolName]>,
-    /// Whether a model that neither an object nor metadata names is unknown, even without any
+    /// If true, only models that an object or metadata names are known, even if there is no
     /// InferenceModel.
     pub strict_models: bool,
 }
@@ -232,7 +232,7 @@ impl ObjectsFile {
     /// Follows the objects in a namespace of Kubernetes. The cluster need not be reachable.
     ///
     /// # Errors
-    /// The error says which part of the access to the cluster is missing.
+    /// Fails if the client configuration for Kubernetes is missing.
     pub async fn in_cluster(
         kube_namespace: String,
         pool: Arc<str>,

@@ -99,7 +99,7 @@ enum ObjectsKubernetes {
 /// Reads the file at `path`. `given` is used for pools that set no objects of their own.
 ///
 /// # Errors
-/// The error says which entry is invalid and why.
+/// Fails if the file cannot be read or an entry is invalid.
 pub async fn read(path: &Path, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
     let text = discovery::file_watcher::read(path)
         .await

@@ -104,7 +104,7 @@ impl ScalingRequest {
     /// The group of the trigger among those of its pool; `None` if the pool has no endpoints.
     ///
     /// # Errors
-    /// The error says that several groups match, or none.
+    /// Fails if no group matches, or several do.
     pub fn group<'g>(
         &self,
         groups: &'g [EndpointGroup],

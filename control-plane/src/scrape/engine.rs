@@ -4,8 +4,8 @@
 //! [`ENGINE_LABEL_OLDER`]). Without a label it is the default engine. A meaning has several metric
 //! names in order of preference, newest first. The first name found on a page is used. The scale of
 //! KV-cache utilization is configured, because it cannot be guessed from a value: 0.5 may be half
-//! full or half a per cent. A configured engine replaces the built-in engine of this name. Its
-//! format is that of `engineConfigs` of llm-d's `core-metrics-extractor`.
+//! full or half a per cent. A configured engine replaces the built-in engine with the same name.
+//! Its format is that of `engineConfigs` of llm-d's `core-metrics-extractor`.
 
 mod built_in;
 mod config;
@@ -38,9 +38,10 @@ pub const METRICS_MAX: usize = 64;
 pub enum MetricMeaning {
     /// A number of the scheduler's table. The definition says how several series become one number.
     Number(&'static MetricDefinition),
-    /// LoRA adapters, in labels. The value is a timestamp, and the newest series counts.
+    /// LoRA adapters, in labels. The value is a timestamp, and the newest series is used.
     Lora,
-    /// Start of the process, in Unix seconds. If there are several series, the newest counts.
+    /// Start of the process, in Unix seconds. If there are several series, the latest start is
+    /// used.
     ProcessStart,
     /// A counter, which only grows while the engine runs. Several series are added.
     Counter,
@@ -48,7 +49,7 @@ pub enum MetricMeaning {
     PromptTokens,
     /// The prompt tokens that the engine had in its prefix cache, a counter like the last.
     CachedTokens,
-    /// A configured metric, by its position. If there are several series, the last one counts.
+    /// A configured metric, by its position. If there are several series, the last one is used.
     Custom(usize),
 }
 

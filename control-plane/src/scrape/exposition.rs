@@ -40,7 +40,8 @@ pub enum LineInterest {
 
 /// Receives the samples of a page.
 pub trait SampleVisitor {
-    /// Returns whether a sample of this name is wanted. Called once for each sample line, in order.
+    /// Returns whether a sample with this name is wanted. Called once for each sample line, in
+    /// order.
     fn interest(&mut self, name: &[u8]) -> LineInterest;
     /// Receives a well-formed sample of a wanted name.
     fn sample(&mut self, sample: &MetricSample<'_>);

@@ -1,4 +1,4 @@
-//! Reads the numbers of an engine from the samples of a page, without I/O.
+//! Computes an engine's metrics from the samples of one scraped page. Does no I/O.
 //!
 //! A value that is missing or invalid (NaN, infinite, negative, a share above one) is unknown:
 //! `None`, never zero and never the previous value. One engine process may have several series of a

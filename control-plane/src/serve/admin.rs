@@ -301,7 +301,7 @@ async fn queues(
     Json(page)
 }
 
-/// The held requests of this id, as the VMs reported them.
+/// The queued requests with this id, as the VMs reported them.
 fn queued_rows(view: &PoolView, running: &[Box<str>], id: &str) -> Vec<Value> {
     let rows = running
         .iter()

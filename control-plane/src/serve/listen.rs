@@ -52,8 +52,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval at which the log reports the number of closed connections.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The number of failed handshakes that the log shows one by one in that interval. Operators see
-/// the cause, and a flood does not fill the disk.
+/// The maximum number of failed handshakes that are logged one by one in [`REPORT_INTERVAL`].
+/// Operators see the cause, and a flood does not fill the disk.
 const FAILURES_SHOWN_MAX: u64 = 10;
 
 /// On connections without HTTP/2 pings, a peer that disappeared is noticed after idle time +
@@ -93,7 +93,7 @@ struct Acceptor {
 /// Opens a listener, which ends with `shutdown`.
 ///
 /// # Errors
-/// The error says why the address or the certificates cannot be used.
+/// Fails if the address cannot be bound, or if the certificates are invalid.
 pub async fn listen(
     listener: ListenerName,
     address: SocketAddr,

@@ -31,7 +31,7 @@ pub struct QueuedRequests(BTreeMap<i32, u64>);
 #[derive(Debug, Default)]
 pub struct BacklogSum {
     bands: BTreeMap<i32, QueuedBand>,
-    /// The reports of the proxies of each owner and each origin, summed by priority.
+    /// The reports from proxies, summed by priority for each owner and each origin.
     levels: [BTreeMap<Origin, BTreeMap<i32, OriginBand>>; 2],
 }
 
@@ -70,7 +70,7 @@ impl QueuedRequests {
 // === impl BacklogSum ===
 
 impl BacklogSum {
-    /// Replaces the report of a proxy of `origin`.
+    /// Replaces the report from a proxy of `origin`.
     pub fn replace(
         &mut self,
         origin: &Origin,

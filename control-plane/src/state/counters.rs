@@ -61,7 +61,7 @@ pub struct CounterStore {
     pub eds_refused: u64,
     /// EDS responses that were not applied in time: pool updates no longer wait for them.
     pub eds_unanswered: u64,
-    /// Pools that proxies requested although their certificates may not have them.
+    /// Pools that proxies requested although their certificates give no access.
     pub pools_refused: u64,
     /// Other messages of proxies that exceeded a limit.
     pub messages_refused: u64,

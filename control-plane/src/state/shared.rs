@@ -35,7 +35,7 @@ pub struct DaemonState {
 
 impl DaemonState {
     /// The state of a new daemon that stands by after `term`: no connections, and no views of the
-    /// pools that `scrapers` names. Only `clients` may have these pools.
+    /// pools that `scrapers` names. Only `clients` get these pools.
     #[must_use]
     pub fn new(
         term: u64,

@@ -132,7 +132,7 @@ impl SavedState {
     /// Reads the text of a snapshot file.
     ///
     /// # Errors
-    /// The error says what is invalid.
+    /// Fails if the text is invalid.
     pub fn parse(text: &str) -> Result<Self, String> {
         serde_json::from_str::<Self>(text)
             .map_err(|e| e.to_string())

@@ -67,11 +67,11 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_FORMAT", value_enum, default_value_t = DestinationFormatArg::Single)]
     pub ext_proc_destination_format: DestinationFormatArg,
 
-    /// Whether the objective header of a request counts.
+    /// Whether to trust the objective header of requests.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_OBJECTIVE_HEADER", value_enum, default_value_t = HeaderTrustArg::Ignore)]
     pub ext_proc_objective_header: HeaderTrustArg,
 
-    /// Give clients that request it (x-switchpoint-explain: 1) the reasons of a decision.
+    /// Tell clients why an endpoint was picked, if they send the header x-switchpoint-explain: 1.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
     pub ext_proc_explain: bool,
 
@@ -142,7 +142,7 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_KEY", value_name = "PATH")]
     pub ext_proc_fairness_key: Option<String>,
 
-    /// Whether the fairness header of a request counts [default: ignore].
+    /// Whether to trust the fairness header of requests [default: ignore].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_HEADER", value_enum)]
     pub ext_proc_fairness_header: Option<HeaderTrustArg>,
 
@@ -158,7 +158,7 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_CACHE_SALT_KEY", value_name = "SECRET", value_parser = secret, hide_env_values = true)]
     pub ext_proc_cache_salt_key: Option<String>,
 
-    /// Whether the SLO headers of a request count [default: trust].
+    /// Whether to trust the SLO headers of requests [default: trust].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_SLO_HEADERS", value_enum)]
     pub ext_proc_slo_headers: Option<HeaderTrustArg>,
 
@@ -186,7 +186,7 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_PER_TRY_TIMEOUT", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_per_try_timeout: Option<Duration>,
 
-    /// Do not retry a failed attempt at the next ranked endpoint.
+    /// If an attempt fails, do not retry it at the next ranked endpoint.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_NO_RETRY")]
     pub ext_proc_no_retry: bool,
 }
@@ -200,7 +200,7 @@ fn secret(text: &str) -> Result<String, String> {
     }
 }
 
-/// A body is one ext_proc message; a message has at most 33 MiB
+/// A body is one ext_proc message, and a message has at most 33 MiB
 /// ([`::ext_proc::MESSAGE_BYTES_MAX`]).
 const BODY_LIMIT_BYTES_MAX: i64 = 32 << 20;
 
@@ -224,7 +224,7 @@ pub enum DestinationFormatArg {
     List,
 }
 
-/// Whether a header is trusted that affects other clients.
+/// Whether to trust a header that affects other clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HeaderTrustArg {
     /// Clients may set it: the header has no effect.

@@ -26,8 +26,9 @@ pub struct ScalingArgs {
     #[arg(long, env = "SWITCHPOINT_SCALE_STARTUP", value_name = "DURATION", default_value = "1m", value_parser = duration)]
     pub scale_startup: Duration,
 
-    /// Spare replicas beyond a steady load's, for load that rises faster than a replica starts. A
-    /// fraction is rounded with the rest.
+    /// Spare replicas beyond a steady load's, for load that rises faster than a replica starts. The
+    /// number may have a fraction; only the total of desired replicas is rounded up, by the
+    /// autoscaler.
     #[arg(long, env = "SWITCHPOINT_SCALE_SPARE", value_name = "REPLICAS", default_value = "1", value_parser = spare)]
     pub scale_spare: f64,
 

@@ -12,9 +12,9 @@ use scheduler::EndpointRef;
 
 use crate::state::counters::TotalsHistogram;
 
-/// The number of outcomes kept for each endpoint and target. The number is enough for a standard
-/// error of the coverage of 3 percentage points at 90 %, and small enough to show a drift and its
-/// end.
+/// The maximum number of outcomes kept for each endpoint and target. The number is enough for a
+/// standard error of the coverage of 3 percentage points at 90 %, and small enough to show a drift
+/// and its end.
 const RECENT_MAX: usize = 100;
 
 /// A predicted time.

@@ -43,7 +43,7 @@ const OWN_MIN: u64 = SAMPLES_MIN as u64;
 /// observations. A few have what there is to know.
 const CLAIMS_MAX: usize = 64;
 
-/// The number of messages taken from the queue at once.
+/// The maximum number of messages taken from the queue at once.
 const BATCH_MAX: usize = 64;
 
 /// The settings of a pool's learner.
@@ -97,7 +97,7 @@ struct ModelOrigin {
     /// The origins whose models were taken since the daemon last began or ended to lead. Each may
     /// claim models once.
     claimed_by: BTreeSet<Origin>,
-    /// Whether models of a proxy were taken and are not published yet.
+    /// Whether models from a proxy were taken and are not published yet.
     is_new: bool,
 }
 
@@ -312,7 +312,7 @@ impl LearningTask {
         self.report_wanted_models();
     }
 
-    /// Whether the models of a proxy are wanted.
+    /// Whether the learner wants models from proxies.
     fn wants_models(&self) -> bool {
         let lacks_latency = self.settings.predict && self.model.latency.is_none();
         (self.origin.provisional || lacks_latency)
@@ -320,7 +320,7 @@ impl LearningTask {
             && self.origin.claimed_by.len() < CLAIMS_MAX
     }
 
-    /// Reports to the streams of proxies whether the models of a proxy are wanted.
+    /// Reports to the streams of proxies whether the learner wants models.
     fn report_wanted_models(&self) {
         let wants = self.wants_models();
         self.desk.wants_models.store(wants, Ordering::Relaxed);
@@ -591,8 +591,8 @@ mod tests {
     fn a_new_daemon_goes_on_from_the_first_proxy_that_has_models() {
         let mut daemon = LearnerDrill::start(None);
         assert_eq!(daemon.published(), (SavedModel::default(), true));
-        // Even a few requests, of a proxy that has just started, count less than the models of
-        // another proxy.
+        // The few requests of a proxy that has just started weigh less than the models from another
+        // proxy.
         daemon.learns(OWN_MIN - 1);
         assert!(daemon.published().1);
         let [first, second] = [20.0, 30.0].map(models);

@@ -27,7 +27,7 @@ impl ClientVerifier {
     /// Accepts clients of `roots` in a listener whose certificate is `own`.
     ///
     /// # Errors
-    /// The error says what is wrong with the CA or with the certificate.
+    /// Fails if the CA or the certificate is invalid.
     pub(super) fn try_new(
         roots: RootCertStore,
         own: &CertificateDer<'_>,

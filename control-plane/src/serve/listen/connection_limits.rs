@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::ConnectionBudget;
 
-/// The time from accepting a connection to its first request, including the TLS and HTTP/2
+/// The maximum time from accepting a connection to its first request, including the TLS and HTTP/2
 /// handshakes. A peer on the same network needs milliseconds. Clients that connect long before
 /// their first request have to connect again.
 pub const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);

@@ -45,8 +45,8 @@ const HOLD_MAX: Duration = Duration::from_secs(1);
 /// two calls. A proxy assumes after the same time that the daemon is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// The number of messages of one connection that were received but not processed yet. A call with
-/// more has to wait.
+/// The maximum number of messages of one connection that were received but not processed yet. A
+/// call with more has to wait.
 const UNREAD_MAX: usize = 16;
 
 /// The maximum number of messages in one call: those of several seconds without an answer from the

@@ -42,13 +42,13 @@ pub const METRICS_INTERVAL_MIN: Duration = Duration::from_millis(50);
 /// requires.
 const HEARTBEAT: Duration = Duration::from_millis(METRICS_INTERVAL_MAX_MS / 2);
 
-/// The number of sent pool updates whose acknowledgement is awaited. A proxy that is further behind
-/// acknowledges a newer update later.
+/// The maximum number of sent pool updates that wait for an acknowledgement. A proxy that is
+/// further behind acknowledges a newer update later.
 const UNACKED_MAX: usize = 64;
 
-/// The number of times that the term of a stream is raised, for each pool, because the proxy holds
-/// state of a later term. A correct proxy needs one raise, and each raise costs a whole pool
-/// update.
+/// The maximum number of times that the term of a stream is raised, for each pool, because the
+/// proxy holds state of a later term. A correct proxy needs one raise, and each raise costs a whole
+/// pool update.
 pub const RAISES_MAX: u32 = 3;
 
 /// The messages that were sent to one proxy.

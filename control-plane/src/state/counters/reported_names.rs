@@ -55,7 +55,7 @@ impl<N: Ord + Clone> ReportedNames<N> {
         }
     }
 
-    /// Whether counts of this name are shown.
+    /// Whether counts under this name are shown.
     pub fn has(&self, name: &N) -> bool {
         self.names.contains_key(name)
     }

@@ -227,7 +227,8 @@ impl CounterTotals {
         add_to(&mut self.placements_dropped, other.placements_dropped);
     }
 
-    /// The row of a model. If there is no room for another name, it is the row of all other models.
+    /// Returns the row of a model. If there is no room for another name, returns the row of all
+    /// other models.
     pub(super) fn model_mut(
         &mut self,
         label: &TotalsLabel,
