@@ -87,7 +87,7 @@ pub(crate) struct Args {
     cost_rounds: usize,
 }
 
-/// A half of this part.
+/// What `--only` measures: the waves, or the cost of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum FlowHalf {
     Waves,

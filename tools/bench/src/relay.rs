@@ -48,7 +48,7 @@ pub(crate) struct Args {
     /// Endpoints, at least as many as proxies
     #[arg(long, default_value_t = 100)]
     endpoints: u16,
-    /// Time between two messages of a proxy, ms
+    /// Time between two messages from a proxy, ms
     #[arg(long, default_value_t = 5)]
     every_ms: u64,
     /// Seconds measured

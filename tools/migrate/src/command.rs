@@ -93,7 +93,7 @@ pub struct MigrateArgs {
     #[arg(long, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
 
-    /// Which of llm-d's charts the values are for [default: by what they set].
+    /// The llm-d chart that the values are for [default: recognized by the keys in the values].
     #[arg(long, value_enum, requires = "values")]
     pub chart: Option<LlmdChart>,
 

@@ -34,7 +34,7 @@ pub enum RaceFigure {
     PerTokenP99,
 }
 
-/// Which requests of a run count.
+/// Which requests of a run are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachePhase {
     /// The requests of sessions that arrived in the first quarter of the arrivals.
@@ -75,7 +75,7 @@ struct SessionPair<'a> {
 // === impl CachePhase ===
 
 impl CachePhase {
-    /// The requests of a run that count.
+    /// The requests of a run that are compared.
     pub fn requests<'a>(
         self,
         run: &'a RunRecord,

@@ -31,7 +31,8 @@ mod serving;
 
 use campaign::{Campaign, RacePart, RouterGroup};
 
-/// Seeds that judge. Tuning uses 1 to 20, so that no policy is fitted to what judges it.
+/// Seeds of the published results. Tuning uses 1 to 20, so that no policy is fitted to the seeds of
+/// its results.
 const JUDGING: std::ops::RangeInclusive<u64> = 101..=105;
 /// The seed of the routers beside ours and smg.
 const OTHERS_SEED: u64 = 101;

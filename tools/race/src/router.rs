@@ -125,7 +125,7 @@ enum AddWorker {
 // === impl RouterKind ===
 
 impl RouterKind {
-    /// The router of this name.
+    /// The router with this name.
     ///
     /// # Errors
     /// Fails if there is none.

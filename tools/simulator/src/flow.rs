@@ -294,8 +294,8 @@ impl FlowRun<'_> {
     }
 }
 
-/// The policy of this name, and the time between its scrapes where it is not the usual one. A
-/// number after a colon is the limit of `llm-d-tuned` or `dynamo`.
+/// The policy with this name, and the time between its scrapes if it is not the usual one. A number
+/// after a colon is the limit of `llm-d-tuned` or `dynamo`.
 fn policy(name: &str) -> Result<(RoutingPolicy, Option<f64>), String> {
     let (name, number) = name
         .split_once(':')

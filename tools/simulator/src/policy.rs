@@ -38,7 +38,7 @@ pub(crate) const EXACT: &str = "ours-exact";
 // === impl RoutingPolicy ===
 
 impl RoutingPolicy {
-    /// The policy of this name, and its parameters: `ours:ttftWeight=3,failureMs=0`.
+    /// The policy with this name and parameters, for example `ours:ttftWeight=3,failureMs=0`.
     ///
     /// # Errors
     /// Fails when there is no such policy.
@@ -96,7 +96,7 @@ impl RoutingPolicy {
         Self::Config(PipelineSpec::of_one_profile("simulated", plugins, 1))
     }
 
-    /// The policy of this name behind llm-d's queue, with this detector. Requests wait without a
+    /// The policy with this name behind llm-d's queue, with this detector. Requests wait without a
     /// limit.
     pub(crate) fn behind_llm_d(
         name: &str,
@@ -114,7 +114,7 @@ impl RoutingPolicy {
         ))
     }
 
-    /// The policy of this name with our flow control. Requests wait without a limit.
+    /// The policy with this name and our flow control. Requests wait without a limit.
     pub(crate) fn with_flow_control(name: &str) -> Result<Self, String> {
         let named = Self::named(name)?;
         let (Self::Config(mut spec) | Self::Exact(mut spec)) = named.clone() else {

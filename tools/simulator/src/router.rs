@@ -34,7 +34,7 @@ pub(crate) struct PolicyRouter {
     ticks: bool,
     /// Whether a change is published when all of this moment has happened.
     pub(crate) publishes: bool,
-    /// How old the last update of another proxy was, µs.
+    /// How old the last update from another proxy was, µs.
     delay_us: u64,
     /// Grows with every pick of a rival policy. Proxies start at different numbers.
     turn: usize,

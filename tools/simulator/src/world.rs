@@ -73,7 +73,7 @@ enum WorldEvent {
         engine: usize,
     },
     Scrape,
-    /// The update of a proxy reaches the others.
+    /// The update from a proxy reaches the others.
     Published {
         from: usize,
         update: ProxyUpdate,

@@ -68,7 +68,8 @@ impl Authority {
     }
 }
 
-/// Arguments of a daemon that requires certificates from proxies, with the files of the folder.
+/// Arguments of a daemon that requires certificates from proxies. The files are those in
+/// `certificates`.
 pub fn daemon_arguments(certificates: &Path) -> Vec<String> {
     let flags = [
         ("--state-tls-cert", "daemon.pem"),

@@ -382,7 +382,7 @@ impl ModelServer {
             .socket
             .send((socket::SocketCommand::Drain, done)); // the accept loop may have ended
         if tokio::time::timeout(limit, &mut self.task).await.is_err() {
-            tracing::warn!(address = %self.addr(), "requests were still in flight");
+            tracing::warn!(address = %self.addr(), "the server stops although requests are still in flight");
         }
     }
 }

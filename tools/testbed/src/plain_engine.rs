@@ -31,10 +31,11 @@ use reply::PlainRequest;
 /// The name of its model. The engine accepts requests for any model.
 pub const MODEL: &str = "demo";
 
-/// Larger than the largest body that a proxy forwards.
+/// The maximum size of a body, more than a proxy forwards.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
-/// Streams per HTTP/2 connection; with hyper's default of 200 a burst would queue in the proxy.
+/// The maximum number of streams of an HTTP/2 connection. With hyper's default of 200, a burst
+/// would queue in the proxy.
 const STREAMS_MAX: u32 = 4096;
 
 /// The behaviour of a plain engine. The default is healthy and answers at once.

@@ -81,7 +81,7 @@ pub enum CellChange {
 }
 
 impl CellEngines {
-    /// The engines of the cells that judge. There are few sequences, so that a pool near its limits
+    /// The engines of the judged cells. There are few sequences, so that a pool near its limits
     /// sends few enough events for two cores.
     pub const EIGHT: Self = Self {
         count: 8,
@@ -246,7 +246,8 @@ impl Cell {
         Self::judged().chain(Self::PUBLISHED).chain(Self::DYNAMO)
     }
 
-    /// The cells that judge, with every seed.
+    /// The cells that a full race plays with every seed. It plays the published cells and Dynamo's
+    /// with one seed.
     pub fn judged() -> impl Iterator<Item = Self> {
         Self::CORE.into_iter().chain([Self::TWO_GATEWAYS])
     }

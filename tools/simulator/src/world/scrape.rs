@@ -14,7 +14,7 @@ pub(super) struct EngineState {
     pub(super) steps_made: u64,
     /// Requests that the last step left in the queue.
     pub(super) left_waiting: usize,
-    /// Whether it was picked after the last report of the proxies.
+    /// Whether the endpoint was picked after the last report from the proxies.
     is_picked: bool,
     /// The time when the proxies next report where they have requests.
     report_due: f64,
@@ -27,7 +27,7 @@ pub(super) struct EngineState {
 /// How long an engine counts as busy after it had work or was reported, ms.
 const BUSY_HOLD_MS: f64 = 2_000.0;
 
-/// The time between two reports of a proxy, ms.
+/// The time between two reports from a proxy, ms.
 const REPORT_MS: f64 = 1_000.0;
 
 /// The states of `count` idle engines. Each engine is scraped at its own random time. If all

@@ -63,11 +63,11 @@ pub struct ServerFault {
     pub retry_after: Option<u32>,
     /// For `reset_mid_stream`; 1 by default.
     pub after_chunks: Option<u32>,
-    /// Requests after which it ends; unlimited by default.
+    /// The number of requests after which the fault ends; unlimited by default.
     pub count: Option<u32>,
-    /// Duration, ms; by default until `none`.
+    /// How long the fault lasts, in ms. By default it lasts until an order with the mode `none`.
     pub for_ms: Option<u64>,
-    /// The requests that it affects.
+    /// The requests that the fault affects.
     #[serde(default)]
     pub paths: FaultPaths,
 }

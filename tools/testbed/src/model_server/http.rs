@@ -39,7 +39,7 @@ use super::{ModelServerState, admin, metrics};
 const BODY_BYTES_MAX: usize = 128 << 20;
 /// The largest body that an echo returns as text. For a larger body the echo returns the digest.
 const ECHO_BYTES_MAX: usize = 64 << 10;
-/// Requests kept for `/admin/state`, enough for one test.
+/// The maximum number of requests kept for `/admin/state`, enough for one test.
 const RECORDS_MAX: usize = 256;
 /// A request that reached the engine.
 #[derive(Clone, Debug)]
