@@ -1,14 +1,15 @@
 //! Decides when an endpoint is scraped next. This module reads no clock and no entropy: the caller
 //! passes time and random numbers.
 //!
-//! Idle endpoints are scraped every `idle`; endpoints with work, or picked within the last 2 s,
-//! every `busy`. Failing endpoints are scraped less and less often. The exception is an address
-//! where no process listens. A refused connection costs nothing, and the process that listens there
-//! next has an empty cache and should be noticed soon. The intervals are stretched so that at most
-//! [`SCRAPES_PER_SECOND_MAX`] scrapes begin in a second. An endpoint that takes long to answer is
-//! scraped less often, because that time is mostly its own CPU time for writing the page. Picks do
-//! not wait for metrics: the in-flight ledger is newer than any scrape, and KV memory takes seconds
-//! to fill or empty. So more frequent scrapes would bring nothing.
+//! Idle endpoints are scraped once every [`ScrapeIntervals::idle`]; endpoints with work, or picked
+//! within the last 2 s, once every [`ScrapeIntervals::busy`]. Failing endpoints are scraped less
+//! and less often. The exception is an address where no process listens. A refused connection costs
+//! nothing, and the process that listens there next has an empty cache and should be noticed soon.
+//! The intervals are stretched so that at most [`SCRAPES_PER_SECOND_MAX`] scrapes begin in a
+//! second. An endpoint that takes long to answer is scraped less often, because that time is mostly
+//! its own CPU time for writing the page. Picks do not wait for metrics: the in-flight ledger is
+//! newer than any scrape, and KV memory takes seconds to fill or empty. So more frequent scrapes
+//! would bring nothing.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use tokio::time::Instant;
 /// 0.11 ms of CPU (0.14 ms for a whole page of 38 KB), so the maximum costs 0.07 core.
 pub const SCRAPES_PER_SECOND_MAX: f64 = 500.0;
 
-/// How long an endpoint counts as busy after it last had work or was picked.
+/// How long an endpoint is considered busy after it last had work or was picked.
 const BUSY_HOLD: Duration = Duration::from_secs(2);
 
 /// The longest pause after failures. A recovery is noticed after at most this pause.
@@ -34,8 +35,8 @@ const ANSWERING_SHARE_MAX: f64 = 0.05;
 /// together spread out.
 const JITTER: f64 = 0.1;
 
-/// New endpoints are first scraped within this time multiplied by their number, so the scrapes of a
-/// large pool do not all begin at once.
+/// New endpoints are first scraped within this time multiplied by the number of new endpoints, so
+/// the scrapes of a large pool do not all begin at once.
 const FIRST_SPREAD: Duration = Duration::from_millis(5);
 
 /// How often to scrape.

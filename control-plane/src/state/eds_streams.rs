@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::state::peer::{Origin, ProxyProcess, RemoteAddress, STREAMS_MAX};
 
-/// How long the acknowledgements of a closed EDS stream still count for its Envoy. Envoy waits up
-/// to 30 s before it reconnects, and keeps its hosts until then.
+/// How long the acknowledgements of a closed EDS stream are still used for its Envoy. Envoy waits
+/// up to 30 s before it reconnects, and keeps its hosts until then.
 pub const EDS_LINGER: Duration = Duration::from_secs(35);
 
 /// The EDS streams of all Envoys.
@@ -71,7 +71,7 @@ pub enum ProxyEds {
 
 impl EdsStreams {
     /// The state of `pool` that the streams of `peer`'s Envoy have. Streams closed less than
-    /// [`EDS_LINGER`] ago count with their last state.
+    /// [`EDS_LINGER`] ago are included with their last state.
     #[must_use]
     pub fn of(&self, peer: &ProxyProcess, pool: &str, now: Instant) -> ProxyEds {
         let ProxyProcess {
@@ -156,7 +156,7 @@ impl EdsStreams {
 #[derive(Clone, Copy, Debug, Default)]
 struct EdsAckSummary {
     streams: usize,
-    /// The lowest revision among the streams that count.
+    /// The lowest revision that these streams acknowledged.
     least: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! The peers of the daemon on the state port, and the share of its resources that each peer may
+//! The peers of the daemon on the state port, and the share of the daemon's resources that each may
 //! use.
 //!
 //! | type | meaning | use |
@@ -57,8 +57,8 @@ const FEW_STREAMS: usize = STREAMS_MAX / RESERVED_PARTS / 16;
 /// bits itself.
 const IPV6_ORIGIN_BITS: u32 = 64;
 
-/// The maximum cost of one origin in a second, in bytes. The busiest proxy needs a tenth of it.
-/// Faster messages stay unread, so HTTP/2 flow control slows the sender down.
+/// The maximum cost of the messages from one origin in a second, in bytes. The busiest proxy needs
+/// a tenth of it. Faster messages stay unread, so HTTP/2 flow control slows the sender down.
 const COST_PER_SECOND: u32 = 64 << 20;
 
 /// How far an origin may exceed that rate for a short time. This allows many proxies of one host to
@@ -176,7 +176,7 @@ impl Origin {
         }
     }
 
-    /// The owner and the origin itself: a share is one of each.
+    /// The two that have shares: the owner and the origin itself.
     #[must_use]
     pub fn levels(&self) -> [Self; 2] {
         [self.owner(), self.clone()]

@@ -1,5 +1,5 @@
-//! The state that the streams of proxies read and write: five tables, each with its writer. Other
-//! tasks get only the tables that they need.
+//! The state that the daemon's tasks share: five tables, each with its writers. Other tasks get
+//! only the tables that they need.
 //!
 //! | table | row | writer | readers |
 //! |---|---|---|---|
