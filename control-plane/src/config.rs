@@ -1,4 +1,4 @@
-//! Reads the `EndpointPickerConfig` file strictly, and gives an answer for each item.
+//! Reads an `EndpointPickerConfig` file strictly, and gives an answer for each item.
 //!
 //! Each item of a file is *implemented*, has *no effect* (with the reason), or is *refused* (with a
 //! substitute). Otherwise the file is invalid, and the error gives line, path and the nearest known

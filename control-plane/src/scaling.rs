@@ -46,14 +46,14 @@ const MODELS_LABEL_BYTES_MAX: usize = 256;
 /// The signals of all pools.
 #[derive(Debug)]
 pub struct ScalingSignals {
-    /// The tables from which the signals are computed.
+    /// The goal for pools whose KEDA trigger sets no goal of its own.
     pub goal: ScalingGoal,
     inputs: ScalingInputs,
     began: Instant,
     pools: Mutex<BTreeMap<Arc<str>, RecordedTraffic>>,
 }
 
-/// The tables that the signals are made of.
+/// The tables from which the signals are computed.
 #[derive(Debug)]
 pub struct ScalingInputs {
     pub life: Arc<DaemonLife>,
@@ -70,7 +70,7 @@ pub type GroupKey = (ScalingRole, Arc<[Box<str>]>);
 #[derive(Debug, Default)]
 struct RecordedTraffic {
     groups: BTreeMap<GroupKey, GroupTraffic>,
-    /// The time when requests were last refused. With it, a pool without endpoints has a demand.
+    /// The time when requests were last refused. So a pool without endpoints has a demand.
     refused_at: Option<Instant>,
 }
 
@@ -141,7 +141,7 @@ fn work(
         speed: step.speed(member.id),
         requests: float(requests),
         prompts: float(prompts),
-        // If a configuration estimates outputs, tokens of decoding requests count here too.
+        // If a configuration estimates outputs, tokens of decoding requests are included here.
         uncached_tokens: if prompts > 0 {
             float(prefill_tokens)
         } else {
@@ -310,8 +310,8 @@ fn starting(discovery: &DiscoverySetup, pool: &str) -> Vec<f64> {
 }
 
 /// Distributes the requests that proxies hold among the groups, in proportion to the arrivals of
-/// each. Groups that prefill and groups that decode are shared out separately, because each of them
-/// serves every request.
+/// each. The groups that prefill and the groups that decode each get all requests, because every
+/// request needs both.
 fn share(groups: &mut [EndpointGroup], held: f64) {
     for prefills in [true, false] {
         let mut of_stage: Vec<&mut EndpointGroup> = groups
@@ -331,7 +331,7 @@ fn share(groups: &mut [EndpointGroup], held: f64) {
     }
 }
 
-/// Completes the mix with the prompts in flight, where engines report no usage.
+/// Completes the mix with the prompts in flight, if engines report no usage.
 fn with_prompts(mix: RequestMix, endpoints: &[OutstandingWork]) -> RequestMix {
     if mix.prompt_tokens > 0.0 {
         return mix;

@@ -2,8 +2,8 @@
 //!
 //! The daemon answers (`POST /debug/explain`) with the same exchange and scheduler as its proxies;
 //! the command sends the question and prints the answer. The daemon does not have the prefix index
-//! of the proxies. So it explains a fresh request as cached nowhere, and the answer says so. A
-//! decision record has the matches of its decision.
+//! of the proxies. So it explains a fresh request as if no endpoint had cached it, and the answer
+//! says so. A decision record contains the cached prefixes of its decision.
 
 mod answer;
 mod table;
@@ -25,7 +25,7 @@ use crate::scrape::http_client::{self, cause};
 /// JSON.
 pub const QUESTION_BYTES_MAX: usize = 64 << 20;
 
-/// How long the daemon may take to answer.
+/// The maximum time that the daemon may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// A question to the daemon: the body of `POST /debug/explain`.
@@ -98,7 +98,7 @@ fn header(text: &str) -> Result<(String, String), String> {
 /// Sends the question and returns the text to print.
 ///
 /// # Errors
-/// A sentence that says which file cannot be read, or what the daemon answered.
+/// Fails if a file cannot be read, or the daemon refuses the question or cannot be reached.
 pub async fn ask(args: ExplainArgs) -> Result<String, String> {
     let read = |path: &PathBuf| {
         let mut text = String::new();

@@ -76,7 +76,7 @@ impl<'n> LocatedNode<'n> {
         }
     }
 
-    /// The value of a key. An empty value counts as absent.
+    /// The value of a key; `None` if the value is empty.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Self> {
         Some(self.child(name, self.node.get(name)?))

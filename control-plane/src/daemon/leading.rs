@@ -92,7 +92,7 @@ impl LeadingDaemon {
         })
     }
 
-    /// Looks after certificates until the term ends.
+    /// Renews certificates when they are due, until the term ends.
     pub(super) fn renew_certificates(&mut self, renewal: CertificateRenewal) {
         let stop = self.group.shutdown.clone();
         self.group.spawn("certificates", renewal.run(stop));

@@ -160,7 +160,7 @@ impl StandbyDaemon {
     /// Begins to lead, and serves state before it returns.
     ///
     /// # Errors
-    /// [`FatalError`] says why the daemon cannot lead.
+    /// Returns [`FatalError`] if the daemon cannot lead.
     pub async fn lead(&self) -> Result<LeadingDaemon, FatalError> {
         LeadingDaemon::begin(self).await
     }

@@ -17,11 +17,12 @@ use super::latency::{ObservationCounts, PredictedTarget, PredictionComparison, P
 /// more during one training.
 pub(super) const MESSAGES_MAX: usize = 1_024;
 
-/// Room for further messages of origins that have at most [`FEW_MESSAGES`] in the queue. So an
-/// origin that fills the queue takes no room from the others.
+/// The number of further messages that the queue takes from origins with at most [`FEW_MESSAGES`]
+/// in it. So an origin that fills the queue takes no room from the others.
 const RESERVED_MESSAGES: usize = 256;
 
-/// An origin with at most this many messages has few: those of some proxies during one training.
+/// An origin with at most this many messages in the queue has few: those of some proxies during one
+/// training.
 const FEW_MESSAGES: usize = 16;
 
 /// The learners of all pools: their queues and reports.
@@ -104,9 +105,9 @@ pub struct LearnerReport {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LearnedEndpoint {
-    /// The time of a prefill, as a multiple of an average endpoint's.
+    /// The time of a prefill relative to an average endpoint.
     pub prefill_time: Option<f32>,
-    /// The time of a decode step, as a multiple of an average endpoint's.
+    /// The time of a decode step relative to an average endpoint.
     pub decode_time: Option<f32>,
     /// Prompt tokens of finished requests whose usage reports cached tokens.
     pub prompt_tokens: u64,
@@ -172,7 +173,7 @@ impl LearnerDirectory {
     }
 
     /// Queues the learned models from a proxy, if the pool's learner wants any. Never waits. If the
-    /// queue is full, the models of the next proxy are taken.
+    /// queue is full, the learner waits for the models of the next proxy.
     pub fn enqueue_models(&self, origin: &Origin, models: state::LearnedModels) {
         let Some(learner) = self.pools.get(models.pool.as_str()) else {
             return;
@@ -230,7 +231,8 @@ impl QueueShares {
         self.queued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts one more message of the origin; false if its share of the queue is used up.
+    /// Counts one more message from the origin. Returns false if the origin's share of the queue is
+    /// used up.
     fn enter(&self, origin: &Origin) -> bool {
         let mut queued = self.lock();
         let all: usize = queued.values().sum();

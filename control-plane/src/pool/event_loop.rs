@@ -67,14 +67,15 @@ pub struct PoolFeed {
 // === impl AdoptionSender ===
 
 impl AdoptionSender {
-    /// A channel to a pool. A daemon adopts once per term, so a channel of one place is enough.
+    /// Creates a channel to a pool. The channel has one place, because a daemon adopts endpoints
+    /// only once per term.
     #[must_use]
     pub fn channel() -> (Self, mpsc::Receiver<Adoption>) {
         let (sender, receiver) = mpsc::channel(1);
         (Self(sender), receiver)
     }
 
-    /// Gives the endpoints of the pool these slots and generations; returns when the pool has
+    /// Gives the endpoints of the pool these slots and generations. Returns when the pool has
     /// published them.
     pub async fn adopt(&self, endpoints: Vec<(EndpointRef, Instance)>) {
         let (done, published) = oneshot::channel();
@@ -268,7 +269,7 @@ impl LastPublished {
                 UNCONFIRMED_MAX.as_secs()
             ),
             None if before > 0 => {
-                tracing::info!(pool, endpoints, "no endpoint is unconfirmed any more");
+                tracing::info!(pool, endpoints, "discovery confirms all endpoints again");
             }
             _ => {}
         }

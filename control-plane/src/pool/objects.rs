@@ -9,12 +9,12 @@
 //! ```
 //! `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite` objects, in any number of
 //! files and documents, are read as strictly as a configuration. A pool takes the objects whose
-//! `poolRef` names its `InferencePool`, or the pool itself if it has none. Objects that name no
-//! pool of this daemon have no effect; the daemon warns about them.
+//! `poolRef` names its `InferencePool`, or the pool itself if it has no InferencePool. Objects that
+//! name no pool of this daemon have no effect; the daemon warns about them.
 //!
-//! If two objects have the same name, the older one counts. A file does not give the age of an
-//! object, so `metadata.creationTimestamp` counts if it is set. Objects without it count as younger
-//! than objects with it, in the order of files (by name) and documents.
+//! If two objects have the same name, the older one is used. The age is that of
+//! `metadata.creationTimestamp`. In files, objects may lack it: they are younger than all others,
+//! and ordered by file name and document.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -10,7 +10,7 @@
 //! - {name: mixtral, inferencePool: {namespace: prod, name: mixtral}, objectsKubernetes: true}
 //! ```
 //! The file is read once, at start, because adding or removing a pool changes Envoy's configuration
-//! anyway. The files that it names are read again when they change. Relative paths start at the
+//! anyway. The files named in it are read again when they change. Relative paths start at the
 //! daemon's working directory, as on the command line.
 
 use std::collections::BTreeSet;

@@ -39,7 +39,7 @@ impl ScalingRequest {
     /// needs no pool name.
     ///
     /// # Errors
-    /// The error names the key that is missing or invalid.
+    /// Fails if a key is missing or invalid. The error names the key.
     pub fn read<'p>(
         metadata: &BTreeMap<String, String>,
         goal: &ScalingGoal,

@@ -83,8 +83,9 @@ fn debug_router(shown: ShownState) -> Router {
         .with_state(shown)
 }
 
-/// Ready once every pool has a complete set of endpoints, because proxies would treat an incomplete
-/// set as a smaller pool. A standby is not ready, unless it answers ext_proc.
+/// Answers that the daemon is ready once every pool has a complete set of endpoints, because
+/// proxies would treat an incomplete set as a smaller pool. A standby is not ready, unless it
+/// answers ext_proc.
 async fn readyz(State(shown): State<ShownState>) -> Response {
     if !shown.is_active() {
         return (
@@ -274,9 +275,9 @@ struct QueuedQuery {
     request: Option<String>,
 }
 
-/// The requests that flow control holds, by pool and band, and the outcome of the others. With
-/// `?request=ID` it also shows why that request waits, if the request is among those that have
-/// waited longest.
+/// The requests that flow control holds, by pool and band, and the outcomes of earlier requests.
+/// With `?request=ID`, also shows why that request waits, if it is among those that have waited
+/// longest.
 async fn queues(
     State(ShownState { shared, .. }): State<ShownState>,
     Query(query): Query<QueuedQuery>,

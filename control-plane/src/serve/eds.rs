@@ -35,7 +35,7 @@ pub use subscription::{DueResponse, EDS_ACK_WAIT_MAX, EdsSubscription, EnvoyAnsw
 pub use variant::TYPE_URL;
 use variant::{DeltaXds, EdsRequest, SotwXds, SubscriptionChange, XdsVariant};
 
-/// The maximum number of names that one stream may subscribe to: more than the pools of any Envoy.
+/// The maximum number of names that one stream may subscribe to: more pools than any Envoy has.
 const NAMES_MAX: usize = 256;
 
 /// The largest request accepted, in bytes. Envoy's first request names all of its extensions, some
@@ -154,7 +154,7 @@ impl EdsServer {
         }
     }
 
-    /// Takes a request. Returns whether it changed the names.
+    /// Processes a request. Returns whether it changed the subscribed names.
     fn receive(
         &self,
         subscription: &mut EdsSubscription,

@@ -1,10 +1,9 @@
 //! Listeners with plaintext, TLS, or TLS with client certificates. Every protocol uses the same
 //! listeners.
 //!
-//! Accepting a connection waits for nothing but the next connection. Before its first request, the
-//! cost of a connection is bounded in time by [`FIRST_REQUEST_WAIT_MAX`] and in number by
-//! [`ConnectionBudget`]. After that it is bounded by HTTP/2 pings, TCP keepalive and
-//! [`WRITE_STALL_MAX`].
+//! The accept loop waits for nothing but the next connection. Before its first request, the cost of
+//! a connection is bounded in time by [`FIRST_REQUEST_WAIT_MAX`] and in number by
+//! [`ConnectionBudget`]. After that, HTTP/2 pings, TCP keepalive and [`WRITE_STALL_MAX`] bound it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -187,8 +186,8 @@ impl Acceptor {
         });
     }
 
-    /// Logs one line for everything since the last report, so that a flood of connections does not
-    /// fill the log.
+    /// Logs one line for all connections closed since the last report, so that a flood of
+    /// connections does not fill the log.
     fn report(&self, reported: &mut ClosedConnections) {
         let closed = lock(&self.rooms).closed();
         let failed = self.failed.swap(0, Ordering::Relaxed);

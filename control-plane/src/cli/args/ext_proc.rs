@@ -75,18 +75,18 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
     pub ext_proc_explain: bool,
 
-    /// An OpenTelemetry collector (OTLP over HTTP) for spans of requests whose trace the gateway
-    /// samples [default: no spans].
+    /// URL of an OpenTelemetry collector (OTLP over HTTP). It gets a span of each request whose
+    /// trace the gateway samples [default: no spans].
     #[arg(long, env = "SWITCHPOINT_OTLP_ENDPOINT", value_name = "URL", value_parser = collector)]
     pub otlp_endpoint: Option<reqwest::Url>,
 
-    /// How long to answer ext_proc after SIGTERM, so that gateways notice that this daemon is not
+    /// How long to answer ext_proc after SIGTERM. Meanwhile gateways notice that this daemon is not
     /// ready and call another daemon [default: not at all].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DRAIN", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_drain: Option<Duration>,
 
-    /// How long to wait after that for the replies that still pass through this daemon. Give the
-    /// pod as much time to terminate [default: 5s].
+    /// How long to wait after --ext-proc-drain for the replies that still pass through this daemon.
+    /// Give the pod enough time to terminate for both [default: 5s].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_REPLY_WAIT", value_name = "DURATION", value_parser = duration, requires = "ext_proc_drain")]
     pub ext_proc_reply_wait: Option<Duration>,
 
@@ -227,8 +227,8 @@ pub enum DestinationFormatArg {
 /// Whether to trust a header that affects other clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HeaderTrustArg {
-    /// Clients may set it: the header has no effect.
+    /// Clients may set the header, so it has no effect.
     Ignore,
-    /// A proxy in front of the gateway sets it and removes the client's own.
+    /// A proxy in front of the gateway sets the header and removes the client's own.
     Trust,
 }

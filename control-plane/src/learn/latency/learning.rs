@@ -40,7 +40,7 @@ const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
 const OWN_MIN: u64 = SAMPLES_MIN as u64;
 
 /// The maximum number of origins whose models are taken until the daemon has [`OWN_MIN`]
-/// observations. A few have what there is to know.
+/// observations. A few of them know what all know.
 const CLAIMS_MAX: usize = 64;
 
 /// The maximum number of messages taken from the queue at once.
@@ -79,15 +79,15 @@ pub struct LearningTask {
     began: Instant,
     kept: KeptModel,
     counts: LearningCounts,
-    /// Prompt tokens of finished requests by endpoint, and how many of them were cached. Only
-    /// requests whose usage reports cached tokens count.
+    /// Prompt tokens of finished requests by endpoint, and how many of them were cached. Includes
+    /// only requests whose usage reports cached tokens.
     cached: BTreeMap<EndpointRef, [u64; 2]>,
 }
 
 /// The origin of the current models.
 #[derive(Debug)]
 struct ModelOrigin {
-    /// Whether the models are the prior or the file's, plus fewer than [`OWN_MIN`] own
+    /// Whether the models are the prior or those of the file, with fewer than [`OWN_MIN`] own
     /// observations. Proxies keep better models than these, and the daemon takes the first better
     /// ones that arrive.
     provisional: bool,
@@ -126,7 +126,8 @@ struct LearningCounts {
 // === impl ModelOrigin ===
 
 impl ModelOrigin {
-    /// The prior or the models of a file. So many observations were learned before.
+    /// The origin of the prior, or of the models in a file. `earlier` observations were learned
+    /// before.
     fn provisional(earlier: u64) -> Self {
         Self {
             provisional: true,
@@ -252,7 +253,7 @@ impl LearningTask {
         self.publish();
     }
 
-    /// From now on another daemon learns, so its models will be better than these.
+    /// From now on another daemon learns, so the models of that daemon will be better.
     fn end_leading(&mut self) {
         self.save();
         self.origin = ModelOrigin::provisional(self.intake.counts.learned);
@@ -269,9 +270,10 @@ impl LearningTask {
     }
 
     /// Takes the parts of a proxy's models that the daemon's own models lack. Own observations are
-    /// added to them, as after a start from the file. So a proxy that lies is believed for some
-    /// tens of requests, and nothing is forgotten in favour of its models later. Samples that are
-    /// learned already are given up for a first latency model only. The next tick publishes.
+    /// added to them later, as after a start from the file. So a proxy that lies is believed only
+    /// for some tens of requests, and its models replace no learned ones later. The daemon gives up
+    /// samples that it has already learned only for its first latency model. The next tick
+    /// publishes the models.
     fn take_models(&mut self, origin: &Origin, models: state::LearnedModels) {
         if !self.origin.claimed_by.contains(origin)
             && self.wants_models()
@@ -388,7 +390,7 @@ impl LearningTask {
         }
     }
 
-    /// Does the work of every second: it trains, publishes, saves and reports.
+    /// Does the work of every second: trains, publishes, saves and reports.
     fn tick(&mut self) {
         let overrun = self.desk.overrun.load(Ordering::Relaxed);
         self.intake.counts.lost += overrun - std::mem::replace(&mut self.counts.overrun, overrun);
@@ -639,7 +641,8 @@ mod tests {
         let row = observed(1, 40.0);
         daemon.task.learn(1, &row);
         assert_eq!(daemon.task.learner.standing().window, 1);
-        // Before, each of these started the window again, and all were published.
+        // In an earlier version, each of these claims started the window again, and all were
+        // published.
         for last in 1..=20 {
             assert!(daemon.claims(last, &without_latency(&models(20.0)), false));
         }

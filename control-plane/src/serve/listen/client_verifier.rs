@@ -14,7 +14,7 @@ use rustls::{
 use webpki::EndEntityCert;
 
 /// Accepts the certificates that [`WebPkiClientVerifier`] accepts, unless the key is the server's
-/// own: a server of proxies is not a proxy.
+/// own, because a daemon is not a proxy.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
     authority: Arc<dyn ClientCertVerifier>,

@@ -41,7 +41,7 @@ pub(super) struct ClosedConnections {
     pub(super) crowded: u64,
 }
 
-/// Connections that count against one maximum.
+/// Connections that share one maximum.
 #[derive(Debug)]
 struct ConnectionGroup {
     open: usize,

@@ -53,7 +53,7 @@ pub struct Admission {
     pub refused: u64,
 }
 
-/// Checks the first message of a stream. The schema in it becomes that of the stream.
+/// Checks the first message of a stream. The returned Hello has the schema that both sides use.
 /// [`ClientNames`](crate::state::client_names::ClientNames) decides which of the requested pools
 /// the proxy gets.
 ///

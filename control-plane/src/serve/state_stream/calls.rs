@@ -2,7 +2,7 @@
 //! and the [`StateServer`] are the same.
 //!
 //! ```text
-//! POST /switchpoint/state/tell   messages of the proxy, framed   ──▶ 200
+//! POST /switchpoint/state/tell   messages from the proxy, framed ──▶ 200
 //! POST /switchpoint/state/hear   nothing                         ──▶ 200 and messages, framed, as soon as there are any; none after HOLD_MAX
 //! ```
 //! A header names the connection that a call belongs to. The first call of a connection sends a

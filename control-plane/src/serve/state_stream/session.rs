@@ -65,9 +65,9 @@ struct PoolSession {
     pool_update: Option<SentPoolUpdate>,
     metrics: Option<SentMetrics>,
     unacked: VecDeque<(Version, u64)>,
-    /// The lowest term of the proxy's pool updates. The lowest term is above the term of the state
-    /// that the proxy held when it refused an update. The daemon's own term does not change, so a
-    /// false report of one proxy does not affect others.
+    /// The lowest term of the proxy's pool updates: above the term of the state that the proxy held
+    /// when it refused an update. The daemon's own term does not change, so a false report of one
+    /// proxy does not affect others.
     term_min: u64,
     raises: u32,
     /// A version of a newer daemon that the proxy holds, and the time when the proxy reported it.

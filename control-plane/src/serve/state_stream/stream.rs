@@ -210,8 +210,8 @@ impl StateStream {
     }
 }
 
-/// Keeps the pools of `hello` that are served here and that the proxy may have. Returns those that
-/// are unknown, and those that are refused.
+/// Keeps the pools of `hello` that are served here and that the proxy has access to. Returns the
+/// unknown pools, and the refused pools.
 fn scope(
     shared: &DaemonState,
     hello: &mut state::Hello,
