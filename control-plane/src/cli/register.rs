@@ -128,7 +128,7 @@ pub struct RegisterArgs {
 
 // === instances ===
 
-/// Lists instances, and with `watch` keeps printing changes.
+/// Lists instances. With `watch`, prints changes until it is stopped.
 ///
 /// # Errors
 /// The error says which step failed.

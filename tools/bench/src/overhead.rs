@@ -34,11 +34,11 @@ pub(crate) const CENTRES: [usize; 2] = [10_000, 100_000];
 const SIZES: [usize; 6] = [1_000, 10_000, 100_000, 220_000, 400_000, 1_000_000];
 const QUICK_SIZES: [usize; 3] = [10_000, 100_000, 400_000];
 
-/// Endpoints and connections where these factors do not change.
+/// Endpoints and connections in cases that change another factor.
 pub(crate) const ENDPOINTS: usize = 100;
 pub(crate) const CONNECTIONS: usize = 16;
 
-/// Connections where the number of workers changes, so that each worker has several.
+/// Connections in cases with another number of workers, so that each worker has several.
 pub(crate) const MANY: usize = 64;
 pub(crate) const WORKERS: u32 = 4;
 

@@ -198,8 +198,8 @@ impl BlockCache {
         self.listed -= 1;
     }
 
-    /// Sum of users over all blocks. Compared with the blocks of all sequences it shows that none
-    /// leaks.
+    /// Sum of users over all blocks. Compared with the blocks of all sequences, the sum shows that
+    /// no block leaks.
     #[cfg(test)]
     pub(crate) fn uses(&self) -> usize {
         self.users.iter().map(|&users| users as usize).sum()

@@ -15,9 +15,9 @@ pub struct ReportEntry {
     /// The result for the item.
     pub verdict: MigrationVerdict,
     pub item: String,
-    /// The value of the item; empty if it adds nothing.
+    /// The value of the item; empty if the path says it all.
     pub given: String,
-    /// The name of its counterpart here; empty without one.
+    /// The name of the item's counterpart here; empty if there is none.
     pub ours: String,
     pub reason: String,
 }

@@ -203,8 +203,8 @@ fn cell_named(name: &str) -> Result<Cell> {
 // === impl RunArgs ===
 
 impl RunArgs {
-    /// Cells, seeds and routers to run, in order: cheap knowledge first, so all cells with one seed
-    /// before the next seed.
+    /// Cells, seeds and routers to run, in order. All cells run with one seed before the next seed,
+    /// so that the first results come early.
     fn parts(&self) -> Result<Vec<RacePart>> {
         let cells = match (self.cells.is_empty(), self.quick) {
             (false, _) => self

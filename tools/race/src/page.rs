@@ -70,7 +70,7 @@ pub fn write(folder: &Path, docs: &Path) -> Result<()> {
     )?)
 }
 
-/// A picture of the cells with our own workloads, and one of the others.
+/// Draws two pictures: of the cells with our own workloads, and of the others.
 fn pictures(results: &RaceResults, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     for (name, is_ours) in [("workloads", true), ("published", false)] {
@@ -139,7 +139,7 @@ fn losses(results: &RaceResults) -> String {
             .filter(|router| ![OURS, AGAIN].contains(&router.router.as_str()))
         {
             for (phase, figures) in [("cold", &router.cold), ("warm", &router.warm)] {
-                // Of Dynamo's engines only the first figure counts.
+                // With Dynamo's engines only the first figure is compared.
                 let counted = if result.group == dynamo::GROUP {
                     1
                 } else {
@@ -215,7 +215,7 @@ fn particular_of(cell: &Cell) -> String {
     notes.join("; ")
 }
 
-/// How the sessions arrive and, where that is not fixed by the cell, for how long.
+/// How the sessions arrive, and for how long if the cell does not fix that.
 fn duration_of(cell: &Cell, arrivals_s: f64) -> String {
     if cell.workload().is_some() {
         format!("{}, {arrivals_s:.0} s", arrivals_of(cell))

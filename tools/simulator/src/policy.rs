@@ -137,7 +137,7 @@ impl RoutingPolicy {
         })
     }
 
-    /// Whether it has our flow control.
+    /// Whether the policy has our flow control.
     pub(crate) fn holds(&self) -> bool {
         let (Self::Config(spec) | Self::Exact(spec)) = self else {
             return false;
@@ -163,7 +163,7 @@ impl RoutingPolicy {
         }
     }
 
-    /// The rule of the queue in front of it; `None` if it has none of another router.
+    /// The rule of another router's queue in front of the policy; `None` if there is no such queue.
     pub(crate) fn gate(&self) -> Option<GateRule> {
         if let Self::Gated(_, rule) = self {
             Some(*rule)
@@ -183,10 +183,11 @@ impl RoutingPolicy {
     }
 }
 
-/// Uses one profile for decode and for prefill. A separate prefill happens if the decode engine has
-/// too little of the prompt cached.
+/// Uses one profile for decode and for prefill. Another engine computes the prompt if the decode
+/// engine has too little of it cached.
 fn disaggregated(spec: &PipelineSpec) -> PipelineSpec {
-    /// The minimum number of uncached tokens that are worth a separate prefill and its transfer.
+    /// The minimum number of uncached tokens for which another engine computes the prompt and
+    /// transfers its KV.
     const UNCACHED_TOKENS: f64 = 256.0;
     let decider = PluginSpec {
         parameters: vec![number("nonCachedTokens", UNCACHED_TOKENS)],

@@ -46,7 +46,7 @@ pub const FLAGS: &[MigrationRow] = &[
     kept("--model-server-metrics-scheme", "pools[].config", WHERE_METRICS),
     kept("--model-server-metrics-path", "pools[].config", WHERE_METRICS),
     kept("--model-server-metrics-port", "pools[].config", WHERE_METRICS),
-    changed("--model-server-metrics-https-insecure-skip-verify", "", "counts only with https; then certificates are checked unless the daemon has --endpoint-tls-insecure"),
+    changed("--model-server-metrics-https-insecure-skip-verify", "", "needs https; certificates are then checked unless the daemon has --endpoint-tls-insecure"),
     changed("--v", "daemon.logLevel", "the log has levels by name: info, or debug from 4 on"),
     changed("--zap-log-level", "daemon.logLevel", "the log has levels by name; the default is info"),
     kept("--zap-encoder", "daemon.logFormat", "json, or text for console"),

@@ -14,8 +14,7 @@ const PREFILL_TOKENS_PER_S: u32 = 11_800;
 // === impl LlmDProfile ===
 
 impl LlmDProfile {
-    /// The plugins with weights and parameters; the filter has a weight too, which counts for
-    /// nothing.
+    /// The plugins with weights and parameters; the filter has a weight too, which has no effect.
     pub(super) fn plugins(self) -> Vec<(&'static str, u32, Value)> {
         match self {
             Self::Default => {

@@ -1,5 +1,5 @@
-//! The capacity of a policy, mostly of round robin: the highest rate of arrivals at which sessions
-//! end as fast as they begin.
+//! Finds the capacity of a policy, mostly of round robin: the highest rate of arrivals at which
+//! sessions end as fast as they begin.
 //!
 //! Sessions arrive for ten minutes. A rate is sustained if the mean number of live sessions in the
 //! last 100 s exceeds the mean of the 100 s around the middle by at most a tenth and two standard
@@ -36,8 +36,8 @@ const ENGINES: CellEngines = CellEngines::EIGHT;
 struct RateOutcome {
     /// Mean number of live sessions in the middle and at the end.
     live: [f64; 2],
-    /// KV blocks of 16 tokens that the sessions live at the end need. Blocks that several sessions
-    /// share are counted once.
+    /// KV blocks of 16 tokens that the sessions that are live at the end need. Blocks that several
+    /// sessions share are counted once.
     blocks: f64,
     /// KV blocks of the largest request.
     largest: f64,
@@ -47,7 +47,7 @@ struct RateOutcome {
 struct SessionSpan {
     from_ms: f64,
     to_ms: f64,
-    /// The number of its last request that was sent while sessions arrived.
+    /// The number of the session's last request that was sent while sessions arrived.
     latest: u32,
 }
 
@@ -75,7 +75,7 @@ impl SessionSpan {
         spans
     }
 
-    /// How long it was live in this time, s.
+    /// How long the session was live in this time, s.
     fn live_s(&self, [from_s, to_s]: [f64; 2]) -> f64 {
         ((self.to_ms / 1e3).min(to_s) - (self.from_ms / 1e3).max(from_s)).max(0.0)
     }
@@ -135,7 +135,7 @@ impl RateOutcome {
         })
     }
 
-    /// Whether it is sustained, as the mean of so many seeds.
+    /// Whether the rate is sustained. The outcome is the mean over `seeds` seeds.
     fn is_sustained(&self, seeds: usize) -> bool {
         let [middle, end] = self.live;
         end - middle

@@ -1,6 +1,6 @@
 //! Compares the race in virtual time with the race in real time: the ratio of ours to each other
-//! router. The table has p99 but does not judge it. The table compares warm requests only, except
-//! in hit rates, which the race has for all requests only.
+//! router. The table shows p99 without a verdict. It compares warm requests only. The exception are
+//! hit rates, which the race has only for all requests together.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use crate::policy::OURS;
 /// Ours once more, which shows how far two runs of the race differ.
 const AGAIN: &str = "ours-again";
 
-/// The largest difference of two ratios that agree.
+/// The maximum difference of two ratios that agree.
 const AGREED: f64 = 0.1;
 
 /// Figures of a row of [`super::play`].
@@ -41,9 +41,9 @@ enum RatioVerdict {
     Agrees,
     /// The difference is larger, but the ratio is within the race's interval of 95 %.
     WithinInterval,
-    /// The ratios neither agree nor lie in the interval, but the race has a single run, which is
-    /// like a run of the simulator, or lies between two runs. The interval of the race comes from
-    /// the requests of its run, and does not cover other runs.
+    /// The ratios neither agree nor lie in the interval. But the race has a single run, and its
+    /// ratio agrees with a run of the simulator or lies between two runs. The interval of the race
+    /// comes from the requests of that run, and does not cover other runs.
     WithinRuns,
     Differs,
 }
@@ -84,7 +84,7 @@ impl<'a> PlayedFigures<'a> {
             .map(Self)
     }
 
-    /// Not a number if there is none.
+    /// The figure `key`; not a number if there is none.
     pub(super) fn number(self, key: &str) -> f64 {
         self.0.get(key).and_then(Value::as_f64).unwrap_or(f64::NAN)
     }
@@ -185,7 +185,7 @@ fn played_as(router: &str) -> &str {
     }
 }
 
-/// A line of the table; `None` where one of both was not played.
+/// A line of the table; `None` if one of the two was not played.
 fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<String> {
     let figures = |router: &str, row: &str| {
         PlayedFigures::from_results(played, [cell, played_as(router), row])

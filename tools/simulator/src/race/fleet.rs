@@ -29,11 +29,12 @@ struct FleetFigures {
     requests: f64,
     e2e_ms: f64,
     ttft_ms: f64,
-    /// Cached tokens, divided by the tokens that one endless cache for all engines would have had.
+    /// Cached tokens, divided by the tokens that one endless cache for all engines would have had
+    /// cached.
     of_endless: f64,
     /// The share of later requests of sessions that went to the engine of the request before.
     same_engine: f64,
-    /// Standard deviation of the requests by engine over their mean.
+    /// The standard deviation of the engines' requests, divided by the mean.
     variation: f64,
 }
 

@@ -13,7 +13,7 @@ use crate::results;
 use crate::workload::{Workload, mix};
 use crate::world::{self, RequestOutcome};
 
-/// The routers of the race; of those that go round robin only one.
+/// The routers of the race, with only one of those that use round robin.
 pub(super) const ROUTERS: [&str; 6] = [
     "ours",
     "smg",
@@ -29,8 +29,8 @@ pub(super) struct RacePlan<'a> {
     pub(super) cells: &'a [String],
     pub(super) routers: &'a [String],
     pub(super) seeds: &'a [u64],
-    /// Runs of each seed: with the same sessions a little later, and other random numbers in the
-    /// routers.
+    /// Runs with each seed. Later runs have the same sessions a little later, and other random
+    /// numbers in the routers.
     pub(super) repeats: u64,
     /// Seconds of arrivals.
     pub(super) seconds: f64,
