@@ -42,7 +42,7 @@ impl Authority {
     pub fn certify(&self, name: &str, who: &str, folder: &Path) -> Result<()> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(vec![name.to_owned()])?;
-        // A certificate with the same subject as its issuer would count as self-signed.
+        // A certificate with the same subject as its issuer would be treated as self-signed.
         params.distinguished_name.push(DnType::CommonName, name);
         std::fs::write(
             folder.join(who).with_extension("pem"),

@@ -173,7 +173,7 @@ pub struct RoundRobinEnvoy {
 // === impl RoundRobinEnvoy ===
 
 impl RoundRobinEnvoy {
-    /// Starts it on `port`, in front of `servers` (`ADDRESS:PORT` each).
+    /// Starts the Envoy on `port`, in front of `servers` (`ADDRESS:PORT` each).
     ///
     /// # Errors
     /// Fails if the port is taken, Envoy is missing, or it does not serve in time.
@@ -222,7 +222,7 @@ impl RoundRobinEnvoy {
         &mut self.envoy
     }
 
-    /// Stops it.
+    /// Stops the Envoy.
     ///
     /// # Errors
     /// Fails if Envoy does not stop in time. Envoy is then killed.

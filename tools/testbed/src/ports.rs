@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::Result;
 
-/// Below Linux's range for outgoing connections (32768 and up), so that none of those uses a leased
-/// port.
+/// The range of leased ports. It is below Linux's range for outgoing connections (32768 and up), so
+/// that no such connection uses a leased port.
 const RANGE: Range<u16> = 20_000..30_000;
 
-/// A port of 127.0.0.1, leased until this is dropped.
+/// A port of 127.0.0.1, leased until this value is dropped.
 #[derive(Debug)]
 pub struct ReservedPort {
     number: u16,

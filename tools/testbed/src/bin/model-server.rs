@@ -17,11 +17,11 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug, Parser)]
 #[command(name = "model-server", version, after_long_help = EXAMPLES)]
 struct Args {
-    /// Address to serve on; repeat for more engines in this process
+    /// Address to serve on; repeat the flag for several engines in this process
     #[arg(long, value_name = "HOST:PORT", required = true)]
     listen: Vec<SocketAddr>,
 
-    /// Control listener for all engines: it still answers while an engine refuses connections
+    /// Control listener for all engines, which still answers while an engine refuses connections
     #[arg(long, value_name = "HOST:PORT")]
     admin: Option<SocketAddr>,
 

@@ -106,7 +106,7 @@ impl FaultTable {
         self.active.insert(fault.paths, (fault, until));
     }
 
-    /// The fault for this request, which counts as one affected request.
+    /// Returns the fault for this request, and counts the request as affected.
     pub(super) fn hit(&mut self, path: &str, now: Instant) -> Option<ServerFault> {
         self.active.retain(|_, (fault, until)| {
             fault.count != Some(0) && until.is_none_or(|until| now < until)

@@ -1,5 +1,5 @@
 //! The `/metrics` page, with vLLM's families as prometheus_client prints them or the core gauges of
-//! another engine; and the ORCA header.
+//! another engine, and the ORCA header.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -128,7 +128,7 @@ impl ModelServerState {
         .await
     }
 
-    /// The answer of the rank.
+    /// Forwards the request to the rank, and returns the rank's answer.
     async fn pass_on(&self, rank: &str, parts: &Parts, body: &Bytes) -> Response<Body> {
         let passed = async {
             let mut request = Request::builder()

@@ -45,7 +45,7 @@ pub(super) struct ServedConnection {
 impl ServedConnection {
     /// Ends the connection with RST, after writing `parting` directly to the socket.
     pub(super) fn reset(&self, parting: &'static [u8]) {
-        let _ = self.parting.set(Bytes::from_static(parting)); // the first reset counts
+        let _ = self.parting.set(Bytes::from_static(parting)); // only the first reset has an effect
         self.resetting.store(true, Ordering::Release);
         self.wake.notify_one();
     }
