@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 /// The number of hostile peers. The good peer is extra.
 const PEERS: u8 = 5;
-/// Number of hosts that they come from.
+/// The number of hosts of the hostile peers.
 const HOSTS: u8 = 2;
 
 /// The daemon's side.
