@@ -19,8 +19,8 @@ const HEAD: &str = "# The race: beside other routers
 
 `make race` plays the same sessions at several routers, side by side, and prints this page. Each router has two threads
 and eight simulated engines of its own, which run in real time: `qwen3-32b-h200`, at most 24 sequences, unless the cell
-says otherwise. No figure comes from a GPU. A client sends the next turn of a session a recorded pause after the reply
-to the previous turn, and gives up after 60 s; a failed request counts as 60 s.
+says otherwise. No figure comes from a GPU. After each reply a client waits for a recorded pause, then sends the next
+turn of the session. A client gives up after 60 s, and the times of a failed request are 60 s.
 
 Load is a share of the rate that round robin sustains. Cold sessions arrive in the first quarter, when caches are empty;
 the others are warm. **A ratio is Switchpoint's time over the other router's: below 1, Switchpoint is faster.** The

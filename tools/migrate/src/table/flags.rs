@@ -33,7 +33,7 @@ pub const FLAGS: &[MigrationRow] = &[
     changed("--drain-timeout", "", "proxies go on picking while a daemon is replaced"),
     changed("--grpc-max-recv-msg-size", "daemon.extraArgs", "a request body may have 24 MiB (--ext-proc-body-limit-bytes)"),
     changed("--grpc-max-send-msg-size", "daemon.extraArgs", "a request body may have 24 MiB (--ext-proc-body-limit-bytes)"),
-    none("--disable-endpoint-subset-filter", "the subset hint of the Endpoint Picker Protocol always counts").harmless(&["false"]),
+    none("--disable-endpoint-subset-filter", "the subset hint of the Endpoint Picker Protocol always applies").harmless(&["false"]),
     none("--emit-endpoint-scores", "scores are not in dynamic metadata; `switchpointd explain` and the decision log have them").harmless(&["false"]),
     changed("--refresh-metrics-interval", "daemon.scrapeIntervalBusy", "the daemon scrapes an endpoint with work every 100 ms, an idle one every second"),
     changed("--refresh-prometheus-metrics-interval", "", "metrics are current whenever Prometheus reads them"),
