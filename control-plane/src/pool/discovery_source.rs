@@ -256,7 +256,7 @@ fn follow<B: Backend>(
             |status| status.warning.clone(),
             move |warning| {
                 if let Some(why) = warning {
-                    tracing::warn!(component, why, "discovery continues with a limitation");
+                    tracing::warn!(component, why, "discovery continues without some data");
                 }
             },
         ));
