@@ -85,7 +85,8 @@ impl StandbyDaemon {
     ///
     /// # Errors
     /// Returns [`FatalError::Usage`] if pools, sources or files are invalid, or if a listener would
-    /// be exposed without protection. [`FatalError::Listen`] if a listener cannot be opened.
+    /// be exposed without protection. Returns [`FatalError::Listen`] if a listener cannot be
+    /// opened.
     pub async fn start(args: ServeArgs) -> Result<Self, FatalError> {
         for warning in exposure::check(&args).map_err(FatalError::Usage)? {
             tracing::warn!("{warning}");

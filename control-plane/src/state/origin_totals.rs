@@ -16,9 +16,9 @@ pub(super) struct OriginTable {
 #[derive(Debug, Default)]
 pub(super) struct OriginTotals {
     pub(super) processes: u32,
-    /// Processes whose row counts.
+    /// Processes whose row is used.
     pub(super) active: u32,
-    /// Processes whose row counts or counted lately.
+    /// Processes whose row is used, or was used lately.
     pub(super) recent: u32,
     pub(super) kept: KeptPieces,
 }

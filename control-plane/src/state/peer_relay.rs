@@ -77,7 +77,7 @@ struct PoolRelay {
     shares: PlacementShares,
     /// The processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each origin.
     active: u32,
-    /// The processes whose row counts or counted within a minute, with the same limit.
+    /// The processes whose row is used, or was used within a minute, with the same limit.
     recent: u32,
     /// The time when the relay last looked for rows that are too old.
     expired_at: Option<Instant>,

@@ -3,12 +3,13 @@
 //!
 //! A peer can report placements that no engine ever had. Other proxies cannot recognise this. So
 //! placements of an origin beyond its share of the endpoint's capacity are sent to them as claims
-//! ([`PlacementKind::OverShare`]). A claim counts as cached there, but displaces no placement of
-//! others. A share binds only while more is placed at the endpoint than its engine computed. So
-//! proxies that place only what they send keep all of it, however their traffic is divided.
+//! ([`PlacementKind::OverShare`]). Other proxies treat a claim as cached, but it displaces no
+//! placement of others. A share binds only while more is placed at the endpoint than its engine
+//! computed. So proxies that place only what they send keep all of it, however their traffic is
+//! divided.
 //!
-//! Each origin has a share, and so has each owner while other owners have proxies in the pool. The
-//! placements that count are the last ones at the endpoint. They cover between half of its capacity
+//! Each origin has a share, and so has each owner while other owners have proxies in the pool. Only
+//! the last placements at the endpoint are counted: those that fill between half of its capacity
 //! and all of it. If an owner or an origin is over its share, its processes that place little stay
 //! confirmed: those within an equal part of the share.
 

@@ -128,7 +128,8 @@ impl ProxyTables {
         }
     }
 
-    /// Passes the load of a process to the other processes. Only endpoints of `view` count.
+    /// Passes the load of a process to the other processes, but only the load at endpoints of
+    /// `view`.
     pub fn share(
         &self,
         process_id: u64,

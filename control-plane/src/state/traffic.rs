@@ -186,7 +186,7 @@ impl TrafficReading {
         }
     }
 
-    /// The growth since `before`. A count that fell counts as zero growth.
+    /// The growth since `before`. The growth of a count that fell is zero.
     fn minus(&self, before: &Self) -> Self {
         let now = &self.all;
         let old = &before.all;

@@ -54,7 +54,7 @@ fn replicas() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=i64::from(REPLICAS_MAX))
 }
 
-/// Reads a number of replicas to spare.
+/// Reads a number of spare replicas.
 ///
 /// # Errors
 /// Fails if the text is not such a number.

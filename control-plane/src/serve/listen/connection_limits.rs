@@ -2,9 +2,9 @@
 //!
 //! A connection is in the waiting group until its first request, and in the served group after it.
 //! Each group has a maximum. When a group is full, the client address with the most connections in
-//! it loses one, so one address cannot keep others out. In the waiting group that is the oldest
-//! connection (a proper client makes a request within milliseconds). In the served group it is the
-//! newest (working connections stay).
+//! it loses one, so one address cannot keep others out. In the waiting group the address loses its
+//! oldest connection, because a proper client makes a request within milliseconds. In the served
+//! group it loses its newest, so that working connections stay.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

@@ -390,7 +390,8 @@ pub(crate) fn immediate(answers: &[ProcessingResponse]) -> Option<&ImmediateResp
     })
 }
 
-/// Makes one whole chat as a well-behaved gateway does. Fails if it is not sent to the endpoint.
+/// Makes one complete chat request, as a well-behaved gateway does. Fails if the request is not
+/// sent to the endpoint.
 pub(crate) async fn pick(channel: &Channel) -> Result<(), String> {
     let peer = RawStream::open(channel);
     peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;

@@ -25,7 +25,7 @@ const BODY_BYTES: usize = 10_000;
 const SEATS: usize = 4;
 const CONNECTIONS: usize = 16;
 const SECONDS: u32 = 2;
-/// The engine answers after a while.
+/// With this query the engine answers after 4 ms.
 const DELAYED: &str = "?chunks=1&every_ms=4";
 /// A new configuration reaches all workers within this time.
 const SETTLE: Duration = Duration::from_secs(2);
