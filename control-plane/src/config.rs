@@ -117,7 +117,7 @@ impl ConfigFile {
                 line = item.line,
                 item = item.path,
                 reason = item.reason,
-                "has no effect"
+                "an item of the configuration has no effect"
             );
         }
         let mut config = config.ok_or_else(|| report.complaints(&file))?;

@@ -203,7 +203,7 @@ impl StandbyDaemon {
             let server = self.ext_proc.as_ref();
             server.map_or(0, |server| server.streams().open())
         };
-        tracing::info!(open = open(), wait = ?replies, "waiting for the replies that pass through this daemon");
+        tracing::info!(open = open(), wait = ?replies, "waiting until the replies that pass through this daemon end");
         let ended = async {
             while open() > 0 {
                 tokio::time::sleep(REPLY_POLL_INTERVAL).await;

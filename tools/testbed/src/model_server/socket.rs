@@ -103,7 +103,7 @@ impl ListenState {
         let until = reopen_after.map(|after| Instant::now() + after);
         Self::Closed {
             held: bind(address)
-                .inspect_err(|error| tracing::warn!(%address, %error, "port not held while closed"))
+                .inspect_err(|error| tracing::warn!(%address, %error, "cannot hold the port"))
                 .ok(),
             until,
         }
