@@ -44,9 +44,9 @@ const LLM_D: &str = "2/2/3";
 /// 64, 100, 132, 200 and 256 it is the best for batch prompts (`flow-control.md`).
 const TUNED_REQUESTS: f64 = 132.0;
 
-/// Dynamo's `--router-queue-threshold`: the tokens of prompts to compute, as a multiple of
-/// `max_num_batched_tokens`, up to which an engine is not busy. 16 is the default that the page of
-/// its router gives (`--router-queue-policy fcfs` is the other one).
+/// Dynamo's `--router-queue-threshold`: an engine is busy if it has more prompt tokens to compute
+/// than this multiple of `max_num_batched_tokens`. 16 is the default in the documentation of the
+/// router. The other default is `--router-queue-policy fcfs`.
 const DYNAMO_THRESHOLD: f64 = 16.0;
 
 /// What to run.

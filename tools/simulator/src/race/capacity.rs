@@ -1,10 +1,10 @@
 //! Finds the capacity of a policy, mostly of round robin: the highest rate of arrivals at which
 //! sessions end as fast as they begin.
 //!
-//! Sessions arrive for ten minutes. A rate is sustained if the mean number of live sessions in the
-//! last 100 s exceeds the mean of the 100 s around the middle by at most a tenth and two standard
-//! deviations (of the difference of two Poisson numbers, over the seeds). A session is live from
-//! its first request to the end of its last reply.
+//! Sessions arrive for ten minutes. A rate is sustained if the number of live sessions hardly
+//! grows. Its mean in the last 100 s may exceed its mean in the 100 s around the middle by a tenth
+//! plus two standard deviations, which are those of the difference of two Poisson numbers over the
+//! seeds. A session is live from its first request to the end of its last reply.
 
 use std::collections::BTreeSet;
 use std::io::Write;

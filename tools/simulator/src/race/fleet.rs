@@ -1,6 +1,6 @@
-//! Many engines behind several gateways, in the shape of smg's pull request 2438: each request of a
-//! session arrives at any gateway, and a gateway that never received a request of the session may
-//! choose an engine that has cached nothing of it.
+//! Many engines behind several gateways, in the shape of smg's pull request 2438. Each request of a
+//! session arrives at any gateway. A gateway that never received a request of the session may
+//! choose an engine that has cached nothing of the session.
 
 use std::collections::HashSet;
 use std::io::Write;

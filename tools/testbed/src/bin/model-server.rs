@@ -12,8 +12,8 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Time limit for requests in flight after SIGTERM or SIGINT.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Simulated model servers: for a client they behave like vLLM pods, with real queues, KV blocks,
-/// prefix hits and measured step times, but with seeded text and without a GPU.
+/// Simulated model servers. For a client they behave like vLLM pods, with real queues, KV blocks,
+/// prefix hits and measured step times. The text is seeded, and no GPU is needed.
 #[derive(Debug, Parser)]
 #[command(name = "model-server", version, after_long_help = EXAMPLES)]
 struct Args {
