@@ -27,8 +27,8 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
 /// The largest share of time that an endpoint may spend on answering when it is scraped more often
 /// than `idle`. For a page of 38 KB, `prometheus_client` occupies the API server's only Python
-/// thread for 3.4 ms (0.06 ms for the needed families alone), and for several times that in
-/// multi-process mode.
+/// thread for 3.4 ms (0.06 ms for the needed families alone). In multi-process mode it takes
+/// several times as long.
 const ANSWERING_SHARE_MAX: f64 = 0.05;
 
 /// Pauses vary randomly by this share in both directions, so scrapes of endpoints that joined

@@ -2,9 +2,9 @@
 //! loads.
 //!
 //! `tests/configs/others.jsonl` has one line for each: where it is (repository, commit, path), and
-//! its settings. The settings were collected from public files under the Apache License 2.0 of
-//! llm-d, KServe and the Gateway API Inference Extension, and reduced to what a reader looks at: no
-//! comments, no parameters of plugins that are refused, no addresses and names of models.
+//! its settings. The settings were collected from public files of llm-d, KServe and the Gateway API
+//! Inference Extension, under the Apache License 2.0. They were reduced to what a reader looks at:
+//! no comments, no parameters of refused plugins, no addresses and no names of models.
 
 use control_plane::config;
 use serde::Deserialize;

@@ -2,8 +2,8 @@
 //!
 //! The newest outcomes of each endpoint are kept, so that the figures are current and show a drift.
 //! MAPE alone says little, because a constant has a good MAPE where times vary little. So there are
-//! two more figures: the pinball loss at 0.9, which a fit of the p90 minimises, and the coverage,
-//! which is the share of outcomes at or below the p90 and should be 0.9.
+//! two more figures. One is the pinball loss at 0.9, which a fit of the p90 minimises. The other is
+//! the coverage: the share of outcomes at or below the p90, which should be 0.9.
 
 use std::collections::{BTreeMap, VecDeque};
 
