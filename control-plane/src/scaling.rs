@@ -288,7 +288,7 @@ impl ScalingSignals {
     }
 }
 
-/// Returns the replicas that discovery knows but that are not ready yet, as the seconds that each
+/// For each replica that discovery knows but that is not ready yet, returns for how many seconds it
 /// has been starting.
 fn starting(discovery: &DiscoverySetup, pool: &str) -> Vec<f64> {
     let components = discovery.components.get(pool).into_iter().flatten();

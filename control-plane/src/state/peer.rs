@@ -176,7 +176,7 @@ impl Origin {
         }
     }
 
-    /// The two that have shares: the owner and the origin itself.
+    /// The levels that have shares: the owner, and the origin itself.
     #[must_use]
     pub fn levels(&self) -> [Self; 2] {
         [self.owner(), self.clone()]

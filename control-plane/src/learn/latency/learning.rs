@@ -34,9 +34,9 @@ const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// The reason for a missing prediction while there is no latency model.
 const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
 
-/// From this number of own observations on, a daemon prefers its own models to those of proxies and
-/// of the file, which the previous leader learned. A latency model needs as many observations to
-/// predict.
+/// The minimum number of own observations with which a daemon prefers its own models to those of
+/// proxies, and to those that the previous leader wrote into the file. A latency model needs as
+/// many observations to predict.
 const OWN_MIN: u64 = SAMPLES_MIN as u64;
 
 /// The maximum number of origins whose models are taken until the daemon has [`OWN_MIN`]
