@@ -93,7 +93,7 @@ pub(crate) enum RaceTask {
     /// Finds how many sessions of each workload a policy serves each second, and how many KV blocks
     /// the live sessions need at half of that rate.
     Capacity {
-        /// The policy; the capacity of a cell is round robin's.
+        /// The policy. The capacity of a cell is that of round robin.
         #[arg(long, default_value = "round-robin")]
         policy: String,
         /// Seeds.

@@ -157,7 +157,7 @@ impl<'w> ProxyRequest<'_, 'w> {
 // === impl PolicyRouter ===
 
 impl PolicyRouter {
-    /// Proxy `number` of `proxies`, which publishes its picks if it `shares`.
+    /// Creates proxy `number` of `proxies`. The proxy publishes its picks if it `shares`.
     pub(crate) fn new(
         seed: u64,
         number: usize,
