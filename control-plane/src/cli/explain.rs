@@ -68,7 +68,7 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
     pub admin: String,
 
-    /// The token of that listener, where the daemon has --admin-token-file.
+    /// A file with the token of that listener, if the daemon runs with --admin-token-file.
     #[arg(long, env = "SWITCHPOINT_ADMIN_TOKEN_FILE", value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
 

@@ -17,12 +17,13 @@ use super::latency::{ObservationCounts, PredictedTarget, PredictionComparison, P
 /// more during one training.
 pub(super) const MESSAGES_MAX: usize = 1_024;
 
-/// The number of further messages that the queue takes from origins with at most [`FEW_MESSAGES`]
-/// in it. So an origin that fills the queue takes no room from the others.
+/// The number of further messages that the queue takes, only from origins with fewer than
+/// [`FEW_MESSAGES`] messages in the queue. So an origin that fills the queue takes no room from
+/// other origins.
 const RESERVED_MESSAGES: usize = 256;
 
-/// An origin with at most this many messages in the queue has few: those of some proxies during one
-/// training.
+/// An origin with fewer queued messages than this may use the reserved room. Some proxies send
+/// about as many during one training.
 const FEW_MESSAGES: usize = 16;
 
 /// The learners of all pools: their queues and reports.

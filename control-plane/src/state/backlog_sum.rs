@@ -21,8 +21,8 @@ const PRIORITIES_MAX: usize = 64;
 /// quarter of the room stays with the others.
 const TIMES_OTHERS: u64 = 3;
 
-/// At least this many requests of an origin are counted, so that others know that it has some with
-/// that priority.
+/// At least this many requests of an origin are counted, so that other proxies know that the origin
+/// has requests with that priority.
 const COUNTED_MIN: u64 = 8;
 
 /// The report of one proxy, with each priority once.

@@ -571,7 +571,7 @@ mod tests {
         assert_eq!(totals.dropped["full"], 3);
         let statuses = totals.models.values().map(|model| model.errors.len()).max();
         assert!(statuses < Some(100), "{statuses:?}");
-        // The proxy that invented them is gone. The other one still reports.
+        // The proxy that invented the names is gone. The honest proxy still reports.
         for minutes in 1..=11 {
             let at = now + Duration::from_secs(60 * minutes);
             all.report(&peer(1, 1), vec![honest()], at);

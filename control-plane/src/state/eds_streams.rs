@@ -15,8 +15,8 @@ pub const EDS_LINGER: Duration = Duration::from_secs(35);
 /// The EDS streams of all Envoys.
 ///
 /// Envoy does not report which process an EDS stream belongs to. Streams on the same connection as
-/// a state stream belong to its process. If there is none, streams of the same origin and node id
-/// are assumed to belong to it.
+/// a state stream belong to its process. If a process has no such stream, streams of the same
+/// origin and node id are assumed to belong to the process.
 #[derive(Clone, Debug, Default)]
 pub struct EdsStreams {
     /// The open streams, by stream id.

@@ -20,7 +20,7 @@ pub(super) const BYTES_KEPT_MAX: usize = 2 << 20;
 /// others. A proxy gets placements within 120 ms.
 pub(super) const BYTES_PER_ORIGIN_MAX: usize = BYTES_KEPT_MAX / 4;
 
-/// The maximum number of bytes that are kept from one owner while there are others.
+/// The maximum number of bytes that are kept from one owner while the pool has other owners.
 pub(super) const BYTES_PER_OWNER_MAX: usize = BYTES_KEPT_MAX / 4 * 3;
 
 /// How long placements are kept. A proxy's report is used for the same time. A proxy that has not

@@ -49,8 +49,8 @@ const UPLOADS_MAX: usize = 64;
 /// use up their shares cannot keep out all others.
 const RESERVED_PARTS: usize = 4;
 
-/// An owner with fewer streams than this has few. The number is a sixteenth of the reserved
-/// streams, and far more than the gateways of one namespace open.
+/// The reserved streams are for owners with fewer streams than this. The number is a sixteenth of
+/// the reserved streams, and far more than the gateways of one namespace open.
 const FEW_STREAMS: usize = STREAMS_MAX / RESERVED_PARTS / 16;
 
 /// The number of leading bits of an IPv6 address that identify an origin. A host chooses the other

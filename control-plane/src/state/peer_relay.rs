@@ -783,7 +783,7 @@ mod tests {
         );
         relay.leave("p", 1, 11);
         assert!(relay.pools["p"].processes.is_empty());
-        // A newer stream that did not request the pool does not keep the process in it.
+        // A newer stream that did not request the pool does not keep the process in the pool.
         join(&mut relay, 12);
         relay.leave("p", 1, 12);
         assert!(relay.pools["p"].processes.is_empty() && relay.row_bytes.is_empty());

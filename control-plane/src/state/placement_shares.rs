@@ -25,7 +25,7 @@ use crate::state::peer::Origin;
 
 /// The part of an endpoint's capacity that one origin, or one of several owners, may fill, as one
 /// in this many. If two proxies pick, most placements of each are claims, and last as long as
-/// before. If more than four place equally, all placements are confirmed. One of them that lies
+/// before. If more than four place equally, all placements are confirmed. If one of them lies, it
 /// then takes a quarter from the others.
 const SHARES: u32 = 4;
 
@@ -113,7 +113,7 @@ impl PlacementShares {
         }
     }
 
-    /// Divides confirmed placements of a peer into those within its share and the others.
+    /// Divides confirmed placements of a peer into those within its share and those beyond it.
     pub(super) fn divide(&mut self, placements: &[u8], peer: PlacingPeer<'_>) -> EncodedPlacements {
         let mut divided = EncodedPlacements::default();
         for placement in placements::split(placements) {

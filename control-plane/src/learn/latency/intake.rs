@@ -21,8 +21,8 @@ const VMS_MAX: usize = 4_096;
 /// How long an origin without messages is remembered. This is twice as long as its vote lasts.
 const ORIGIN_MAX_AGE: Duration = Duration::from_secs(60);
 
-/// The maximum number of owners, and of origins, that are distinguished. All others are one
-/// witness.
+/// The maximum number of owners, and of origins, that are distinguished. All further owners or
+/// origins are one witness.
 const ORIGINS_MAX: usize = 256;
 
 /// Counts of rows by result, since the daemon started.

@@ -17,8 +17,9 @@ use crate::state::peer::Origin;
 /// restart or to find the daemon again.
 pub const NAME_KEPT: Duration = Duration::from_secs(600);
 
-/// While there are others, an owner or an origin may use one in this many names. For models, that
-/// is more than one VM reports ([`pool_state::MODELS_MAX`]).
+/// While several owners report, each may use one in this many names. The same limit applies to
+/// origins. For models, the limit is above the number that one VM reports
+/// ([`pool_state::MODELS_MAX`]).
 const SHARE_PARTS: usize = 8;
 
 /// The names in use, and the origins that report them.

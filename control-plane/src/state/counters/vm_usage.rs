@@ -23,7 +23,8 @@ pub(super) const BYTES_PER_ORIGIN_MAX: usize = BYTES_MAX / 8;
 /// is rare.
 pub(super) const LEFT_EIGHTHS: usize = 7;
 
-/// While there are others, an owner may have this many quarters of all VMs and their memory.
+/// While several owners have VMs, the VMs of one owner may use this many quarters of the limits for
+/// all VMs.
 pub(super) const OWNER_QUARTERS: usize = 3;
 
 /// Number and memory of VMs.

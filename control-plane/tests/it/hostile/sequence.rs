@@ -23,7 +23,7 @@ use proto::load_report::PEER_EJECTION_MS_MAX;
 use proto::state::{self, daemon_message, proxy_message};
 use tokio::time::Instant;
 
-/// The number of hostile peers. The good peer is extra.
+/// The number of hostile peers, without the good peer.
 const PEERS: u8 = 5;
 /// The number of hosts of the hostile peers.
 const HOSTS: u8 = 2;
