@@ -39,7 +39,7 @@ pub enum RaceFigure {
 pub enum CachePhase {
     /// The requests of sessions that arrived in the first quarter of the arrivals.
     Cold,
-    /// All others.
+    /// The requests of all other sessions.
     Warm,
 }
 

@@ -183,7 +183,8 @@ impl MockerEngines {
         Ok(())
     }
 
-    /// Lets a process find the others by files, and keeps it on the loopback.
+    /// Lets the mocker's processes find each other by files, and keeps their traffic on the
+    /// loopback.
     fn in_discovery(&self, mut command: Command) -> Command {
         command.env("HF_HUB_OFFLINE", "1");
         command

@@ -70,7 +70,7 @@ pub fn write(folder: &Path, docs: &Path) -> Result<()> {
     )?)
 }
 
-/// Draws two pictures: of the cells with our own workloads, and of the others.
+/// Draws two pictures: one of the cells with our own workloads, and one of the other cells.
 fn pictures(results: &RaceResults, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     for (name, is_ours) in [("workloads", true), ("published", false)] {

@@ -49,7 +49,7 @@ pub struct RouterResult {
     pub busiest: f64,
     /// The figures of the sessions that arrived first, when caches were empty, ms.
     pub cold: Vec<FigureResult>,
-    /// The figures of all others, ms.
+    /// The figures of all other sessions, ms.
     pub warm: Vec<FigureResult>,
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct FlowCampaign {
     file: PathBuf,
 }
 
-/// How long a run is, and the proxies in it.
+/// The length of a run, and its proxies.
 #[derive(Clone, Copy, Debug, clap::Args)]
 struct FlowProxies {
     /// Seconds of arrivals.

@@ -119,7 +119,8 @@ impl DaemonAndEnvoy {
     /// Checks that both processes run.
     ///
     /// # Errors
-    /// Fails if a process has ended. The error has its status and the end of its log.
+    /// Fails if a process has ended. The error has the status of the process and the end of the
+    /// log.
     pub fn check_running(&mut self) -> Result<()> {
         self.daemon.check_running()?;
         self.envoy.check_running()

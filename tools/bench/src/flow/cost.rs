@@ -79,7 +79,7 @@ const UNHELD: [CostCase; 2] = [
         query: "",
     },
 ];
-/// With as many connections as seats, and with more.
+/// The cases in which requests are held: as many connections as seats, and more.
 const HELD: [CostCase; 2] = [
     CostCase {
         seats: Some(SEATS),

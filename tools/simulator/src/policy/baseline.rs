@@ -135,7 +135,7 @@ impl PolicyView<'_, '_> {
         (self.load(at).decode_tokens + self.load(at).prefills.prompt_tokens) as f64
     }
 
-    /// Tokens of the prompt that are not cached there, as estimated.
+    /// An estimate of the prompt's tokens that engine `at` has not cached.
     fn uncached(&self, at: usize) -> f64 {
         let matched =
             self.local.matched_blocks.get(at).copied().unwrap_or(0) as usize * BLOCK_TOKENS;

@@ -203,7 +203,8 @@ impl LoadPolls {
 // === impl PolicyMemory ===
 
 impl PolicyMemory {
-    /// The position of the worker that smg picks among the ready ones.
+    /// Returns the position of the worker that smg picks. `ready` are the positions of ready
+    /// workers.
     pub(super) fn pick_smg(
         &mut self,
         view: &PolicyView<'_, '_>,

@@ -2,9 +2,10 @@
 //! sessions end as fast as they begin.
 //!
 //! Sessions arrive for ten minutes. A rate is sustained if the number of live sessions hardly
-//! grows. Its mean in the last 100 s may exceed its mean in the 100 s around the middle by a tenth
-//! plus two standard deviations, which are those of the difference of two Poisson numbers over the
-//! seeds. A session is live from its first request to the end of its last reply.
+//! grows. The mean number in the last 100 s may exceed the mean number in the 100 s around the
+//! middle by a tenth plus two standard deviations. The standard deviation is that of the difference
+//! of two Poisson numbers over the seeds. A session is live from its first request to the end of
+//! its last reply.
 
 use std::collections::BTreeSet;
 use std::io::Write;

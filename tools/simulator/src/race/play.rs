@@ -36,7 +36,7 @@ pub(super) struct RacePlan<'a> {
     pub(super) seconds: f64,
 }
 
-/// How much later the sessions of a run are than those of the run before, ms.
+/// How much later the sessions of each run arrive than those of the run before, ms.
 const LATER_MS: f64 = 37.0;
 
 /// The outcomes of a run: cold and warm.

@@ -186,7 +186,8 @@ impl Autoscaler {
         }
     }
 
-    /// The replicas that should be there from now on; `tick` counts the calls.
+    /// Returns the number of replicas that the pool should have from now on. `tick` counts the
+    /// calls.
     pub(super) fn replicas(&mut self, tick: u64, pool: &PoolSample<'_>) -> usize {
         let ordered = pool.engines.len() + pool.starting.len();
         self.window.record(pool.now_s, pool.totals);
