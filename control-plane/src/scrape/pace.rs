@@ -69,8 +69,8 @@ pub(super) struct ScrapePace {
 }
 
 impl Default for ScrapeIntervals {
-    /// 1 s for an idle endpoint. 100 ms for a busy one, which is some tens of engine steps: the
-    /// in-flight ledger covers the time between scrapes.
+    /// The interval of a busy endpoint is some tens of engine steps, because the in-flight ledger
+    /// covers the time between two scrapes.
     fn default() -> Self {
         Self {
             idle: Duration::from_secs(1),

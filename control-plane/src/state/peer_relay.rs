@@ -40,7 +40,7 @@ pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
 /// The longest row accepted, in bytes: the maximum number of endpoints, each with its SLOs.
 pub const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
 
-/// The maximum number of processes of one origin that count as active. Each pick assumes one
+/// The maximum number of processes of one origin that are treated as active. Each pick assumes one
 /// unreported pick of every other active process. A host runs one Envoy, two during a restart,
 /// sometimes a handful. If a host claims hundreds, other proxies must not assume hundreds of picks.
 pub const ACTIVE_PER_ORIGIN_MAX: u32 = 16;

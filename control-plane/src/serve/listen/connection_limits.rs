@@ -79,8 +79,8 @@ impl ConnectionLimits {
         }
     }
 
-    /// Registers an accepted connection. Returns its number and the signal to close it; `None` if
-    /// it must be dropped at once.
+    /// Registers an accepted connection. Returns the connection's number and the signal to close
+    /// the connection, or `None` if the caller must drop the connection at once.
     pub(super) fn admit(
         &mut self,
         address: IpAddr,

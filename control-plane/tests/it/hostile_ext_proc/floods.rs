@@ -142,7 +142,7 @@ async fn half_open_handshakes_leave_room_for_others() {
     let neighbour = SteadyClient::for_program(&program).await;
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
-    // Headers that never end, on a stream that is never finished.
+    // A HEADERS frame without the flags END_HEADERS and END_STREAM.
     let open_headers = [0, 0, 1, 1, 0, 0, 0, 0, 1, 0x82];
     let whole = [PREFACE, &settings, &open_headers].concat();
     let mut connections = Vec::new();
