@@ -88,9 +88,9 @@ pub(crate) struct OverheadCase {
     pub(crate) connections: usize,
     /// Workers of Envoy.
     pub(crate) workers: u32,
-    /// HTTP/2 from the client.
+    /// Whether the client uses HTTP/2.
     pub(crate) http2: bool,
-    /// The engines answer at the pace of a real one, otherwise at once.
+    /// Whether the engines answer at the pace of a real engine. Otherwise they answer at once.
     pub(crate) paced: bool,
     /// Requests/s that are sent independently of earlier answers (open loop), otherwise null.
     pub(crate) rate_rps: Option<u32>,

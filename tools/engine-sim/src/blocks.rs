@@ -148,8 +148,7 @@ impl BlockCache {
         }
     }
 
-    /// Lets later sequences find the block by this hash. The first block with a hash wins. A second
-    /// block with the same content stays private.
+    /// Lets later sequences find the block by this hash, unless another block already has the hash.
     pub(crate) fn publish(&mut self, block: u32, hash: u64) {
         if self.hashes[block as usize] == 0 && hash != 0 && !self.found.contains_key(&hash) {
             self.hashes[block as usize] = hash;

@@ -385,7 +385,8 @@ fn mode(picker: &LlmdPicker) -> ReportEntry {
     }
 }
 
-/// Chooses the configuration if the input has values instead of a file.
+/// Chooses the configuration by the values of the chart if the input has no configuration. Returns
+/// an entry for the report if the chosen configuration is missing.
 fn choose(picker: &mut LlmdPicker) -> Option<ReportEntry> {
     let running = picker
         .items

@@ -88,7 +88,8 @@ const ENGINES: [(&str, &str); 4] = [
     ("trtllm_", "trtllm-serve"),
 ];
 
-/// The text of the configuration that a chart's values choose, and an answer if it is missing.
+/// Returns the file name and the text of the configuration that a chart's values choose, or an
+/// entry for the report if the text is missing.
 pub fn chosen(items: &GivenItems) -> (Option<(String, String)>, Option<ReportEntry>) {
     let file = items
         .text("router.epp.pluginsConfigFile")

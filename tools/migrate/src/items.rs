@@ -113,8 +113,8 @@ impl GivenItems {
     }
 
     fn entry(&self, item: &GivenItem) -> ReportEntry {
-        // The items of a configuration are reported one by one. Of an object, only its presence is
-        // reported.
+        // The report shows no value of a configuration, because the configuration's items are
+        // reported one by one. It shows no value of an object either.
         let config = matches!(
             item.path.as_str(),
             "router.epp.pluginsCustomConfig" | "--config-text"

@@ -37,7 +37,8 @@ pub(crate) enum RaceTask {
         /// numbers in the routers.
         #[arg(long, default_value_t = 10)]
         repeats: u64,
-        /// Seconds of arrivals. The requests of sessions of the first quarter are the cold ones.
+        /// Seconds of arrivals. Cold requests are those of sessions that arrive in the first
+        /// quarter.
         #[arg(long, default_value_t = 120.0)]
         seconds: f64,
         /// The file of results.

@@ -130,7 +130,7 @@ pub async fn start(address: SocketAddr, request: Request<Body>) -> Result<Respon
     start_within(address, request, REPLY_LIMIT).await
 }
 
-/// Like [`start`], with another limit, for requests that may be held for long.
+/// Like [`start`], but with the limit `limit`, for requests that flow control may hold for long.
 ///
 /// # Errors
 /// Fails if the connection fails first, or after `limit`.

@@ -23,7 +23,7 @@ pub struct RaceSession {
 pub struct Turn {
     /// The text of the user's message; the request also has everything before it.
     pub text: Arc<str>,
-    /// Tokens of the reply. The request sets this number exactly.
+    /// Tokens of the reply. The request makes the engine generate exactly this number.
     pub output_tokens: u32,
     /// Time from the end of the previous reply until this request is sent, ms. 0 for the first
     /// request.

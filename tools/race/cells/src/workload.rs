@@ -135,7 +135,7 @@ impl RaceWorkload {
         let turns = (0..rng.random_range(turns)).map(|turn| Turn {
             text: some_words(said.clone(), rng),
             output_tokens: rng.random_range(reply.clone()),
-            // The recorded pauses of people differ by a half.
+            // Recorded pauses of people differ from the mean by up to a half.
             pause_ms: if turn == 0 {
                 0.0
             } else {

@@ -16,7 +16,7 @@ run, so a small difference means nothing. Only end-to-end times are compared, be
 
 ";
 
-/// The table of these cells; empty without a result.
+/// Returns the section with the table of these cells, or an empty text if there are no results.
 pub(super) fn section(results: &RaceResults) -> String {
     if results.of_group(GROUP).next().is_none() {
         return String::new();

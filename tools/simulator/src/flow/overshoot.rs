@@ -1,5 +1,5 @@
-//! Counts the requests beyond the room of an engine. There are some, because proxies find the same
-//! room before they receive each other's reports.
+//! Counts the requests beyond the room of an engine. Such requests exist because proxies find the
+//! same room before they receive each other's reports.
 //!
 //! A request is *beyond* the room if the engine had no room for the request when a proxy sent it,
 //! given all requests that the proxies had sent to that engine. A proxy that knew all these

@@ -20,7 +20,7 @@ const AGREED: f64 = 0.1;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlayedFigures<'a>(&'a Value);
 
-/// Ours beside another router in the race.
+/// The ratios of Switchpoint to another router in a cell of the race.
 #[derive(Clone, Debug, PartialEq)]
 struct RaceRatios {
     router: String,
@@ -35,7 +35,7 @@ struct RaceRatios {
     is_one_run: bool,
 }
 
-/// A ratio of the simulator beside that of the race.
+/// Whether a ratio of the simulator agrees with the same ratio of the race.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RatioVerdict {
     Agrees,
@@ -240,7 +240,7 @@ fn seeds(results: &Value) -> BTreeSet<u64> {
         .collect()
 }
 
-/// A line for each cell and router that both have.
+/// Returns a table with a line for each cell and router that are in both files.
 ///
 /// # Errors
 /// Fails when a file has another form.

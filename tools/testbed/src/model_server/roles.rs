@@ -37,7 +37,7 @@ const PREFILLER: &str = "x-prefiller-host-port";
 const ENCODERS: &str = "x-encoder-hosts-ports";
 const RANK: &str = "x-data-parallel-host-port";
 
-/// The stage that a sidecar requests. Clients never send this header.
+/// Names the stage that a sidecar requests. Clients never send this header.
 const STAGE: &str = "x-stage";
 
 // === impl ModelServerState ===
