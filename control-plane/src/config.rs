@@ -627,7 +627,7 @@ mod tests {
             (
                 "disagg-profile-handler",
                 "decodeProfile: x, profiles: {decode: decode}",
-                "profiles.decode counts",
+                "profiles.decode is used instead",
             ),
             (
                 "disagg-profile-handler",

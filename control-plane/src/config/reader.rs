@@ -100,7 +100,7 @@ impl ConfigReader {
             let (status, reason) = if counts {
                 (ItemStatus::Implemented, format!("the older name of {now}"))
             } else {
-                (ItemStatus::NoEffect, format!("{now} counts"))
+                (ItemStatus::NoEffect, format!("{now} is used instead"))
             };
             self.report.item(&path, line, status, reason);
         }

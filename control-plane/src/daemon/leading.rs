@@ -120,7 +120,7 @@ impl LeadingDaemon {
     }
 }
 
-/// Begins to lead with the files of the previous leader. Returns the snapshot of that leader.
+/// Begins a term with the files of the previous leader. Returns the snapshot of that leader.
 async fn begin_term(standby: &StandbyDaemon) -> Option<SavedState> {
     let life = &standby.shared.life;
     let found = standby.snapshot.as_ref().and_then(|file| file.load());

@@ -87,7 +87,8 @@ pub enum FailReason {
 /// How to request metrics from an endpoint, learned from its answers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FetchHabit {
-    /// The time since when the whole page is requested. `None` means that the filter is used.
+    /// The time when the scraper began to request the whole page. `None` means that it requests
+    /// filtered answers.
     full_page_since: Option<Instant>,
     /// The families on the endpoint's last complete page or filtered answer. `None` before the
     /// first page.

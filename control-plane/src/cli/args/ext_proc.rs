@@ -146,8 +146,8 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_HEADER", value_enum)]
     pub ext_proc_fairness_header: Option<HeaderTrustArg>,
 
-    /// Header by which a proxy in front names the authenticated client, in place of the client's
-    /// own [default: the fairness id, else the address].
+    /// Header by which a proxy in front names the authenticated client. The proxy must replace a
+    /// header that the client sent [default: the fairness id, else the address].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_CLIENT_HEADER", value_name = "NAME", value_parser = header_name)]
     pub ext_proc_client_header: Option<String>,
 

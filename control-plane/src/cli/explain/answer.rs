@@ -109,7 +109,7 @@ fn live(view: &PoolView, question: &ExplainRequest, has_queues: bool) -> Result<
         .map_err(|e| e.to_string())
 }
 
-/// The pool with the models that proxies use now in place of its own.
+/// Replaces the pool's models by those that proxies use now.
 fn with_models(live: Snapshot, learned: Option<&LearnedModels>) -> Snapshot {
     match learned {
         Some(learned) => live

@@ -18,7 +18,8 @@ use crate::state::peer::Origin;
 /// proxies. Beyond that number, the VM that was silent for the longest time is forgotten.
 const VMS_MAX: usize = 4_096;
 
-/// How long an origin without messages is remembered. This is twice as long as its vote lasts.
+/// How long an origin without messages is remembered. This is twice as long as the origin's vote
+/// lasts.
 const ORIGIN_MAX_AGE: Duration = Duration::from_secs(60);
 
 /// The maximum number of owners, and of origins, that are distinguished. All further owners or

@@ -38,8 +38,9 @@ impl PoolRelay {
         self.active - u32::from(is_counted)
     }
 
-    /// The number of processes that divide the pool, including this one. Includes at least one
-    /// other process if there is one, because a proxy that knows of no other reports nothing.
+    /// The number of processes that divide the pool, including this one. If the pool has another
+    /// process, the number is at least 2, because a proxy that knows of no other process reports
+    /// nothing.
     pub(super) fn proxies(&self, process_id: u64) -> u32 {
         let own = self.processes.get(&process_id);
         let of = own

@@ -380,7 +380,7 @@ mod slow {
     /// The streams of the hostile host: nearly all that it may have.
     const STREAMS: u32 = 250;
 
-    /// The connections that they share.
+    /// The number of connections that these streams share.
     const CONNECTIONS: u32 = 10;
 
     /// The length of the attack.
