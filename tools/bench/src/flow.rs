@@ -33,7 +33,7 @@ use load::{CLASSES, TrafficClass};
 /// Engines: Llama 3.1 8B on one H100 each.
 const SERVERS: usize = 2;
 
-/// The wave begins after this time, and chat continues after it.
+/// How long chat runs before the wave begins.
 const WAVE_BEGINS: Duration = Duration::from_secs(4);
 const CHAT_AFTER: Duration = Duration::from_secs(4);
 /// Shares are measured from this time of the wave on, because both tenants have held requests by

@@ -384,8 +384,8 @@ impl OverheadCase {
         }
     }
 
-    /// Describes how the case differs from the centre of its body size, always with its
-    /// connections.
+    /// Describes the load of the case, and how the case differs from the standard case of its body
+    /// size.
     pub(crate) fn said(&self) -> String {
         let load = self.rate_rps.map_or_else(
             || format!("{} connections", self.connections),

@@ -7,8 +7,8 @@
 //!
 //! A step first serves the running sequences in order of admission: one token each, or the next
 //! chunk of their prompt. Then it admits from the queue. If a running sequence needs a block and
-//! none is free, the newest running sequence is preempted, and the step admits none. The tokens
-//! that a step computes come out at its end.
+//! none is free, the newest running sequence is preempted, and the step admits no sequence. The
+//! tokens that a step computes come out at its end.
 
 use std::collections::VecDeque;
 

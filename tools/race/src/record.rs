@@ -145,7 +145,8 @@ impl RunRecord {
     }
 
     /// The share of prompt tokens that engines had cached. The numbers are those of the engines, or
-    /// of the replies' usage if the engines count no prompt tokens. 0 without a prompt.
+    /// of the replies' usage if the engines count no prompt tokens. The share is 0 if there was no
+    /// prompt.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         let counted = |[cached, all]: [u64; 2], engine: &EngineRecord| {

@@ -30,8 +30,8 @@ const MEASURED: Duration = Duration::from_secs(6);
 /// Time limit for the first replies of working engines.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The number of requests after which a repaired engine serves again. Probes alone would be one in
-/// five seconds.
+/// The number of requests after which a repaired engine serves again. Without normal requests the
+/// engine would get only one probe every five seconds.
 const SERVED: u64 = 10;
 
 /// Maximum number of requests of one client, for a caller that forgets to stop.

@@ -40,7 +40,7 @@ pub fn is_lost_to_a_trap(line: &Value) -> bool {
 }
 
 /// Builds the module like the shipped one, into a separate target folder, so that no shipped file
-/// is made from it. Quick if it was built before.
+/// is made from it. A second build is quick.
 ///
 /// # Errors
 /// Fails if the module does not compile.

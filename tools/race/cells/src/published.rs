@@ -69,7 +69,7 @@ impl PublishedShape {
         }
     }
 
-    /// The sessions, in order of arrival. A recording has none here.
+    /// Returns the sessions, in order of arrival. For a recording the list is empty.
     #[must_use]
     pub fn sessions(self, seed: u64) -> Vec<RaceSession> {
         let rng = &mut SmallRng::seed_from_u64(seed);

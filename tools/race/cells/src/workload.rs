@@ -47,7 +47,8 @@ const BATCH_REPLY: RangeInclusive<u32> = 150..=400;
 struct SharedTexts {
     /// One for each tenant or document, or one for all.
     systems: Vec<Arc<str>>,
-    /// The share of the sessions that have each text or an earlier one; the last is 1.
+    /// For each text, the share of the sessions that have this text or an earlier one. The last
+    /// share is 1.
     cumulative: Vec<f64>,
 }
 

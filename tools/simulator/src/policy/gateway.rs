@@ -108,8 +108,8 @@ impl TextTree {
             .collect()
     }
 
-    /// How many nodes of the path some worker got, and at most [`HOLDERS_MAX`] of the `workers`
-    /// that got the last of them.
+    /// Returns how many nodes of the path are in the tree, and at most [`HOLDERS_MAX`] of the
+    /// `workers` that got the last of these nodes.
     fn longest(&self, path: &[u64], workers: &[usize]) -> (usize, Vec<usize>) {
         let matched = path
             .iter()

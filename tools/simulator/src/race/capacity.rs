@@ -37,8 +37,8 @@ const ENGINES: CellEngines = CellEngines::EIGHT;
 struct RateOutcome {
     /// Mean number of live sessions in the middle and at the end.
     live: [f64; 2],
-    /// KV blocks of 16 tokens that the sessions that are live at the end need. Blocks that several
-    /// sessions share are counted once.
+    /// The number of KV blocks (16 tokens each) that the live sessions need at the end. Blocks that
+    /// several sessions share are counted once.
     blocks: f64,
     /// KV blocks of the largest request.
     largest: f64,
