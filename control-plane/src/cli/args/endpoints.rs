@@ -25,8 +25,8 @@ pub struct EndpointsArgs {
     )]
     pub endpoint: Vec<String>,
 
-    /// YAML list of pools, each with its own endpoints and configuration. Cannot be used with
-    /// --pool and --config.
+    /// In place of --pool and --config: a YAML list of pools, each with its own endpoints and
+    /// configuration.
     #[arg(long, env = "SWITCHPOINT_POOLS", value_name = "FILE", conflicts_with_all = ["pool", "config"])]
     pub pools: Option<PathBuf>,
 }
