@@ -125,7 +125,7 @@ pub enum InvalidEngine {
     UnknownDefault(String),
 }
 
-/// Reported by every process that uses a Prometheus client library, except Python's in
+/// Every process with a Prometheus client library reports this metric, except Python in
 /// multi-process mode (SGLang, vLLM with several API servers).
 const PROCESS_START: &str = "process_start_time_seconds";
 

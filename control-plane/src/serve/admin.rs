@@ -138,8 +138,8 @@ async fn why(
     }
 }
 
-/// Returns the metrics. A standby without ext_proc returns none, so that sums over daemons count
-/// everything once.
+/// Returns the metrics. A standby without ext_proc returns an empty page, so that sums over daemons
+/// count everything once.
 async fn prometheus(State(shown): State<ShownState>) -> Response {
     if !shown.is_active() {
         return no_metrics().await;

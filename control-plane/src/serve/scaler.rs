@@ -30,7 +30,7 @@ use crate::serve::monitoring::{ended, open, server};
 use crate::shutdown::Shutdown;
 use crate::state::pool_views::PoolTable;
 
-/// The name of the metric. KEDA puts the number of the trigger before it.
+/// The name of the metric. KEDA adds the number of the trigger as a prefix.
 pub const METRIC: &str = "desired-replicas";
 
 /// The largest request, in bytes: the name of an object and the metadata of a trigger. Kubernetes

@@ -362,8 +362,8 @@ impl CounterStore {
 // === impl VmTotals ===
 
 impl VmTotals {
-    /// What to do with the VM's names that are not shown. Those of a VM that was silent for long
-    /// have expired, and are left out.
+    /// What to do with the VM's names that are not shown. If the VM was silent for long, its names
+    /// have expired, and their counts are left out.
     fn other_names(&self, now: Instant) -> OtherNames {
         if now.saturating_duration_since(self.updated_at) < NAME_KEPT {
             OtherNames::Count

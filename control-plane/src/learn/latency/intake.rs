@@ -169,8 +169,8 @@ impl ObservationIntake {
         sound
     }
 
-    /// Counts unreadable rows. Logs the first of a pool, because the daemon learns nothing from a
-    /// filter of another version.
+    /// Counts unreadable rows. Logs the first such row of a pool, because the daemon may learn
+    /// nothing from a filter of another version.
     fn refuse(&mut self, process_id: u64, count: u64) {
         if count > 0 && self.counts.refused == 0 {
             let process = format_args!("{process_id:016x}");

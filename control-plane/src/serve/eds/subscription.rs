@@ -54,7 +54,7 @@ pub struct DueResponse {
 pub enum EnvoyAnswer {
     /// Envoy applied the response.
     Accepted,
-    /// Envoy refused it, for this reason.
+    /// Envoy refused the response, for this reason.
     Refused(String),
 }
 

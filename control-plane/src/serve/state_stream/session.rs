@@ -1,7 +1,7 @@
 //! Decides the next message for one proxy. This module is pure, and takes the time as an argument.
 //!
 //! A session has no queue. Whenever the stream can take a message, [`StateSession::next`] makes the
-//! newest one that is due. So a slow reader skips outdated messages.
+//! newest message that is due. So a slow reader skips outdated messages.
 //!
 //! ```text
 //! no pool update yet ── all members known to its Envoy, or FIRST_POOL_UPDATE_WAIT over ──▶ pool update ──▶ metrics, metrics, ...

@@ -7,7 +7,7 @@ use super::*;
 /// Some day in 2026.
 const MADE: u64 = 20_500 * DAY;
 
-/// As Helm makes them: RSA.
+/// An RSA key, as Helm makes it.
 const CA_KEY: &str = include_str!("../test_ca.key");
 
 fn names() -> [String; 2] {
