@@ -126,7 +126,7 @@ impl RaceFigure {
     }
 
     /// The ratio of this figure between the runs `ours` and the runs `theirs`; below 1 if ours are
-    /// faster. Only sessions that both played are compared. `None` if there are none.
+    /// faster. Only sessions that both played are compared; `None` if there is no such session.
     #[must_use]
     pub fn ratio(
         self,

@@ -80,7 +80,7 @@ pub enum VllmRouterPolicy {
     RoundRobin,
 }
 
-/// The fault that Envoy's own fault filter causes. The race must detect it.
+/// The fault that Envoy's own fault filter causes. The race must detect such a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvoyFault {
     /// Nothing.

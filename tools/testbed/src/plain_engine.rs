@@ -156,8 +156,8 @@ impl PlainBehaviour {
         }
     }
 
-    /// Healthy, except that every inference request gets this status and body at once. A number
-    /// that is not a status is replaced by 500.
+    /// Creates the behaviour of a healthy engine that answers every inference request at once with
+    /// this status and body. A number that is not a status is replaced by 500.
     #[must_use]
     pub fn with_status(status: u16, body: &str) -> Self {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

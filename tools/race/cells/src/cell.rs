@@ -301,7 +301,8 @@ impl Cell {
     }
 
     /// The sessions of a run, in order of arrival. If they arrive at random, those of the first
-    /// `arrivals_s` seconds. A recording has none here, because it is read from a file.
+    /// `arrivals_s` seconds. For a recording the list is empty, because recordings are read from a
+    /// file.
     #[must_use]
     pub fn sessions(&self, seed: u64, arrivals_s: f64) -> Vec<RaceSession> {
         match self.source {

@@ -5,8 +5,7 @@ use std::collections::VecDeque;
 use crate::workload::RequestClass;
 
 /// Decides when another router (llm-d's or Dynamo's) sends the requests that it holds. Both routers
-/// check the pool as a whole. They send the first request of the highest priority, and no request
-/// passes it.
+/// check the pool as a whole. They always send the first request of the highest priority next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum GateRule {
     /// llm-d: at most one request for each arrival and each millisecond, while the detector of the

@@ -25,9 +25,9 @@ pub enum EngineNames {
     Vllm,
     /// SGLang, the core gauges.
     Sglang,
-    /// TensorRT-LLM's own server, the core gauges.
+    /// TensorRT-LLM's own server, with only the core gauges.
     Trtllm,
-    /// Triton with the TensorRT-LLM backend, the core gauges.
+    /// Triton with the TensorRT-LLM backend, with only the core gauges.
     Triton,
 }
 
