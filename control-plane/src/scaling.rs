@@ -378,9 +378,9 @@ impl RecordedTraffic {
     }
 }
 
-/// The requests that arrived at a group. A pick names the endpoint that decodes. So prefill
-/// endpoints count the picks of endpoints with the same models, or of all endpoints if there are
-/// none.
+/// The requests that arrived at a group. A pick names the endpoint that decodes. So a prefill group
+/// gets the picks of the other groups with the same models, or of all other groups if no other
+/// group has these models.
 fn arrived(picked: &BTreeMap<GroupKey, u64>, key: &GroupKey) -> u64 {
     let (role, models) = key;
     if *role != ScalingRole::Prefill {

@@ -448,8 +448,8 @@ pub(super) mod tests {
     /// The requests between two scrapes. Meanwhile an engine computes one 32nd of its cache.
     const SENT_PER_SCRAPE: u64 = 25;
 
-    /// The prompts that clients send, half again as many as all engines hold. A few of them are
-    /// sent most often.
+    /// The prompts that clients send: 1.5 times as many as all engines hold. A few of them are sent
+    /// most often.
     const PROMPTS: f64 = 1_200.0;
 
     /// Two proxies with a prefix index each, whose placements the daemon relays at once, and

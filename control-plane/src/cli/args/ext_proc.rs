@@ -21,8 +21,8 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_LISTEN_HEALTH", value_name = "IP:PORT", default_value = "127.0.0.1:9003", value_parser = listen)]
     pub listen_health: OptionalAddress,
 
-    /// Certificate with its chain, PEM; read again when it changes. If not given, a self-signed one
-    /// is created at each start.
+    /// Certificate with its chain, PEM; read again when it changes. If not given, the daemon makes
+    /// a self-signed certificate at each start.
     #[arg(
         long,
         env = "SWITCHPOINT_EXT_PROC_TLS_CERT",

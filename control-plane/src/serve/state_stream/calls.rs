@@ -76,7 +76,7 @@ struct CallConnection {
     origin: Origin,
     from_proxy: mpsc::Sender<Result<state::ProxyMessage, Status>>,
     to_proxy: AsyncMutex<mpsc::Receiver<Result<state::DaemonMessage, Status>>>,
-    /// The number of calls for messages so far. Only the newest one waits.
+    /// The number of calls for messages so far. Only the newest call waits.
     polls: watch::Sender<u64>,
     called: Mutex<Instant>,
 }

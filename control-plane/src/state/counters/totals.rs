@@ -70,9 +70,9 @@ pub struct BandTotals {
     pub full_at: Option<(u32, u32)>,
     /// Requests by outcome, in the order of [`pool_state::queues::FLOW_OUTCOMES`].
     pub outcomes: [u64; FLOW_OUTCOMES.len()],
-    /// Running requests of the band that were given up for others.
+    /// Running requests of the band that were evicted for requests of other bands.
     pub given_up: u64,
-    /// Running requests that were given up for requests of the band.
+    /// Running requests of other bands that were evicted for requests of the band.
     pub given_up_for: u64,
     /// Time in the queue of requests that were sent, in ms.
     pub queue_ms: TotalsHistogram,

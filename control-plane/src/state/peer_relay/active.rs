@@ -33,7 +33,7 @@ impl PoolRelay {
             .get(&process_id)
             .filter(|own| own.row.counts());
         let of = own.and_then(|own| self.origins.get(&own.origin));
-        // Without one of its processes, an origin with more than its share is counted the same.
+        // An origin with more processes than its share has the same count without this process.
         let is_counted = of.is_some_and(|of| of.active <= ACTIVE_PER_ORIGIN_MAX);
         self.active - u32::from(is_counted)
     }
