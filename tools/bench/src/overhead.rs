@@ -369,7 +369,8 @@ fn said(row: &OverheadRow) -> String {
 // === impl OverheadCase ===
 
 impl OverheadCase {
-    /// The case in which only the body differs from the centre.
+    /// The standard case with bodies of this size. Other cases of the size differ from it in one
+    /// setting.
     pub(crate) fn around(body_bytes: usize) -> Self {
         Self {
             body_bytes,

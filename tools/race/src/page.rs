@@ -126,7 +126,8 @@ fn not_run(results: &RaceResults) -> String {
     }
 }
 
-/// Every place where another router is faster, a line for each router and phase of a cell.
+/// Returns a line for each router and phase of a cell in which the router is faster than
+/// Switchpoint.
 fn losses(results: &RaceResults) -> String {
     if results.cells.is_empty() {
         return String::new();

@@ -287,7 +287,7 @@ impl FlowArrivals<'_> {
         Ok(lines)
     }
 
-    /// Chat, and waves of two tenants with so many times their usual rate.
+    /// Chat, and waves of two tenants with this many times their usual rate.
     fn of_two_engines(&mut self, times: f64) -> Vec<(RequestClass, Vec<TraceRequest>)> {
         let share = TWO_WAVE.on_s / TWO_WAVE.period_s;
         let mut of_flow = |name: &'static str, kind: BatchKind| {

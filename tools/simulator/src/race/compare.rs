@@ -185,7 +185,7 @@ fn played_as(router: &str) -> &str {
     }
 }
 
-/// A line of the table; `None` if one of the two was not played.
+/// A line of the table; `None` if the simulator did not play both routers.
 fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<String> {
     let figures = |router: &str, row: &str| {
         PlayedFigures::from_results(played, [cell, played_as(router), row])

@@ -7,8 +7,8 @@ use crate::engine::SimulatedEngineSpec;
 pub(crate) struct PoolSetting {
     pub(crate) engine: SimulatedEngineSpec,
     pub(crate) replicas: usize,
-    /// The number of engines that compute prompts for the others, which decode. They are the first
-    /// ones. With 0 every engine does both.
+    /// The number of engines that compute prompts for the other engines, which decode. The first
+    /// engines compute. With 0 every engine does both.
     pub(crate) prefillers: usize,
     /// Every second engine takes this many times as long.
     pub(crate) odd_slowdown: f64,

@@ -49,7 +49,7 @@ Orders, at /admin/... of an engine or /servers/HOST:PORT/... of the control list
                  none (ends them all). One fault for each kind of path.
   POST lie       {"num_requests_waiting":50,"kv_cache_usage_perc":"NaN"}; {} ends it
   POST pace      {"slowdown":3}: steps take three times as long as measured, from now on
-  POST restart   a cold start: cache, queue and counters gone; {"for_ms":500} stays down so long
+  POST restart   a cold start: cache, queue and counters gone; {"for_ms":500} stays down this long
 
   curl 127.0.0.1:8000/servers
   curl 127.0.0.1:8000/servers/127.0.0.1:8001/faults -d '{"mode":"refuse","for_ms":2000}'

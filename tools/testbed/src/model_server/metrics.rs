@@ -23,7 +23,7 @@ pub enum EngineNames {
     /// vLLM, the whole page.
     #[default]
     Vllm,
-    /// SGLang, the core gauges.
+    /// SGLang, with only the core gauges.
     Sglang,
     /// TensorRT-LLM's own server, with only the core gauges.
     Trtllm,
