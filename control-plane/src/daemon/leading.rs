@@ -110,7 +110,7 @@ impl LeadingDaemon {
         self.group.stop().await;
     }
 
-    /// Stops leading without writing the snapshot file again. If this process stood still for long,
+    /// Stops leading without writing the snapshot file again. If this process was paused for long,
     /// the next leader has already written the file.
     pub async fn lose(self) {
         if let Some(snapshot) = &self.snapshot {

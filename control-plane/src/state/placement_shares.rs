@@ -147,7 +147,7 @@ impl Default for EndpointShares {
 }
 
 impl EndpointShares {
-    /// Counts a placement. Returns whether it is within the share of its peer.
+    /// Counts a placement. Returns whether the placement is within the peer's share.
     fn place(&mut self, blocks: u32, peer: PlacingPeer<'_>) -> bool {
         self.blocks = self.blocks.saturating_add(blocks);
         let share = self.capacity / SHARES;
@@ -511,7 +511,7 @@ pub(super) mod tests {
             }
         }
 
-        /// Sends a prompt through a proxy. Returns whether its engine had it cached.
+        /// Sends a prompt through a proxy. Returns whether the picked engine had cached the prompt.
         fn send(&mut self, proxy: usize, prompt: u64) -> bool {
             self.sent += 1;
             if self.sent.is_multiple_of(SENT_PER_SCRAPE) {

@@ -64,8 +64,8 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
             let totals = shared.reports.totals(name, Instant::now());
             let mut fresh = FreshRequest::decide(live(true)?, learned.clone(), &totals, question)?;
             if let Some(held) = fresh.held {
-                // A request that flow control holds has no pick yet. The pick that it would get now
-                // shows why it waits.
+                // A request that flow control holds has no pick yet. The pick that the request
+                // would get now shows why it waits.
                 fresh = FreshRequest::decide(live(false)?, learned.clone(), &totals, question)?;
                 fresh
                     .answer

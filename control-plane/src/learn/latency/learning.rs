@@ -269,11 +269,11 @@ impl LearningTask {
             .saturating_sub(self.origin.earlier)
     }
 
-    /// Takes the parts of a proxy's models that the daemon's own models lack. Own observations are
-    /// added to them later, as after a start from the file. So a proxy that lies is believed only
-    /// for some tens of requests, and its models replace no learned ones later. The daemon gives up
-    /// samples that it has already learned only for its first latency model. The next tick
-    /// publishes the models.
+    /// Takes the parts of a proxy's models that the daemon's own models lack. The learner continues
+    /// from these models with own observations, as after a start from the file. So a proxy that
+    /// lies is believed only for some tens of requests, and its models replace no learned models
+    /// later. If the learner already has samples, it loses them. The daemon accepts this loss only
+    /// to get its first latency model. The next tick publishes the models.
     fn take_models(&mut self, origin: &Origin, models: state::LearnedModels) {
         if !self.origin.claimed_by.contains(origin)
             && self.wants_models()
