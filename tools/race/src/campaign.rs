@@ -195,8 +195,8 @@ impl Campaign {
         )
     }
 
-    /// Runs routers side by side. If a run was late, its router runs again: with half as many
-    /// beside it, or alone if it was alone.
+    /// Runs routers side by side. If a run was late, its router runs again: beside half as many
+    /// routers, or alone if it was alone.
     async fn run_routers(
         &self,
         part: &RacePart,

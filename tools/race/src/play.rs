@@ -256,7 +256,7 @@ impl EngineRecord {
 
 #[cfg(test)]
 mod tests {
-    /// `make e2e-long` runs it, because it takes a minute.
+    /// `make e2e-long` runs this test, because it takes a minute.
     mod slow {
         use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! Ports of 127.0.0.1 that are exclusive among the tests of this machine.
 //!
 //! If a test gets a free port from the kernel and lets a child process bind it later, another test
-//! may get the port in between. A lease is a locked file, named by the port. The kernel unlocks it
-//! when its process ends, even if the process was killed.
+//! may get the port in between. A lease is a locked file, named by the port. The kernel unlocks the
+//! file when the process ends, even if the process was killed.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
