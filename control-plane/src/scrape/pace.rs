@@ -104,7 +104,8 @@ impl ScrapePace {
         }
     }
 
-    /// The pause before the next scrape of one among `endpoints`; `chance` in [0, 1).
+    /// The pause before the next scrape of one of `endpoints` endpoints. `chance` is a random
+    /// number in [0, 1).
     pub(super) fn pause(
         &self,
         intervals: ScrapeIntervals,
@@ -128,8 +129,8 @@ impl ScrapePace {
     }
 }
 
-/// The pause before the first scrape of one of `new` endpoints that joined together; `chance` in
-/// [0, 1).
+/// The pause before the first scrape of one of `new` endpoints that joined together. `chance` is a
+/// random number in [0, 1).
 pub(super) fn first_pause(intervals: ScrapeIntervals, new: usize, chance: f64) -> Duration {
     FIRST_SPREAD
         .mul_f64(new.saturating_sub(1) as f64)
