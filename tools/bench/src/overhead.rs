@@ -82,7 +82,7 @@ pub(crate) struct OverheadRow {
 pub(crate) struct OverheadCase {
     pub(crate) body_bytes: usize,
     pub(crate) escapes: bool,
-    /// Whether picks use predicted latency; otherwise the default profile.
+    /// Whether picks use predicted latency. Otherwise picks use the default profile.
     pub(crate) predicting: bool,
     pub(crate) endpoints: usize,
     pub(crate) connections: usize,

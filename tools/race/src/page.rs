@@ -85,7 +85,7 @@ fn pictures(results: &RaceResults, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The versions of all routers, in a sentence; nothing without a result.
+/// Returns a sentence with the versions of all routers, or an empty text if there are no results.
 fn versions(results: &RaceResults) -> String {
     let routers = results.cells.iter().flat_map(|cell| &cell.routers);
     let mut versions: Vec<String> = routers

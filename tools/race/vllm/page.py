@@ -103,7 +103,7 @@ times.
 
 
 def generators(rows: list[dict[str, Any]]) -> str:
-    text = "## Load generators of others\n\nThey drive the product as their users do. Each cell: the tool's count of the engines' count; `-`: the tool does not\nreport it. A difference over 2 % is marked.\n\n"
+    text = "## Load generators of others\n\nThey drive the product as their users do. \"A of B\": the tool counted A, the engines counted B. `-`: the tool\nreports none. A difference over 2 % is marked.\n\n"
     head = ("tool", "streamed", "requests", "failed", "prompt tokens", "generated tokens", "cached tokens")
     cells = []
     for row in rows:

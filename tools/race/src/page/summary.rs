@@ -25,7 +25,7 @@ const HALF_LOAD: u32 = 50;
 /// The figures of a router for cold or for warm sessions.
 type FiguresOf = fn(&RouterResult) -> &[FigureResult];
 
-/// The tables; empty without a comparison.
+/// Returns the tables, or an empty text if no cell has both routers.
 pub(super) fn section(results: &RaceResults) -> String {
     let compared: Vec<[&RouterResult; 2]> = results.of_group("core").filter_map(pair).collect();
     if compared.is_empty() {

@@ -25,7 +25,7 @@ pub(super) const ROUTERS: [&str; 6] = [
 
 /// What is played.
 pub(super) struct RacePlan<'a> {
-    /// Names; empty for all.
+    /// The names of the cells; an empty list means all cells.
     pub(super) cells: &'a [String],
     pub(super) routers: &'a [String],
     pub(super) seeds: &'a [u64],
