@@ -46,7 +46,7 @@ struct ReceivedState {
     endpoints: usize,
 }
 
-/// The bytes that choose what happens next.
+/// The bytes that choose the next messages.
 struct SequenceBytes<'b>(&'b [u8]);
 
 /// Plays the messages that `bytes` choose; panics if the daemon breaks a promise.
