@@ -115,7 +115,7 @@ fn line(text: &mut String, entry: &ReportEntry) {
     let _ = writeln!(text, ": {}", one_line(reason, 8 * GIVEN_CHARACTERS_MAX));
 }
 
-/// Text that cannot break a line, cut to a length.
+/// Replaces characters that would break a line, and cuts the text to a length.
 fn one_line(text: &str, characters_max: usize) -> String {
     let safe = text.chars().map(|c| {
         if c.is_control() {

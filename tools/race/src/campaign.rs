@@ -66,12 +66,12 @@ pub struct RacePart {
     pub group: RouterGroup,
 }
 
-/// What became of a campaign.
+/// The outcome of a campaign.
 #[derive(Clone, Debug, Default)]
 pub struct CampaignOutcome {
-    /// Runs that were made.
+    /// The number of runs that were made.
     pub made: usize,
-    /// Runs that were on disk.
+    /// The number of runs whose results were on disk.
     pub kept: usize,
     /// What was left out, and why.
     pub skipped: Vec<String>,

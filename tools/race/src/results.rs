@@ -61,7 +61,7 @@ pub struct FigureResult {
     /// The ratio of ours to this router's figure, with the ends of its interval: ratio, low, high.
     /// `None` for ours.
     pub ours_over: Option<[f64; 3]>,
-    /// Whether ours is faster, equal or slower.
+    /// Whether Switchpoint is faster, equal or slower.
     pub verdict: Option<String>,
 }
 

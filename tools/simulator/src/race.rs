@@ -30,7 +30,7 @@ pub(crate) enum RaceTask {
         /// Routers of the race or policies, by name, separated by semicolons.
         #[arg(long, value_delimiter = ';', default_values_t = play::ROUTERS.map(str::to_owned))]
         routers: Vec<String>,
-        /// Seeds. The requests of all are measured together.
+        /// Seeds. The requests of all seeds are measured together.
         #[arg(long, value_delimiter = ',', default_values_t = [101, 102])]
         seeds: Vec<u64>,
         /// Runs with each seed. Later runs have the same sessions a little later, and other random

@@ -260,7 +260,8 @@ fn is_beyond(loads: &[(usize, f64)], worker: usize) -> bool {
         .any(|&(at, load)| at == worker && load > SPILL_REL * mean && load > mean + margin)
 }
 
-/// The position of the worker that vllm-router picks among the ready ones.
+/// Returns the position of the worker that vllm-router picks. `ready` are the positions of ready
+/// workers.
 pub(super) fn pick_vllm_router(view: &PolicyView<'_, '_>, ready: &[usize]) -> Option<usize> {
     ready
         .iter()
