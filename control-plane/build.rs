@@ -1,9 +1,9 @@
 //! Gives the program its commit, for `--version`, the log and the metrics.
 //!
 //! The commit comes from the environment variable `SWITCHPOINT_COMMIT` (`HASH` or `HASH,DATE`), for
-//! builds without a repository, or else from git. Only release builds ask git: otherwise each
-//! commit would compile this crate and its tests again. The date is the commit's, so a build
-//! can be reproduced.
+//! builds without a repository, else from git. Only release builds call git, because otherwise each
+//! commit would compile this crate and its tests again. The date is the commit's, so a build can be
+//! reproduced.
 
 #![allow(clippy::print_stdout, reason = "cargo reads it")]
 

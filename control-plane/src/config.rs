@@ -1,4 +1,4 @@
-//! Reads the `EndpointPickerConfig` file strictly, and gives an answer for each item.
+//! Reads an `EndpointPickerConfig` file strictly, and gives an answer for each item.
 //!
 //! Each item of a file is *implemented*, has *no effect* (with the reason), or is *refused* (with a
 //! substitute). Otherwise the file is invalid, and the error gives line, path and the nearest known
@@ -117,7 +117,7 @@ impl ConfigFile {
                 line = item.line,
                 item = item.path,
                 reason = item.reason,
-                "has no effect"
+                "an item of the configuration has no effect"
             );
         }
         let mut config = config.ok_or_else(|| report.complaints(&file))?;
@@ -627,7 +627,7 @@ mod tests {
             (
                 "disagg-profile-handler",
                 "decodeProfile: x, profiles: {decode: decode}",
-                "profiles.decode counts",
+                "profiles.decode is used instead",
             ),
             (
                 "disagg-profile-handler",

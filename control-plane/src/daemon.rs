@@ -33,7 +33,7 @@ use signals::SignalWatch;
 /// Runs the daemon until a signal stops it.
 ///
 /// # Errors
-/// [`FatalError`] says why the daemon could not start or had to stop.
+/// Returns [`FatalError`] if the daemon could not start or had to stop.
 pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
     let mut signals = SignalWatch::listen().map_err(FatalError::Signals)?;
     tracing::info!(version = VERSION, "starting");

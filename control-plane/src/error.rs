@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 /// The reason why the daemon could not start, or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum FatalError {
-    /// The command line is invalid, or a file that it names. The operator must change it.
+    /// The command line, or a file that it names, is invalid. The operator must change it.
     #[error("{0}")]
     Usage(String),
     /// A listener could not be opened.

@@ -36,8 +36,8 @@ use crate::state::reports::RequestReports;
 /// an autoscaler's interval of 15 s. Proxies report once a second.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// An endpoint that is not ready counts as starting for this long. An endpoint that takes longer is
-/// broken.
+/// The maximum time that an endpoint may take to start. An endpoint that is not ready after this
+/// time is broken.
 const STARTING_MAX: Duration = Duration::from_mins(15);
 
 /// The longest label with the models of a group, in bytes.
@@ -46,14 +46,14 @@ const MODELS_LABEL_BYTES_MAX: usize = 256;
 /// The signals of all pools.
 #[derive(Debug)]
 pub struct ScalingSignals {
-    /// The tables from which the signals are computed.
+    /// The goal for pools whose KEDA trigger sets no goal of its own.
     pub goal: ScalingGoal,
     inputs: ScalingInputs,
     began: Instant,
     pools: Mutex<BTreeMap<Arc<str>, RecordedTraffic>>,
 }
 
-/// The tables that the signals are made of.
+/// The tables from which the signals are computed.
 #[derive(Debug)]
 pub struct ScalingInputs {
     pub life: Arc<DaemonLife>,
@@ -70,7 +70,7 @@ pub type GroupKey = (ScalingRole, Arc<[Box<str>]>);
 #[derive(Debug, Default)]
 struct RecordedTraffic {
     groups: BTreeMap<GroupKey, GroupTraffic>,
-    /// The time when requests were last refused. With it, a pool without endpoints has a demand.
+    /// The time when requests were last refused. So a pool without endpoints has a demand.
     refused_at: Option<Instant>,
 }
 
@@ -141,7 +141,7 @@ fn work(
         speed: step.speed(member.id),
         requests: float(requests),
         prompts: float(prompts),
-        // If a configuration estimates outputs, tokens of decoding requests count here too.
+        // If a configuration estimates outputs, tokens of decoding requests are included here.
         uncached_tokens: if prompts > 0 {
             float(prefill_tokens)
         } else {
@@ -288,7 +288,7 @@ impl ScalingSignals {
     }
 }
 
-/// Returns the replicas that discovery knows but that are not ready yet, as the seconds that each
+/// For each replica that discovery knows but that is not ready yet, returns for how many seconds it
 /// has been starting.
 fn starting(discovery: &DiscoverySetup, pool: &str) -> Vec<f64> {
     let components = discovery.components.get(pool).into_iter().flatten();
@@ -310,8 +310,8 @@ fn starting(discovery: &DiscoverySetup, pool: &str) -> Vec<f64> {
 }
 
 /// Distributes the requests that proxies hold among the groups, in proportion to the arrivals of
-/// each. Groups that prefill and groups that decode are shared out separately, because each of them
-/// serves every request.
+/// each. The groups that prefill and the groups that decode each get all requests, because every
+/// request needs both.
 fn share(groups: &mut [EndpointGroup], held: f64) {
     for prefills in [true, false] {
         let mut of_stage: Vec<&mut EndpointGroup> = groups
@@ -331,7 +331,7 @@ fn share(groups: &mut [EndpointGroup], held: f64) {
     }
 }
 
-/// Completes the mix with the prompts in flight, where engines report no usage.
+/// Completes the mix with the prompts in flight, if engines report no usage.
 fn with_prompts(mix: RequestMix, endpoints: &[OutstandingWork]) -> RequestMix {
     if mix.prompt_tokens > 0.0 {
         return mix;
@@ -378,9 +378,9 @@ impl RecordedTraffic {
     }
 }
 
-/// The requests that arrived at a group. A pick names the endpoint that decodes. So prefill
-/// endpoints count the picks of endpoints with the same models, or of all endpoints if there are
-/// none.
+/// The requests that arrived at a group. A pick names the endpoint that decodes. So a prefill group
+/// gets the picks of the other groups with the same models, or of all other groups if no other
+/// group has these models.
 fn arrived(picked: &BTreeMap<GroupKey, u64>, key: &GroupKey) -> u64 {
     let (role, models) = key;
     if *role != ScalingRole::Prefill {

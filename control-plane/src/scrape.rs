@@ -4,6 +4,7 @@
 //!  watch<targets> ──▶ run: what is due ──▶ tasks: fetch ─▶ exposition ─▶ extract ──▶ run ──▶ mpsc<ScrapeEvent>
 //!  picks ───────────▶ (BusyHint)                                (pure)     (pure)    pace, restarts
 //! ```
+//! A *page* is the answer of an engine to a request for its metrics, in the Prometheus text format.
 //! One loop owns the state of all endpoints. Tasks only fetch and parse, each within a deadline.
 //! There is at most one task for each endpoint, and at most [`SCRAPES_IN_FLIGHT_MAX`] in total. The
 //! scraper stores no metrics. The pool decides by `observed_at` whether metrics are too old. A
@@ -49,12 +50,12 @@ use pace::{ScrapeOutcome, ScrapePace};
 /// occupy scrapes at any time, and working endpoints are still scraped in time.
 pub const SCRAPES_IN_FLIGHT_MAX: usize = 256;
 
-/// The queue length for hints. Further hints are dropped, because one hint in two seconds is enough
-/// for an endpoint.
+/// The maximum length of the queue of hints. Further hints are dropped, because one hint in two
+/// seconds is enough for an endpoint.
 const HINTS_MAX: usize = 1024;
 
-/// The time one scrape may take. A page that takes longer would be stale when it arrives. llm-d
-/// uses the same limit.
+/// The maximum time that one scrape may take. A page that takes longer would be stale when it
+/// arrives. llm-d uses the same limit.
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// The settings of a scraper.

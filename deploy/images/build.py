@@ -45,7 +45,7 @@ ARTIFACT = "switchpoint-artifact"
 
 
 class Missing(Exception):
-    """An input is not there."""
+    """An input is missing."""
 
 
 class Unfit(Exception):
@@ -75,8 +75,8 @@ class Source(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a node of one platform, such as `linux/arm64`, fetches of an image; "" stands for any platform. `name` is that of its SBOM.
-    Sizes in bytes: compressed is what a registry stores and a node downloads."""
+    """The part of an image for one platform, such as `linux/arm64`; "" means any platform. `name` is the name of the SBOM. Sizes are in
+    bytes; the compressed size is what a registry stores and a node downloads."""
 
     name: str
     platform: str
@@ -133,7 +133,7 @@ def inputs_of(options: argparse.Namespace, architecture: Architecture) -> Inputs
 
 
 def missing_inputs(inputs: Inputs, architecture: Architecture, native: bool) -> list[str]:
-    """What is missing, one line each, with the commands that bring it."""
+    """The missing inputs, one per line, with the commands that make them."""
     foreign = f"python3 deploy/images/cross.py linux/{architecture.name}"
     rust, wheel = ("make release", "make setup") if native else (foreign, foreign)
     rows = [("switchpointd", inputs.switchpointd, rust), ("switchpoint-migrate", inputs.migrate, rust)]
@@ -270,7 +270,7 @@ def build(options: argparse.Namespace) -> list[Built]:
 
 
 def last(options: argparse.Namespace) -> list[Built]:
-    """What the last run built."""
+    """The images that the last run built."""
     file = options.output / "images.json"
     if not file.is_file():
         raise Missing(f"{file} is missing: no images are built")

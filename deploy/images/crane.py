@@ -30,7 +30,8 @@ class Settings(NamedTuple):
 
 
 class Crane:
-    """`config`: the folder with the registries' credentials. The empty one of `registry` keeps crane from reading the user's."""
+    """`config`: the folder with the registries' credentials. `registry` has an empty one, so crane
+    does not read the user's credentials."""
 
     def __init__(self, binary: pathlib.Path, config: pathlib.Path | None = None):
         self.binary, self.config = binary, config

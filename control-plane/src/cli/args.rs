@@ -71,7 +71,7 @@ pub enum CliCommand {
     Register(Box<RegisterArgs>),
     /// List the instances that may get traffic, or watch them come and go.
     Instances(InstancesArgs),
-    /// Explain why a request goes to an endpoint, by the live state of a running daemon.
+    /// Explain why a request goes to an endpoint, with the live state of a running daemon.
     ///
     /// The file holds the body of a request, or a decision record (the field `decision` of the
     /// access log, with decision_log_one_in in the filter's configuration). A record has all inputs
@@ -118,12 +118,12 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub lease: LeaseArgs,
 
-    /// A file for what the next start needs (slots, generations, hash secret). Without it, proxies
-    /// lose their prefix state when the daemon restarts.
+    /// A file for the data that the next start needs (slots, generations, hash secret). Without it,
+    /// proxies lose their prefix state when the daemon restarts.
     #[arg(long, env = "SWITCHPOINT_SNAPSHOT_FILE", value_name = "FILE")]
     pub snapshot_file: Option<PathBuf>,
 
-    /// The gRPC listener that sends state to filters and EDS to Envoys.
+    /// Address of the gRPC listener that sends state to filters and EDS to Envoys.
     #[arg(
         long,
         env = "SWITCHPOINT_LISTEN_STATE",
@@ -132,8 +132,8 @@ pub struct ServeArgs {
     )]
     pub listen_state: SocketAddr,
 
-    /// The admin listener: /livez /readyz /metrics /debug/endpoints /debug/running /debug/state
-    /// /debug/config /debug/model /debug/scaling.
+    /// Address of the admin listener: /livez /readyz /metrics /debug/endpoints /debug/running
+    /// /debug/state /debug/config /debug/model /debug/scaling.
     #[arg(
         long,
         env = "SWITCHPOINT_LISTEN_ADMIN",
@@ -143,7 +143,7 @@ pub struct ServeArgs {
     pub listen_admin: SocketAddr,
 
     /// Address of a read-only listener for Prometheus, without TLS: usually 0.0.0.0:9091, or
-    /// `none`. It serves only /metrics, /livez and /readyz.
+    /// `none`. This listener serves only /metrics, /livez and /readyz.
     #[arg(long, env = "SWITCHPOINT_LISTEN_METRICS", value_name = "IP:PORT", default_value = "none", value_parser = listen)]
     pub listen_metrics: OptionalAddress,
 
@@ -188,9 +188,9 @@ pub struct ServeArgs {
 /// Latency prediction.
 #[derive(Clone, Debug, Args)]
 pub struct LatencyArgs {
-    /// Predict TTFT and TPOT of requests, so that their SLOs (x-slo-ttft-ms, x-slo-tpot-ms) count.
-    /// With the slo-aware-profile-handler every inference request must then have an SLO (else 400),
-    /// unless the handler has sloMissing: default. With any other handler no request needs one.
+    /// Predict TTFT and TPOT of requests, so that their SLOs (x-slo-ttft-ms, x-slo-tpot-ms) have an
+    /// effect. The slo-aware-profile-handler then answers 400 to an inference request without an
+    /// SLO, unless it has sloMissing: default. Other handlers accept requests without SLOs.
     #[arg(long, env = "SWITCHPOINT_LATENCY_PREDICTION")]
     pub latency_prediction: bool,
 
@@ -199,8 +199,8 @@ pub struct LatencyArgs {
     #[arg(long, env = "SWITCHPOINT_LATENCY_MODEL_FILE", value_name = "FILE")]
     pub latency_model_file: Option<PathBuf>,
 
-    /// Which headroom is best where the configuration has no strategy: least (or lowest), or most
-    /// (or highest).
+    /// Which headroom is best if the configuration has no strategy: least (or lowest), or most (or
+    /// highest).
     #[arg(long, env = STRATEGY_VARIABLE, value_name = "WHICH")]
     pub headroom_selection_strategy: Option<String>,
 }

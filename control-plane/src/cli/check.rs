@@ -353,7 +353,7 @@ fn value(reading: &PageReading, meaning: MetricMeaning) -> Option<String> {
     }
 }
 
-/// Whether the page has a series of that name.
+/// Whether the page has a series with that name.
 fn on_page(page: &[u8], name: &str) -> bool {
     page.split(|b| *b == b'\n').any(|line| {
         line.strip_prefix(name.as_bytes())

@@ -63,7 +63,7 @@ impl EtcdAccess {
     /// Reads the files and builds the configuration of an etcd client for the members `endpoints`.
     ///
     /// # Errors
-    /// The error names the file that cannot be read, or the option that is missing.
+    /// Fails if a file cannot be read, or an option is missing. The error names it.
     pub async fn config(self, endpoints: Vec<String>) -> Result<EtcdConfig, String> {
         let Self {
             prefix,

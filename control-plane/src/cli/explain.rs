@@ -2,8 +2,8 @@
 //!
 //! The daemon answers (`POST /debug/explain`) with the same exchange and scheduler as its proxies;
 //! the command sends the question and prints the answer. The daemon does not have the prefix index
-//! of the proxies. So it explains a fresh request as cached nowhere, and the answer says so. A
-//! decision record has the matches of its decision.
+//! of the proxies. So it explains a fresh request as if no endpoint had cached it, and the answer
+//! says so. A decision record contains the cached prefixes of its decision.
 
 mod answer;
 mod table;
@@ -25,7 +25,7 @@ use crate::scrape::http_client::{self, cause};
 /// JSON.
 pub const QUESTION_BYTES_MAX: usize = 64 << 20;
 
-/// How long the daemon may take to answer.
+/// The maximum time that the daemon may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// A question to the daemon: the body of `POST /debug/explain`.
@@ -40,7 +40,7 @@ pub struct ExplainRequest {
     #[arg(skip)]
     pub request: String,
 
-    /// Path of the request, which decides its API.
+    /// Path of the request, which determines its API.
     #[arg(long, value_name = "PATH", default_value = "/v1/chat/completions")]
     pub path: String,
 
@@ -68,7 +68,7 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
     pub admin: String,
 
-    /// The token of that listener, where the daemon has --admin-token-file.
+    /// A file with the token of that listener, if the daemon runs with --admin-token-file.
     #[arg(long, env = "SWITCHPOINT_ADMIN_TOKEN_FILE", value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
 
@@ -76,7 +76,8 @@ pub struct ExplainArgs {
     #[arg(long = "request", value_name = "FILE")]
     pub file: PathBuf,
 
-    /// The other parts of the question.
+    /// The other options of the request to explain: pool, path, headers, subset hint, endpoints to
+    /// leave out.
     #[command(flatten)]
     pub question: ExplainRequest,
 
@@ -97,7 +98,7 @@ fn header(text: &str) -> Result<(String, String), String> {
 /// Sends the question and returns the text to print.
 ///
 /// # Errors
-/// A sentence that says which file cannot be read, or what the daemon answered.
+/// Fails if a file cannot be read, or the daemon refuses the question or cannot be reached.
 pub async fn ask(args: ExplainArgs) -> Result<String, String> {
     let read = |path: &PathBuf| {
         let mut text = String::new();

@@ -30,14 +30,14 @@ use crate::scrape::http_client;
 /// How often the health of the registered process is checked.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a check may take.
+/// The maximum time that a check may take.
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How often the metadata of the registered process is read.
 const METADATA_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The process is not ready after this many failed checks in a row. A process may miss one check
-/// because of a garbage collection. The kubelet's default is three failures too.
+/// The number of failed checks in a row after which the process is not ready. A process may miss
+/// one check because of a garbage collection. The kubelet's default is three failures too.
 const PROBE_FAILURES_MAX: u32 = 3;
 
 /// The registry: exactly one of these.
@@ -128,7 +128,7 @@ pub struct RegisterArgs {
 
 // === instances ===
 
-/// Lists instances, and with `watch` keeps printing changes.
+/// Lists instances. With `watch`, prints changes until it is stopped.
 ///
 /// # Errors
 /// The error says which step failed.

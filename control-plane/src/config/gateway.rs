@@ -5,7 +5,7 @@ use super::schema::SchemaShape;
 use super::yaml::{self, YamlNode, YamlValue};
 use super::{ConfigReport, ItemStatus};
 
-/// The type of Envoy's filter, and the kind of Envoy Gateway's object.
+/// The type of Envoy's ext_proc filter, and the kind of Envoy Gateway's object for it.
 const FILTER: &str = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor";
 const POLICY: &str = "EnvoyExtensionPolicy";
 

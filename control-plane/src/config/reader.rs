@@ -1,8 +1,8 @@
-//! Reads a file: answers for each item and collects the configuration.
+//! Reads a file: gives an answer for each item, and collects the configuration.
 //!
 //! Every part of the reader needs this module: it has the report, and typed access to nodes. The
-//! parts are [`sections`] (driven by the table of the file's shape), [`plugins`] (declarations),
-//! [`profiles`], [`flow_control`], and [`scraping`] (engines' metrics).
+//! parts are [`sections`] (which follows the table of the file's shape), [`plugins`]
+//! (declarations), [`profiles`], [`flow_control`], and [`scraping`] (engines' metrics).
 
 use std::collections::BTreeSet;
 
@@ -100,7 +100,7 @@ impl ConfigReader {
             let (status, reason) = if counts {
                 (ItemStatus::Implemented, format!("the older name of {now}"))
             } else {
-                (ItemStatus::NoEffect, format!("{now} counts"))
+                (ItemStatus::NoEffect, format!("{now} is used instead"))
             };
             self.report.item(&path, line, status, reason);
         }

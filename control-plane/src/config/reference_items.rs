@@ -164,7 +164,7 @@ pub struct LlmdParameter {
     pub plugin_type: &'static str,
     /// The path of the parameter.
     pub way: &'static [&'static str],
-    /// The values that ask for the behaviour that Switchpoint always has, in lower case without
+    /// The values that request the behaviour that Switchpoint always has, in lower case without
     /// hyphens.
     pub usual: &'static [&'static str],
     /// The answer for other values.

@@ -10,7 +10,7 @@ use super::yaml::{YamlKey, YamlNode, YamlValue};
 /// The maximum number of names listed for an unknown name without a near match.
 const NAMES_LISTED_MAX: usize = 12;
 
-/// The output of `check`. The daemon also uses it to decide whether it can use a file.
+/// The output of `check`. By the same report the daemon decides whether it uses a file.
 #[derive(Debug, Default, Serialize)]
 pub struct ConfigReport {
     /// The answer for each item, in the order of the file.
@@ -76,7 +76,7 @@ impl<'n> LocatedNode<'n> {
         }
     }
 
-    /// The value of a key. An empty value counts as absent.
+    /// The value of a key; `None` if the value is empty.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Self> {
         Some(self.child(name, self.node.get(name)?))

@@ -1,5 +1,5 @@
-//! The status of a pool's configuration: the current one and its start, and the reason why newer
-//! content of the file is not used.
+//! The status of a pool's configuration: the current configuration, its start, and the reason why
+//! newer content of the file is not used.
 
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -127,7 +127,7 @@ impl YamlNode {
         }
     }
 
-    /// The value of a key. An empty value counts as absent, as usual for configuration files.
+    /// The value of a key; `None` if the value is empty, as usual for configuration files.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Self> {
         let found = self

@@ -22,13 +22,13 @@ mod renewal;
 
 use renewal::{TlsPair, WantedCertificate, renew};
 
-/// How often the Secrets are read: a certificate of a day is renewed in time, too.
+/// How often the Secrets are read. Even a certificate that is valid for one day is renewed in time.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3_600);
 
-/// How soon they are read again if one could not be read or written.
+/// How soon the Secrets are read again if one could not be read or written.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The annotation by which the chart knows the age of a certificate, in days since 1970.
+/// The annotation with the day when a certificate was made, in days since 1970. The chart reads it.
 const MADE_ON_DAY: &str = "switchpoint/made-on-day";
 
 /// Renewal of certificates in Kubernetes.
@@ -36,7 +36,7 @@ const MADE_ON_DAY: &str = "switchpoint/made-on-day";
 pub struct RenewalArgs {
     /// While this daemon leads, renew the certificate in this Secret (`tls.crt`, `tls.key`,
     /// `ca.crt`) when less than a third of its time is left. The new certificate has these DNS
-    /// names. The Helm chart sets it.
+    /// names. The Helm chart sets this option.
     #[arg(
         long,
         env = "SWITCHPOINT_RENEW_CERTIFICATES",
@@ -46,7 +46,8 @@ pub struct RenewalArgs {
     )]
     pub renew_certificates: Vec<RenewedSecret>,
 
-    /// The Secret with the CA that signs them (`tls.crt`, `tls.key`), as the Helm chart makes it.
+    /// The Secret with the CA that signs the new certificates (`tls.crt`, `tls.key`), as the Helm
+    /// chart makes it.
     #[arg(
         long,
         env = "SWITCHPOINT_RENEW_CERTIFICATES_CA",
@@ -66,7 +67,7 @@ pub struct RenewalArgs {
     pub renew_certificates_days: u64,
 }
 
-/// A Secret whose certificate is renewed, and the DNS names of that.
+/// A Secret whose certificate is renewed, and the DNS names of the certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RenewedSecret {
     secret: SecretName,
@@ -88,7 +89,7 @@ impl RenewalArgs {
     /// Connects to Kubernetes, if there is something to renew.
     ///
     /// # Errors
-    /// [`FatalError::Usage`] if there is no configuration of Kubernetes.
+    /// Returns [`FatalError::Usage`] if there is no client configuration for Kubernetes.
     pub async fn connect(self) -> Result<Option<CertificateRenewal>, FatalError> {
         let Some(ca) = self.renew_certificates_ca else {
             return Ok(None);
@@ -124,7 +125,7 @@ impl FromStr for RenewedSecret {
 // === impl CertificateRenewal ===
 
 impl CertificateRenewal {
-    /// Looks after the certificates until `shutdown`.
+    /// Renews certificates when they are due, until `shutdown`.
     pub async fn run(self, mut shutdown: Shutdown) {
         loop {
             let mut next = CHECK_INTERVAL;
@@ -133,7 +134,7 @@ impl CertificateRenewal {
                     Ok(true) => tracing::info!(secret = %leaf.secret, "renewed a certificate"),
                     Ok(false) => {}
                     Err(why) => {
-                        tracing::error!(secret = %leaf.secret, why, "cannot look after a certificate now");
+                        tracing::error!(secret = %leaf.secret, why, "cannot check or renew a certificate now");
                         next = RETRY_INTERVAL;
                     }
                 }
@@ -145,8 +146,8 @@ impl CertificateRenewal {
         }
     }
 
-    /// Renews the certificate in that Secret if it is due. Reads the CA in any case, so that
-    /// missing rights show before they are needed.
+    /// Renews the certificate in a Secret if it is due. Reads the CA in any case, so that missing
+    /// rights show before they are needed.
     async fn check(&self, leaf: &RenewedSecret) -> Result<bool, String> {
         let of_ca = |why: String| format!("{}: {why}", self.ca);
         let authority = self.secrets.read(&self.ca).await.map_err(of_ca)?;

@@ -92,7 +92,7 @@ impl LeadingDaemon {
         })
     }
 
-    /// Looks after certificates until the term ends.
+    /// Renews certificates when they are due, until the term ends.
     pub(super) fn renew_certificates(&mut self, renewal: CertificateRenewal) {
         let stop = self.group.shutdown.clone();
         self.group.spawn("certificates", renewal.run(stop));
@@ -110,7 +110,7 @@ impl LeadingDaemon {
         self.group.stop().await;
     }
 
-    /// Stops leading without writing the snapshot file again. If this process stood still for long,
+    /// Stops leading without writing the snapshot file again. If this process was paused for long,
     /// the next leader has already written the file.
     pub async fn lose(self) {
         if let Some(snapshot) = &self.snapshot {
@@ -120,7 +120,7 @@ impl LeadingDaemon {
     }
 }
 
-/// Begins to lead with the files of the previous leader. Returns the snapshot of that leader.
+/// Begins a term with the files of the previous leader. Returns the snapshot of that leader.
 async fn begin_term(standby: &StandbyDaemon) -> Option<SavedState> {
     let life = &standby.shared.life;
     let found = standby.snapshot.as_ref().and_then(|file| file.load());

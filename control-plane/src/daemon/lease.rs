@@ -140,7 +140,7 @@ impl LeaderLease {
     /// Stands by until this daemon holds the lease.
     ///
     /// # Errors
-    /// Returns [`FatalError::CampaignEnded`] when the campaign ended without the lease.
+    /// Returns [`FatalError::CampaignEnded`] if the campaign ended without the lease.
     pub async fn won(&mut self) -> Result<(), FatalError> {
         self.leads
             .wait_for(|leads| *leads)
@@ -151,7 +151,7 @@ impl LeaderLease {
 
     /// Waits for the lease to be lost.
     pub async fn lost(&mut self) {
-        let _ = self.leads.wait_for(|leads| !*leads).await; // an ended campaign does not renew the lease, so it counts as lost
+        let _ = self.leads.wait_for(|leads| !*leads).await; // an ended campaign does not renew the lease, so it is lost
     }
 
     /// Releases the lease, so that another daemon need not wait for it to expire.
@@ -164,7 +164,7 @@ impl LeaderLease {
 /// Stands by until this daemon holds `lease`; without one it leads at once.
 ///
 /// # Errors
-/// Returns [`FatalError::CampaignEnded`] when the campaign ended without the lease.
+/// Returns [`FatalError::CampaignEnded`] if the campaign ended without the lease.
 pub async fn won(lease: &mut Option<LeaderLease>) -> Result<(), FatalError> {
     match lease {
         Some(lease) => lease.won().await,

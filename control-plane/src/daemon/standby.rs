@@ -85,7 +85,8 @@ impl StandbyDaemon {
     ///
     /// # Errors
     /// Returns [`FatalError::Usage`] if pools, sources or files are invalid, or if a listener would
-    /// be exposed without protection. [`FatalError::Listen`] if a listener cannot be opened.
+    /// be exposed without protection. Returns [`FatalError::Listen`] if a listener cannot be
+    /// opened.
     pub async fn start(args: ServeArgs) -> Result<Self, FatalError> {
         for warning in exposure::check(&args).map_err(FatalError::Usage)? {
             tracing::warn!("{warning}");
@@ -160,7 +161,7 @@ impl StandbyDaemon {
     /// Begins to lead, and serves state before it returns.
     ///
     /// # Errors
-    /// [`FatalError`] says why the daemon cannot lead.
+    /// Returns [`FatalError`] if the daemon cannot lead.
     pub async fn lead(&self) -> Result<LeadingDaemon, FatalError> {
         LeadingDaemon::begin(self).await
     }
@@ -202,7 +203,7 @@ impl StandbyDaemon {
             let server = self.ext_proc.as_ref();
             server.map_or(0, |server| server.streams().open())
         };
-        tracing::info!(open = open(), wait = ?replies, "waiting for the replies that pass through this daemon");
+        tracing::info!(open = open(), wait = ?replies, "waiting until the replies that pass through this daemon end");
         let ended = async {
             while open() > 0 {
                 tokio::time::sleep(REPLY_POLL_INTERVAL).await;

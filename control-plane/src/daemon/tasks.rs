@@ -33,7 +33,7 @@ impl TaskGroup {
         }
     }
 
-    /// Starts a task of this name.
+    /// Starts a task with this name.
     pub fn spawn(
         &mut self,
         name: &'static str,
@@ -54,7 +54,7 @@ impl TaskGroup {
         }
     }
 
-    /// Stops all tasks; abandons those that take longer than [`SHUTDOWN_DEADLINE`].
+    /// Stops all tasks. Abandons tasks that take longer than [`SHUTDOWN_DEADLINE`].
     pub async fn stop(mut self) {
         self.trigger.pull();
         let all = async { while self.tasks.join_next().await.is_some() {} };

@@ -13,15 +13,17 @@ use crate::state::peer::Origin;
 
 use super::latency::{ObservationCounts, PredictedTarget, PredictionComparison, PredictionScore};
 
-/// Queue length of a pool's learner, in messages: enough for the messages of a few hundred proxies
-/// during one training.
+/// The maximum queue length of a pool's learner, in messages. A few hundred proxies do not send
+/// more during one training.
 pub(super) const MESSAGES_MAX: usize = 1_024;
 
-/// Room for further messages of origins that have at most [`FEW_MESSAGES`] in the queue. So an
-/// origin that fills the queue takes no room from the others.
+/// The number of further messages that the queue takes, only from origins with fewer than
+/// [`FEW_MESSAGES`] messages in the queue. So an origin that fills the queue takes no room from
+/// other origins.
 const RESERVED_MESSAGES: usize = 256;
 
-/// An origin with at most this many messages has few: those of some proxies during one training.
+/// An origin with fewer queued messages than this may use the reserved room. Some proxies send
+/// about as many during one training.
 const FEW_MESSAGES: usize = 16;
 
 /// The learners of all pools: their queues and reports.
@@ -43,7 +45,7 @@ struct LearnerHandle {
     page: Arc<Mutex<LearnerReport>>,
 }
 
-/// A message of a proxy process to a learner.
+/// A message from a proxy process to a learner.
 #[derive(Debug)]
 pub enum LearnerMessage {
     /// Observations of finished requests.
@@ -104,9 +106,9 @@ pub struct LearnerReport {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LearnedEndpoint {
-    /// The time of a prefill, as a multiple of an average endpoint's.
+    /// The time of a prefill relative to an average endpoint.
     pub prefill_time: Option<f32>,
-    /// The time of a decode step, as a multiple of an average endpoint's.
+    /// The time of a decode step relative to an average endpoint.
     pub decode_time: Option<f32>,
     /// Prompt tokens of finished requests whose usage reports cached tokens.
     pub prompt_tokens: u64,
@@ -171,8 +173,8 @@ impl LearnerDirectory {
         }
     }
 
-    /// Queues the learned models of a proxy, if the learner of the pool wants any. Never waits. If
-    /// the queue is full, the models of the next proxy are taken.
+    /// Queues the learned models from a proxy, if the pool's learner wants any. Never waits. If the
+    /// queue is full, the learner waits for the models of the next proxy.
     pub fn enqueue_models(&self, origin: &Origin, models: state::LearnedModels) {
         let Some(learner) = self.pools.get(models.pool.as_str()) else {
             return;
@@ -188,7 +190,7 @@ impl LearnerDirectory {
         }
     }
 
-    /// The report of a pool's learner; at most a second old.
+    /// The report of a pool's learner, at most a second old.
     #[must_use]
     pub fn report(&self, pool: &str) -> Option<LearnerReport> {
         self.pools.get(pool).map(|learner| {
@@ -230,7 +232,8 @@ impl QueueShares {
         self.queued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts one more message of the origin; false if its share of the queue is used up.
+    /// Counts one more message from the origin. Returns false if the origin's share of the queue is
+    /// used up.
     fn enter(&self, origin: &Origin) -> bool {
         let mut queued = self.lock();
         let all: usize = queued.values().sum();

@@ -8,8 +8,8 @@
 //! ```
 //! The step model is always learned, because the default policy picks by it. Latencies are
 //! predicted only with `--latency-prediction`. A task owns its learners, so training does not delay
-//! the rest of the daemon, nor the reverse. Messages that arrive during a training wait in a
-//! bounded queue. When the queue is full, they are dropped and counted.
+//! the rest of the daemon, and the rest does not delay training. Messages that arrive during a
+//! training wait in a bounded queue. When the queue is full, messages are dropped and counted.
 
 use std::sync::Arc;
 

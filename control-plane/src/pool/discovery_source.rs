@@ -138,7 +138,7 @@ enum ApiVersion {
 /// Opens a discovery source without waiting for its backend. Must be called in a Tokio runtime.
 ///
 /// # Errors
-/// The error says which setting is invalid.
+/// Fails if a setting is invalid, or if the client configuration for Kubernetes is missing.
 pub async fn open(
     source: DiscoverySource,
     local: LocalAddresses,
@@ -256,7 +256,7 @@ fn follow<B: Backend>(
             |status| status.warning.clone(),
             move |warning| {
                 if let Some(why) = warning {
-                    tracing::warn!(component, why, "discovery continues with a limitation");
+                    tracing::warn!(component, why, "discovery continues without some data");
                 }
             },
         ));

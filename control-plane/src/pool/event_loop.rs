@@ -28,8 +28,8 @@ const AGEING_INTERVAL: Duration = Duration::from_millis(100);
 /// interval of messages to a proxy, so that it adds little to the age of metrics.
 const METRICS_PUBLISH_INTERVAL: Duration = Duration::from_millis(25);
 
-/// Scrape events that may wait: one for each endpoint of a pool. A full queue slows the scraper
-/// down.
+/// The maximum number of scrape events that wait: one for each endpoint of a full pool. A full
+/// queue slows the scraper down.
 pub const SCRAPE_EVENTS_MAX: usize = 1024;
 
 /// Reports to the event loop of a pool the slots and generations that the previous leader assigned.
@@ -67,14 +67,15 @@ pub struct PoolFeed {
 // === impl AdoptionSender ===
 
 impl AdoptionSender {
-    /// A channel to a pool. A daemon adopts once per term, so a channel of one place is enough.
+    /// Creates a channel to a pool. The channel has one place, because a daemon adopts endpoints
+    /// only once per term.
     #[must_use]
     pub fn channel() -> (Self, mpsc::Receiver<Adoption>) {
         let (sender, receiver) = mpsc::channel(1);
         (Self(sender), receiver)
     }
 
-    /// Gives the endpoints of the pool these slots and generations; returns when the pool has
+    /// Gives the endpoints of the pool these slots and generations. Returns when the pool has
     /// published them.
     pub async fn adopt(&self, endpoints: Vec<(EndpointRef, Instance)>) {
         let (done, published) = oneshot::channel();
@@ -268,7 +269,7 @@ impl LastPublished {
                 UNCONFIRMED_MAX.as_secs()
             ),
             None if before > 0 => {
-                tracing::info!(pool, endpoints, "no endpoint is unconfirmed any more");
+                tracing::info!(pool, endpoints, "discovery confirms all endpoints again");
             }
             _ => {}
         }

@@ -8,8 +8,8 @@ use scheduler::EndpointMetrics;
 
 use crate::scrape::BASE_MODELS_MAX;
 
-/// The maximum number of bytes of model names in one pool. Each set of names counts once. As for
-/// objects, this is a quarter of the largest message to a proxy.
+/// The maximum number of bytes of model names in one pool. Equal sets of names are counted once.
+/// The limit is a quarter of the largest message to a proxy, as for objects.
 pub const MODEL_NAMES_BYTES_MAX: usize = 1 << 20;
 
 /// The attribute with the maximum number of requests that an engine runs at once (`max_num_seqs` of

@@ -32,7 +32,7 @@ pub struct PoolMember {
     /// The time when the variant of [`Self::metrics`] last changed.
     pub since: SystemTime,
     pub(super) observed_at: Option<Instant>,
-    /// The prompt tokens that its engine has computed, as last scraped.
+    /// The prompt tokens that the engine has computed since it started, as last scraped.
     pub computed_tokens: Option<u64>,
 }
 
@@ -70,8 +70,8 @@ pub enum Absence {
     NoFreeSlot,
     /// The names of its models exceed the limit of the pool.
     TooManyModels,
-    /// Discovery does not confirm that it is ready, and it does not answer its scrapes or has been
-    /// unconfirmed for too long.
+    /// Discovery does not confirm that the endpoint is ready, and the endpoint does not answer its
+    /// scrapes or has been unconfirmed for too long.
     Unconfirmed,
 }
 

@@ -9,12 +9,12 @@
 //! ```
 //! `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite` objects, in any number of
 //! files and documents, are read as strictly as a configuration. A pool takes the objects whose
-//! `poolRef` names its `InferencePool`, or the pool itself if it has none. Objects that name no
-//! pool of this daemon have no effect; the daemon warns about them.
+//! `poolRef` names its `InferencePool`, or the pool itself if it has no InferencePool. Objects that
+//! name no pool of this daemon have no effect; the daemon warns about them.
 //!
-//! If two objects have the same name, the older one counts. A file does not give the age of an
-//! object, so `metadata.creationTimestamp` counts if it is set. Objects without it count as younger
-//! than objects with it, in the order of files (by name) and documents.
+//! If two objects have the same name, the older one is used. The age is that of
+//! `metadata.creationTimestamp`. In files, objects may lack it: they are younger than all others,
+//! and ordered by file name and document.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -61,10 +61,10 @@ pub struct ObjectsSource {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolObject {
     pub name: String,
-    /// The namespace of the object; empty when not given.
+    /// The namespace of the object, or empty if the object has none.
     pub namespace: String,
     pub pool: String,
-    /// The creation time of the object in the format of Kubernetes; `None` when not given.
+    /// The creation time of the object in the format of Kubernetes, if given.
     pub created: Option<String>,
     /// The content of the object.
     pub body: ObjectBody,
@@ -99,7 +99,7 @@ pub struct ObjectSelection {
     pub pool: PoolName,
     /// The names of all pools of the daemon.
     pub served: Arc<[PoolName]>,
-    /// Whether a model that neither an object nor metadata names is unknown, even without any
+    /// If true, only models that an object or metadata names are known, even if there is no
     /// InferenceModel.
     pub strict_models: bool,
 }
@@ -232,7 +232,7 @@ impl ObjectsFile {
     /// Follows the objects in a namespace of Kubernetes. The cluster need not be reachable.
     ///
     /// # Errors
-    /// The error says which part of the access to the cluster is missing.
+    /// Fails if the client configuration for Kubernetes is missing.
     pub async fn in_cluster(
         kube_namespace: String,
         pool: Arc<str>,

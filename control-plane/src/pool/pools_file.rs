@@ -10,7 +10,7 @@
 //! - {name: mixtral, inferencePool: {namespace: prod, name: mixtral}, objectsKubernetes: true}
 //! ```
 //! The file is read once, at start, because adding or removing a pool changes Envoy's configuration
-//! anyway. The files that it names are read again when they change. Relative paths start at the
+//! anyway. The files named in it are read again when they change. Relative paths start at the
 //! daemon's working directory, as on the command line.
 
 use std::collections::BTreeSet;
@@ -99,7 +99,7 @@ enum ObjectsKubernetes {
 /// Reads the file at `path`. `given` is used for pools that set no objects of their own.
 ///
 /// # Errors
-/// The error says which entry is invalid and why.
+/// Fails if the file cannot be read or an entry is invalid.
 pub async fn read(path: &Path, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
     let text = discovery::file_watcher::read(path)
         .await

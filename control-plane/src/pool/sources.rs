@@ -84,7 +84,7 @@ fn without_components(changes: SetChanges) -> FollowedEndpoints {
 /// one server with several addresses.
 ///
 /// # Errors
-/// [`FatalError::Usage`] says why the name cannot be used.
+/// Returns [`FatalError::Usage`] if the name cannot be used.
 pub async fn resolve(given: &str) -> Result<SocketAddr, FatalError> {
     let unusable = |why: String| FatalError::Usage(format!("endpoint {given:?}: {why}"));
     if !given
@@ -97,7 +97,8 @@ pub async fn resolve(given: &str) -> Result<SocketAddr, FatalError> {
         .await
         .map_err(|e| unusable(e.to_string()))?;
     let all: BTreeSet<SocketAddr> = found.collect();
-    // The IPv4 and IPv6 loopback addresses are the same server, so IPv6 counts only without IPv4.
+    // The IPv4 and IPv6 loopback addresses are the same server, so the IPv6 address is used only
+    // without an IPv4 address.
     let has_ipv4 = all.iter().any(SocketAddr::is_ipv4);
     let wanted: Vec<SocketAddr> = all
         .into_iter()

@@ -52,7 +52,7 @@ impl PoolTask {
     /// reported.
     ///
     /// # Errors
-    /// [`FatalError::Usage`] says what is invalid.
+    /// Returns [`FatalError::Usage`] if a file or a setting is invalid.
     pub async fn prepare(
         source: PoolSource,
         endpoints: FollowedEndpoints,
@@ -84,9 +84,9 @@ impl PoolTask {
             objects: found,
             objects_file: objects.as_ref().map(|file| file.described().into()),
             staleness_max: scrape.staleness_max,
-            // The first generation is random. A daemon uses only thousands of the 2^32 values. So
-            // no two starts, and no two daemons with one lease, give the same slot and generation
-            // to different endpoints.
+            // The first generation is random, and a daemon uses only thousands of the 2^32 values.
+            // So two starts, or two daemons with one lease, practically never give the same slot
+            // and generation to different endpoints.
             generation_first: rand::random(),
         });
         pool.set_config_text(compiled.text);

@@ -41,8 +41,8 @@ use crate::scrape::ScrapeEvent;
 /// still name it in a retry.
 pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
 
-/// The time to wait for the acknowledgement of a removal. A proxy that is silent for this long has
-/// lost its stream, or will get the whole state again.
+/// The maximum time to wait for the acknowledgement of a removal. A proxy that is silent for this
+/// long has lost its stream, or will get the whole state again.
 pub const ACK_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The writer of a pool. The writer is synchronous, and the caller passes the time.

@@ -39,7 +39,7 @@ impl ScalingRequest {
     /// needs no pool name.
     ///
     /// # Errors
-    /// The error names the key that is missing or invalid.
+    /// Fails if a key is missing or invalid. The error names the key.
     pub fn read<'p>(
         metadata: &BTreeMap<String, String>,
         goal: &ScalingGoal,
@@ -104,7 +104,7 @@ impl ScalingRequest {
     /// The group of the trigger among those of its pool; `None` if the pool has no endpoints.
     ///
     /// # Errors
-    /// The error says that several groups match, or none.
+    /// Fails if no group matches, or several do.
     pub fn group<'g>(
         &self,
         groups: &'g [EndpointGroup],

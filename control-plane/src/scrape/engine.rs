@@ -1,11 +1,11 @@
 //! Metric names by engine: a built-in table, and the configuration that adds to it.
 //!
-//! The engine of an endpoint comes from its label [`ENGINE_LABEL`] (or the older
-//! [`ENGINE_LABEL_OLDER`]). Without a label it is the default engine. A meaning has several metric
-//! names in order of preference, newest first. The first name found on a page is used. The scale of
-//! KV-cache utilization is configured, because it cannot be guessed from a value: 0.5 may be half
-//! full or half a per cent. A configured engine replaces the built-in engine of this name. Its
-//! format is that of `engineConfigs` of llm-d's `core-metrics-extractor`.
+//! An endpoint names its engine by the label [`ENGINE_LABEL`] (or the older
+//! [`ENGINE_LABEL_OLDER`]). Without a label, the endpoint has the default engine. A meaning has
+//! several metric names in order of preference, newest first. The first name found on a page is
+//! used. The scale of KV-cache utilization is configured, because it cannot be guessed from a
+//! value: 0.5 may be half full or half a per cent. A configured engine replaces the built-in engine
+//! with the same name. Its format is that of `engineConfigs` of llm-d's `core-metrics-extractor`.
 
 mod built_in;
 mod config;
@@ -38,17 +38,20 @@ pub const METRICS_MAX: usize = 64;
 pub enum MetricMeaning {
     /// A number of the scheduler's table. The definition says how several series become one number.
     Number(&'static MetricDefinition),
-    /// LoRA adapters, in labels. The value is a timestamp, and the newest series counts.
+    /// LoRA adapters, in labels. The value is a timestamp, and the newest series is used.
     Lora,
-    /// Start of the process, in Unix seconds. If there are several series, the newest counts.
+    /// Start of the process, in Unix seconds. If there are several series, the latest start is
+    /// used.
     ProcessStart,
-    /// A counter, which only grows while the engine runs. Several series are added.
+    /// A counter, which only grows while the engine runs. The values of several series are added.
     Counter,
-    /// The prompt tokens of all requests, a counter. Several series are added.
+    /// The prompt tokens of all requests, a counter. The values of several series are added.
     PromptTokens,
-    /// The prompt tokens that the engine had in its prefix cache, a counter like the last.
+    /// The prompt tokens that the engine had in its prefix cache, a counter like
+    /// [`Self::PromptTokens`].
     CachedTokens,
-    /// A configured metric, by its position. If there are several series, the last one counts.
+    /// A configured metric, by its position in the sorted keys. If there are several series, the
+    /// last one is used.
     Custom(usize),
 }
 
@@ -122,7 +125,7 @@ pub enum InvalidEngine {
     UnknownDefault(String),
 }
 
-/// Reported by every process that uses a Prometheus client library, except Python's in
+/// Every process with a Prometheus client library reports this metric, except Python in
 /// multi-process mode (SGLang, vLLM with several API servers).
 const PROCESS_START: &str = "process_start_time_seconds";
 
@@ -186,8 +189,8 @@ impl EngineTable {
         all
     }
 
-    /// Returns the engine of an endpoint with these labels. A label with an unknown engine counts
-    /// as absent.
+    /// Returns the engine of an endpoint with these labels. A label with an unknown engine is
+    /// ignored.
     #[must_use]
     pub fn of_labels(&self, labels: &[(Box<str>, Box<str>)]) -> Arc<EngineSpec> {
         let value = |key: &str| labels.iter().find(|(k, _)| &**k == key).map(|(_, v)| &**v);

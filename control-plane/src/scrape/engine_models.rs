@@ -24,12 +24,12 @@ pub(super) const MODELS_BYTES_MAX: usize = 1024 * 1024;
 /// [`READ_AFTER`].
 pub(super) const MODELS_DEADLINE: Duration = Duration::from_millis(300);
 
-/// How long a list counts as current. Adapters come and go without a restart. Until the list is
+/// How long a list is considered current. Adapters come and go without a restart. Until the list is
 /// read again, a new adapter is served only where requests use it.
 const READ_AFTER: Duration = Duration::from_secs(10);
 
-/// How soon a list is read again that lacks an adapter in use. Reading it at once would mean
-/// reading it with every page, if the engine does not list its adapters.
+/// How soon a list is read again if it lacks an adapter in use. If the engine does not list all its
+/// adapters, reading the list at once would mean reading it with every scrape.
 const READ_SOON: Duration = Duration::from_secs(1);
 
 /// The maximum number of names of a base model, and the maximum length of a name in bytes. The

@@ -1,15 +1,15 @@
-//! Parser of the Prometheus text exposition: bytes in, samples out. The parser does no I/O.
+//! Parser of the Prometheus text format: bytes in, samples out. The parser does no I/O.
 //!
 //! No library has all that a scraper of model servers needs. This parser takes chunks as they
-//! arrive, and borrows data from the chunks. Of an unwanted sample the parser reads only the name
-//! (nine in ten lines of an engine's page are histogram buckets). The parser stops at the line
-//! after the last wanted family. A bad line is skipped and counted; the rest of the page is still
-//! read.
+//! arrive, and borrows data from the chunks. The parser reads only the name of an unwanted sample,
+//! because nine in ten lines of an engine's page are histogram buckets. The parser stops at the
+//! line after the last wanted family. A bad line is skipped and counted; the rest of the page is
+//! still read.
 //!
 //! The parser reads the text format 0.0.4, UTF-8 names in quotes (`{"name",label="x"} 1`), and the
-//! sample lines of OpenMetrics (exemplars are dropped, `# EOF` counts as a comment). Bytes that are
-//! not UTF-8 are passed on unchanged. Comments, HELP and TYPE are skipped: the engine table decides
-//! the meaning of a family.
+//! sample lines of OpenMetrics (exemplars are dropped, `# EOF` is a comment). Bytes that are not
+//! UTF-8 are passed on unchanged. Comments, HELP and TYPE are skipped: the engine table decides the
+//! meaning of a family.
 //!
 //! Invariant: the division of the bytes into chunks changes neither the samples nor the counts.
 
@@ -40,9 +40,10 @@ pub enum LineInterest {
 
 /// Receives the samples of a page.
 pub trait SampleVisitor {
-    /// Returns whether a sample of this name is wanted. Called once for each sample line, in order.
+    /// Returns whether a sample with this name is wanted. Called once for each sample line, in
+    /// order.
     fn interest(&mut self, name: &[u8]) -> LineInterest;
-    /// Receives a well-formed sample of a wanted name.
+    /// Receives a well-formed sample with a wanted name.
     fn sample(&mut self, sample: &MetricSample<'_>);
 }
 
@@ -58,7 +59,7 @@ pub enum ParseProgress {
 /// Counts of the lines of a page that are not blank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LineCounts {
-    /// The number of all lines, comments included.
+    /// The number of all lines, including comments.
     pub read: u64,
     /// The number of skipped lines: malformed, or longer than [`LINE_BYTES_MAX`].
     pub skipped: u64,

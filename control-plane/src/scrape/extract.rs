@@ -1,4 +1,4 @@
-//! Reads the numbers of an engine from the samples of a page, without I/O.
+//! Computes an engine's metrics from the samples of one scraped page. Does no I/O.
 //!
 //! A value that is missing or invalid (NaN, infinite, negative, a share above one) is unknown:
 //! `None`, never zero and never the previous value. One engine process may have several series of a
@@ -28,10 +28,10 @@ static LOAD_METRICS: [&MetricDefinition; 3] =
 /// (and would lose precision as `f32`).
 const REQUESTS_MAX: f64 = 1e7;
 
-/// A utilization may exceed 1 by this much because of rounding, and still counts as full.
+/// A utilization may exceed 1 by this much because of rounding, and still means full.
 const UTILIZATION_ROUNDING: f64 = 0.01;
 
-/// If the start time of the process changes by more than this, in seconds, it is another process.
+/// If the start time of the process changes by more than this, in seconds, another process answers.
 /// Client libraries round within this range.
 const PROCESS_START_TOLERANCE_S: f64 = 0.5;
 
@@ -67,7 +67,7 @@ pub struct Extraction<'e> {
     /// Metrics whose name has been read.
     present: FamilySet,
     base_model: BaseModel,
-    /// Reading stops when these are complete. `None` means to read to the end of the page.
+    /// Reading stops when these families are complete. `None` means to read to the end of the page.
     until: Option<FamilySet>,
     last_name: Vec<u8>,
     last: FamilySet,
@@ -102,7 +102,7 @@ struct SeriesValues {
 }
 
 impl PageReading {
-    /// Whether the page has any load metric.
+    /// Whether the page has a load metric.
     #[must_use]
     pub fn says_load(&self) -> bool {
         LOAD_METRICS
@@ -140,7 +140,7 @@ impl PageReading {
 
 impl<'e> Extraction<'e> {
     /// Creates a reader that stops when the families in `until` are complete. With `None` or an
-    /// empty set it reads to the end of the page.
+    /// empty set, the reader goes on to the end of the page.
     #[must_use]
     pub(super) fn new(engine: &'e EngineSpec, until: Option<FamilySet>) -> Self {
         let cells = engine

@@ -11,7 +11,7 @@
 //! The filter saves more work at the engine than at the daemon: writing a whole page costs the
 //! engine's API server fifty times the CPU time of the needed families. A restart of the engine
 //! resets this state. `prometheus_client` in multi-process mode (SGLang, or vLLM with several API
-//! servers) returns an empty answer to a filter. `Whole` is for those servers. Redirects are not
+//! servers) returns an empty answer to a filter. `Whole` exists for such servers. Redirects are not
 //! followed, and proxies from the environment are not used, so the page comes from the endpoint
 //! itself.
 
@@ -35,7 +35,7 @@ use super::target::ScrapeTarget;
 /// waste memory bandwidth (nothing is stored).
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// The rest of a page after its last wanted family is read if it has at most this many bytes.
+/// The maximum length of the rest of a page, after the last wanted family, that is still read.
 /// Reading that much to keep the connection is cheaper than a new TCP connection.
 const DRAIN_BYTES_MAX: usize = 64 * 1024;
 
@@ -73,13 +73,13 @@ pub enum FailReason {
     /// A compressed answer, although the request did not allow that.
     #[error("answered in a content encoding that was not requested")]
     Encoding,
-    /// A page longer than [`PAGE_BYTES_MAX`].
+    /// The page is longer than [`PAGE_BYTES_MAX`].
     #[error("page longer than {PAGE_BYTES_MAX} bytes")]
     TooLarge,
     /// The connection ended in the middle of the answer, or the answer was not HTTP.
     #[error("answer broke off: {0}")]
     Broken(Box<str>),
-    /// A page without any load metric of the engine.
+    /// The page has no load metric of the engine.
     #[error("no load metric of the engine on the page: is the engine label correct?")]
     NoMetrics,
 }
@@ -87,7 +87,8 @@ pub enum FailReason {
 /// How to request metrics from an endpoint, learned from its answers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FetchHabit {
-    /// The time since when the whole page is requested. `None` means that the filter is used.
+    /// The time when the scraper began to request the whole page. `None` means that it requests
+    /// filtered answers.
     full_page_since: Option<Instant>,
     /// The families on the endpoint's last complete page or filtered answer. `None` before the
     /// first page.

@@ -1,14 +1,15 @@
 //! Decides when an endpoint is scraped next. This module reads no clock and no entropy: the caller
 //! passes time and random numbers.
 //!
-//! Idle endpoints are scraped every `idle`; endpoints with work, or picked within the last 2 s,
-//! every `busy`. Failing endpoints are scraped less and less often. The exception is an address
-//! where no process listens. A refused connection costs nothing, and the process that listens there
-//! next has an empty cache and should be noticed soon. The intervals are stretched so that at most
-//! [`SCRAPES_PER_SECOND_MAX`] scrapes begin in a second. An endpoint that takes long to answer is
-//! scraped less often, because that time is mostly its own CPU time for writing the page. Picks do
-//! not wait for metrics: the in-flight ledger is newer than any scrape, and KV memory takes seconds
-//! to fill or empty. So more frequent scrapes would bring nothing.
+//! Idle endpoints are scraped once every [`ScrapeIntervals::idle`]; endpoints with work, or picked
+//! within the last 2 s, once every [`ScrapeIntervals::busy`]. Failing endpoints are scraped less
+//! and less often. The exception is an address where no process listens. A refused connection costs
+//! nothing, and the process that listens there next has an empty cache and should be noticed soon.
+//! The intervals are stretched so that at most [`SCRAPES_PER_SECOND_MAX`] scrapes begin in a
+//! second. An endpoint that takes long to answer is scraped less often, because that time is mostly
+//! its own CPU time for writing the page. Picks do not wait for metrics: the in-flight ledger is
+//! newer than any scrape, and KV memory takes seconds to fill or empty. So more frequent scrapes
+//! would bring nothing.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use tokio::time::Instant;
 /// 0.11 ms of CPU (0.14 ms for a whole page of 38 KB), so the maximum costs 0.07 core.
 pub const SCRAPES_PER_SECOND_MAX: f64 = 500.0;
 
-/// How long an endpoint counts as busy after it last had work or was picked.
+/// How long an endpoint is considered busy after it last had work or was picked.
 const BUSY_HOLD: Duration = Duration::from_secs(2);
 
 /// The longest pause after failures. A recovery is noticed after at most this pause.
@@ -26,16 +27,16 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
 /// The largest share of time that an endpoint may spend on answering when it is scraped more often
 /// than `idle`. For a page of 38 KB, `prometheus_client` occupies the API server's only Python
-/// thread for 3.4 ms (0.06 ms for the needed families alone), and for several times that in
-/// multi-process mode.
+/// thread for 3.4 ms (0.06 ms for the needed families alone). In multi-process mode it takes
+/// several times as long.
 const ANSWERING_SHARE_MAX: f64 = 0.05;
 
 /// Pauses vary randomly by this share in both directions, so scrapes of endpoints that joined
 /// together spread out.
 const JITTER: f64 = 0.1;
 
-/// New endpoints are first scraped within this time multiplied by their number, so the scrapes of a
-/// large pool do not all begin at once.
+/// New endpoints are first scraped within this time multiplied by the number of new endpoints, so
+/// the scrapes of a large pool do not all begin at once.
 const FIRST_SPREAD: Duration = Duration::from_millis(5);
 
 /// How often to scrape.
@@ -68,8 +69,8 @@ pub(super) struct ScrapePace {
 }
 
 impl Default for ScrapeIntervals {
-    /// 1 s for an idle endpoint. 100 ms for a busy one, which is some tens of engine steps: the
-    /// in-flight ledger covers the time between scrapes.
+    /// The interval of a busy endpoint is some tens of engine steps, because the in-flight ledger
+    /// covers the time between two scrapes.
     fn default() -> Self {
         Self {
             idle: Duration::from_secs(1),
@@ -103,7 +104,8 @@ impl ScrapePace {
         }
     }
 
-    /// The pause before the next scrape of one among `endpoints`; `chance` in [0, 1).
+    /// The pause before the next scrape of one of `endpoints` endpoints. `chance` is a random
+    /// number in [0, 1).
     pub(super) fn pause(
         &self,
         intervals: ScrapeIntervals,
@@ -127,8 +129,8 @@ impl ScrapePace {
     }
 }
 
-/// The pause before the first scrape of one of `new` endpoints that joined together; `chance` in
-/// [0, 1).
+/// The pause before the first scrape of one of `new` endpoints that joined together. `chance` is a
+/// random number in [0, 1).
 pub(super) fn first_pause(intervals: ScrapeIntervals, new: usize, chance: f64) -> Duration {
     FIRST_SPREAD
         .mul_f64(new.saturating_sub(1) as f64)

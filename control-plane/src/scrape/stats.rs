@@ -19,7 +19,7 @@ pub struct ScrapeStats(Mutex<ScrapeCounts>);
 pub struct ScrapeCounts {
     /// Scrapes finished, successful or not.
     pub polls: u64,
-    /// Failed scrapes by kind, kinds as in [`FailReason::kind`].
+    /// Failed scrapes by [`FailReason::kind`].
     pub failures: Vec<(&'static str, u64)>,
     /// Pages requested with `name[]`.
     pub pages_filtered: u64,

@@ -1,5 +1,5 @@
-//! The targets of the scraper. A URL is built from parts and always has the endpoint's own host. So
-//! discovery and metadata cannot send the scraper to another host.
+//! The targets of the scraper. The URL of a scrape is built from parts and always has the
+//! endpoint's own host. So discovery and metadata cannot send the scraper to another host.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -37,7 +37,8 @@ pub struct MetricsDiscovery {
 pub struct MetricsLocation {
     /// Whether to use TLS.
     pub https: bool,
-    /// The port. `None` means the engine's usual port, or else the endpoint's own port.
+    /// The port. `None` means the engine's usual port, or the endpoint's own port if the engine has
+    /// no usual port.
     pub port: Option<u16>,
     /// The path. `None` means the engine's usual path.
     pub path: Option<String>,

@@ -13,7 +13,8 @@ use crate::scrape::http_client;
 /// connection is reused just when the server closes it.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(4);
 
-/// One connection for each endpoint, because its scrapes never overlap.
+/// The maximum number of idle connections to one endpoint. One is enough, because the scrapes of an
+/// endpoint never overlap.
 const IDLE_CONNECTIONS_PER_ENDPOINT_MAX: usize = 1;
 
 /// TLS settings for endpoints whose metrics use `https`.

@@ -83,8 +83,9 @@ fn debug_router(shown: ShownState) -> Router {
         .with_state(shown)
 }
 
-/// Ready once every pool has a complete set of endpoints, because proxies would treat an incomplete
-/// set as a smaller pool. A standby is not ready, unless it answers ext_proc.
+/// Answers that the daemon is ready once every pool has a complete set of endpoints, because
+/// proxies would treat an incomplete set as a smaller pool. A standby is not ready, unless it
+/// answers ext_proc.
 async fn readyz(State(shown): State<ShownState>) -> Response {
     if !shown.is_active() {
         return (
@@ -137,8 +138,8 @@ async fn why(
     }
 }
 
-/// Returns the metrics. A standby without ext_proc returns none, so that sums over daemons count
-/// everything once.
+/// Returns the metrics. A standby without ext_proc returns an empty page, so that sums over daemons
+/// count everything once.
 async fn prometheus(State(shown): State<ShownState>) -> Response {
     if !shown.is_active() {
         return no_metrics().await;
@@ -274,9 +275,9 @@ struct QueuedQuery {
     request: Option<String>,
 }
 
-/// The requests that flow control holds, by pool and band, and the outcome of the others. With
-/// `?request=ID` it also shows why that request waits, if the request is among those that have
-/// waited longest.
+/// The requests that flow control holds, by pool and band, and the outcomes of earlier requests.
+/// With `?request=ID`, also shows why that request waits, if it is among those that have waited
+/// longest.
 async fn queues(
     State(ShownState { shared, .. }): State<ShownState>,
     Query(query): Query<QueuedQuery>,
@@ -301,7 +302,7 @@ async fn queues(
     Json(page)
 }
 
-/// The held requests of this id, as the VMs reported them.
+/// The queued requests with this id, as the VMs reported them.
 fn queued_rows(view: &PoolView, running: &[Box<str>], id: &str) -> Vec<Value> {
     let rows = running
         .iter()

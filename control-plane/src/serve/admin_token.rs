@@ -31,7 +31,7 @@ impl BearerToken {
     /// stays valid.
     ///
     /// # Errors
-    /// The error says why the file cannot be used.
+    /// Fails if the file cannot be read, or has no valid token.
     pub async fn follow(file: PathBuf, mut shutdown: Shutdown) -> Result<Self, String> {
         let first = token(&file_watcher::read(&file).await.map_err(|e| e.to_string())?)
             .map_err(|why| format!("{}: {why}", file.display()))?;

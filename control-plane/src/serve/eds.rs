@@ -35,7 +35,7 @@ pub use subscription::{DueResponse, EDS_ACK_WAIT_MAX, EdsSubscription, EnvoyAnsw
 pub use variant::TYPE_URL;
 use variant::{DeltaXds, EdsRequest, SotwXds, SubscriptionChange, XdsVariant};
 
-/// The maximum number of names that one stream may subscribe to: more than the pools of any Envoy.
+/// The maximum number of names that one stream may subscribe to: more pools than any Envoy has.
 const NAMES_MAX: usize = 256;
 
 /// The largest request accepted, in bytes. Envoy's first request names all of its extensions, some
@@ -154,7 +154,7 @@ impl EdsServer {
         }
     }
 
-    /// Takes a request. Returns whether it changed the names.
+    /// Processes a request. Returns whether it changed the subscribed names.
     fn receive(
         &self,
         subscription: &mut EdsSubscription,
@@ -194,8 +194,9 @@ impl EdsServer {
                 names.len()
             )));
         }
-        // Keeps only the names of pools that this daemon serves and that the Envoy may have. Other
-        // names are logged and counted once per stream, because an Envoy may repeat them.
+        // Keeps only the pools that this daemon serves and that the Envoy's certificate gives
+        // access to. Other names are logged and counted once per stream, because an Envoy may
+        // repeat them.
         let origin = &row.remote.origin;
         let served = &self.shared.pools.names;
         let sorted = self.shared.proxies.clients.sort(names, origin, served);
@@ -221,7 +222,7 @@ impl EdsServer {
         }
         if !sorted.refused.is_empty() {
             self.shared.reports.counters().pools_refused += sorted.refused.len() as u64;
-            tracing::warn!(node = row.node_id, peer = %row.remote, certificate = row.remote.origin.certificate.as_deref(), refused = ?sorted.refused, "an Envoy subscribes to pools that its certificate may not have (--state-tls-client-names)");
+            tracing::warn!(node = row.node_id, peer = %row.remote, certificate = row.remote.origin.certificate.as_deref(), refused = ?sorted.refused, "an Envoy subscribes to pools to which its certificate gives no access (--state-tls-client-names)");
         }
     }
 
@@ -232,7 +233,7 @@ impl EdsServer {
         row.update(subscription);
         self.shared.reports.counters().eds_unanswered += 1;
         let peer = row.remote.to_string();
-        tracing::warn!(peer, node = row.node_id, names = ?subscription.names(), "an Envoy has not applied its hosts for {EDS_ACK_WAIT_MAX:?}; its proxy now gets new endpoints before that Envoy has them");
+        tracing::warn!(peer, node = row.node_id, names = ?subscription.names(), "an Envoy has not applied an EDS response for {EDS_ACK_WAIT_MAX:?}; its filter now gets pool updates with endpoints that the Envoy may not have yet");
     }
 }
 

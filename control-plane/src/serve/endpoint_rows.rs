@@ -10,7 +10,8 @@ use crate::pool::writer::{
 use crate::serve::timestamp::rfc3339;
 use crate::state::counters::CounterTotals;
 
-/// Why a member is not simply ready: the doubts of discovery, and the results of its scrapes.
+/// Returns what discovery doubts about a member, and why its metrics are missing; empty if neither
+/// applies.
 pub(super) fn member_reason(member: &PoolMember) -> String {
     let scraped = match &member.metrics {
         MetricsStatus::Fresh => String::new(),

@@ -3,7 +3,7 @@
 //! | listener | beyond loopback it needs | lifted by |
 //! |---|---|---|
 //! | state and EDS | mutual TLS | `--insecure-state` |
-//! | ext_proc | TLS (it has it unless `--ext-proc-plaintext`) | `--insecure-ext-proc` |
+//! | ext_proc | TLS (on unless `--ext-proc-plaintext` is given) | `--insecure-ext-proc` |
 //! | admin and debug | mutual TLS, or a bearer token | `--insecure-admin` |
 //! | metrics, scaler, health | nothing: they show counts and whether the daemon works | |
 
@@ -15,7 +15,7 @@ use crate::serve::listen::ListenerName;
 struct ListenerExposure {
     listener: ListenerName,
     address: SocketAddr,
-    /// Whether the listener authenticates clients or, where that is enough, encrypts.
+    /// Whether the listener authenticates clients, or encrypts if that is enough.
     guarded: bool,
     /// Whether an `--insecure-...` flag switches the rule off.
     lifted: bool,
@@ -30,7 +30,7 @@ struct ListenerExposure {
 /// Checks every listener. Returns a warning for each rule that the command line switches off.
 ///
 /// # Errors
-/// The error names the option that exposes a listener, the risk, and what to set.
+/// Fails if an option exposes a listener. The error names the option, the risk, and what to set.
 pub fn check(args: &ServeArgs) -> Result<Vec<String>, String> {
     let mut warnings = Vec::new();
     for exposure in exposures(args) {

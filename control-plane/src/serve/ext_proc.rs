@@ -44,7 +44,7 @@ impl ExtProcListener {
     /// Opens the listener; `None` if none is configured.
     ///
     /// # Errors
-    /// [`FatalError::Listen`] says why it cannot be opened.
+    /// Returns [`FatalError::Listen`] if the listener cannot be opened.
     pub async fn open(args: ExtProcArgs, shutdown: &Shutdown) -> Result<Option<Self>, FatalError> {
         let Some(address) = args.listen_ext_proc.0 else {
             return Ok(None);
@@ -145,7 +145,7 @@ fn tls(args: ExtProcArgs) -> ServerTls {
     }
 }
 
-/// The settings of all exchanges, as the command line changes them.
+/// The default settings of exchanges, with the changes from the command line.
 fn settings(args: &ExtProcArgs) -> ExchangeSettings {
     let given = args.exchanges.clone();
     let shipped = ExchangeSettings::default();

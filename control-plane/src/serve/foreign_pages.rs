@@ -17,8 +17,8 @@ use axum::response::{IntoResponse, Response};
 /// The names under which browsers may reach the admin listener.
 #[derive(Clone, Debug)]
 pub enum AdminHosts {
-    /// Any name, because a page of another site cannot use the listener: requests need a token that
-    /// the page does not have, or the listener's certificate is not valid for the page's name.
+    /// Any name. A page of another site cannot use the listener: the page lacks the token that
+    /// requests need, or the listener's certificate is not valid for the page's name.
     Any,
     /// Addresses, `localhost`, and these names.
     Only(Arc<[String]>),

@@ -18,7 +18,7 @@ pub const LIVENESS: &str = "liveness";
 pub const LEADING: &str = "leading";
 
 /// Every pool has state. With an ext_proc listener, requests can be decided here, also on a
-/// standby. Without one, it also means that the daemon leads.
+/// standby. Without such a listener, the daemon also leads.
 pub const READINESS: &str = "readiness";
 
 /// Like [`READINESS`], for the ext_proc service. This service never serves if there is no ext_proc
@@ -33,7 +33,7 @@ pub const INFERENCE_EXTENSION: &str = "inference-extension";
 #[derive(Clone, Debug)]
 pub struct HealthChecks {
     reporter: HealthReporter,
-    /// Set when the daemon stops. After that it is never ready again.
+    /// Set when the daemon stops. After that the daemon is never ready again.
     stopping: Arc<AtomicBool>,
 }
 

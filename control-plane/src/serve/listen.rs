@@ -1,10 +1,9 @@
 //! Listeners with plaintext, TLS, or TLS with client certificates. Every protocol uses the same
 //! listeners.
 //!
-//! Accepting a connection waits for nothing but the next connection. Before its first request, the
-//! cost of a connection is bounded in time by [`FIRST_REQUEST_WAIT_MAX`] and in number by
-//! [`ConnectionBudget`]. After that it is bounded by HTTP/2 pings, TCP keepalive and
-//! [`WRITE_STALL_MAX`].
+//! The accept loop waits for nothing but the next connection. Before its first request, the cost of
+//! a connection is bounded in time by [`FIRST_REQUEST_WAIT_MAX`] and in number by
+//! [`ConnectionBudget`]. After that, HTTP/2 pings, TCP keepalive and [`WRITE_STALL_MAX`] bound it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -52,8 +51,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval at which the log reports the number of closed connections.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The number of failed handshakes that the log shows one by one in that interval. Operators see
-/// the cause, and a flood does not fill the disk.
+/// The maximum number of failed handshakes that are logged one by one in [`REPORT_INTERVAL`].
+/// Operators see the cause, and a flood does not fill the disk.
 const FAILURES_SHOWN_MAX: u64 = 10;
 
 /// On connections without HTTP/2 pings, a peer that disappeared is noticed after idle time +
@@ -93,7 +92,7 @@ struct Acceptor {
 /// Opens a listener, which ends with `shutdown`.
 ///
 /// # Errors
-/// The error says why the address or the certificates cannot be used.
+/// Fails if the address cannot be bound, or if the certificates are invalid.
 pub async fn listen(
     listener: ListenerName,
     address: SocketAddr,
@@ -187,8 +186,8 @@ impl Acceptor {
         });
     }
 
-    /// Logs one line for everything since the last report, so that a flood of connections does not
-    /// fill the log.
+    /// Logs one line for all connections closed since the last report, so that a flood of
+    /// connections does not fill the log.
     fn report(&self, reported: &mut ClosedConnections) {
         let closed = lock(&self.rooms).closed();
         let failed = self.failed.swap(0, Ordering::Relaxed);

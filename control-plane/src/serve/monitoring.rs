@@ -62,7 +62,7 @@ impl MonitoringServer {
     /// Opens the listeners. At first they answer that the daemon is alive but not ready.
     ///
     /// # Errors
-    /// [`FatalError`] says which listener cannot be opened, or that the token cannot be read.
+    /// Returns [`FatalError`] if a listener cannot be opened, or the token cannot be read.
     pub async fn open(
         args: &ServeArgs,
         tasks: &mut JoinSet<&'static str>,
@@ -178,7 +178,7 @@ fn admin_tls(args: &AdminTls) -> ServerTls {
 /// Opens one listener of the daemon.
 ///
 /// # Errors
-/// [`FatalError::Listen`] names the listener and the cause.
+/// Returns [`FatalError::Listen`] if the listener cannot be opened.
 pub async fn open(
     listener: ListenerName,
     address: SocketAddr,

@@ -1,7 +1,7 @@
 //! The external scaler for KEDA: `externalscaler.ExternalScaler`.
 //!
 //! The metric is the number of desired replicas, and its target is 1. So the HPA that KEDA creates
-//! orders that number. The metadata of a trigger names the pool, the group and the goal
+//! sets that number of replicas. The metadata of a trigger names the pool, the group and the goal
 //! ([`ScalingRequest`]). A trigger that cannot be read is an `INVALID_ARGUMENT`, which KEDA shows
 //! as an event of the ScaledObject. A pool that is not completely known is `UNAVAILABLE`, so KEDA
 //! tries again and keeps the number of replicas.
@@ -30,7 +30,7 @@ use crate::serve::monitoring::{ended, open, server};
 use crate::shutdown::Shutdown;
 use crate::state::pool_views::PoolTable;
 
-/// The name of the metric. KEDA puts the number of the trigger before it.
+/// The name of the metric. KEDA adds the number of the trigger as a prefix.
 pub const METRIC: &str = "desired-replicas";
 
 /// The largest request, in bytes: the name of an object and the metadata of a trigger. Kubernetes
@@ -67,7 +67,7 @@ impl ScalerListener {
     /// Opens the listener, if there is one.
     ///
     /// # Errors
-    /// [`FatalError::Listen`] says why it cannot be opened.
+    /// Returns [`FatalError::Listen`] if the listener cannot be opened.
     pub async fn open(
         OptionalAddress(address): OptionalAddress,
         shutdown: &Shutdown,

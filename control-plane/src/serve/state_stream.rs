@@ -41,7 +41,7 @@ pub struct StateServer {
     shutdown: Shutdown,
 }
 
-/// The messages of a proxy, from a stream or from calls.
+/// The messages from a proxy, over a stream or by calls.
 trait ProxyMessages: Stream<Item = Result<state::ProxyMessage, Status>> + Send + Unpin {}
 
 impl<S: Stream<Item = Result<state::ProxyMessage, Status>> + Send + Unpin> ProxyMessages for S {}

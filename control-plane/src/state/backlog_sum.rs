@@ -1,9 +1,10 @@
-//! The requests that the flow control of many proxies queues, by priority, without those of any one
-//! of them.
+//! Sums the requests that the flow control of proxies queues, by priority. Each proxy gets the sum
+//! without its own requests.
 //!
-//! A proxy takes room by its share of a priority's queued requests, so an origin that makes up a
-//! million would leave nothing to others. What one origin reports counts at most
-//! [`TIMES_OTHERS`] times what all others report, and so does what one owner reports.
+//! A proxy takes room in the engines by its share of a priority's queued requests. So an origin
+//! that invents a million requests would leave no room to others. The requests of one origin are
+//! therefore counted at most [`TIMES_OTHERS`] times as high as those of all others, and so are the
+//! requests of one owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,15 +13,16 @@ use scheduler::flow::QueuedInBand;
 
 use crate::state::peer::Origin;
 
-/// The maximum number of priorities of one origin that count, and of those in a message. It is the
-/// maximum of one proxy.
+/// The maximum number of priorities that are read from one report, and that a message contains. A
+/// proxy has the same maximum.
 const PRIORITIES_MAX: usize = 64;
 
-/// An origin's requests of a priority count up to so many times those of all others, so a quarter
-/// of the room stays with the others.
+/// An origin's requests with a priority are counted up to this many times those of all others. So a
+/// quarter of the room stays with the others.
 const TIMES_OTHERS: u64 = 3;
 
-/// So many requests of an origin count always: others must know that it has some of the priority.
+/// At least this many requests of an origin are counted, so that other proxies know that the origin
+/// has requests with that priority.
 const COUNTED_MIN: u64 = 8;
 
 /// The report of one proxy, with each priority once.
@@ -31,7 +33,7 @@ pub struct QueuedRequests(BTreeMap<i32, u64>);
 #[derive(Debug, Default)]
 pub struct BacklogSum {
     bands: BTreeMap<i32, QueuedBand>,
-    /// The reports of the proxies of each owner and each origin, summed by priority.
+    /// The reports from proxies, summed by priority for each owner and each origin.
     levels: [BTreeMap<Origin, BTreeMap<i32, OriginBand>>; 2],
 }
 
@@ -70,7 +72,7 @@ impl QueuedRequests {
 // === impl BacklogSum ===
 
 impl BacklogSum {
-    /// Replaces the report of a proxy of `origin`.
+    /// Replaces the report from a proxy of `origin`.
     pub fn replace(
         &mut self,
         origin: &Origin,
@@ -104,7 +106,7 @@ impl BacklogSum {
         });
     }
 
-    /// Changes what an owner and an origin report of a priority.
+    /// Changes what an owner and an origin report for a priority.
     fn change(
         &mut self,
         levels: &[Origin; 2],
@@ -133,8 +135,9 @@ impl BacklogSum {
         }
     }
 
-    /// The sum without what one proxy of `origin` reported, as a message has it. If there are too
-    /// many priorities, those count that most owners, and then most origins, report.
+    /// The sum without the report of one proxy of `origin`, encoded for a message. If there are too
+    /// many priorities, those that most owners report are kept, then those that most origins
+    /// report.
     pub fn without(&self, origin: &Origin, own: &QueuedRequests) -> Vec<u8> {
         let mut bands: Vec<([usize; 2], QueuedInBand)> = self
             .bands
@@ -160,9 +163,10 @@ impl BacklogSum {
 // === impl QueuedBand ===
 
 impl QueuedBand {
-    /// The requests that count for a proxy of `origin`, its own included. Only the largest of the
-    /// owners, and of the origins, can exceed its share. The receiver's own have none: its proxies
-    /// may be many behind one address.
+    /// The number of requests that a proxy of `origin` takes into account, including its own. Only
+    /// the owner with the most requests, and the origin with the most, can exceed its share. The
+    /// receiver's own owner and origin have no share, because many proxies may be behind one
+    /// address.
     fn counted(&self, origin: &Origin) -> u64 {
         let counted = self.ranks.iter().zip(origin.levels()).map(|(ranks, own)| {
             let largest = ranks.last().filter(|(_, of)| *of != own);

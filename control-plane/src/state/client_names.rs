@@ -1,4 +1,4 @@
-//! Decides which pools a client certificate of a proxy may have.
+//! Decides to which pools a proxy's client certificate gives access.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::state::peer::Origin;
 
-/// A name in client certificates, and the pool that it may have. Without a pool, it may have every
-/// pool.
+/// A name of client certificates that gives access to one pool, or to every pool if no pool is
+/// given.
 ///
 /// As text `NAME` or `POOL=NAME`. `*=NAME` means `NAME`, and is for names that contain a `=`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,22 +16,22 @@ pub struct ClientName {
     name: String,
 }
 
-/// The names in client certificates that may have each pool.
+/// Which client certificates give access to which pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ClientNames {
-    /// Every client that may connect may have every pool.
+    /// Every client that may connect gets every pool.
     #[default]
     Any,
     /// Only these names.
     Listed {
-        /// Names that may have every pool.
+        /// Names that give access to every pool.
         every_pool: BTreeSet<String>,
-        /// Names that may have one pool, by pool.
+        /// Names that give access to one pool, by pool.
         pools: BTreeMap<String, BTreeSet<String>>,
     },
 }
 
-/// The names of pools in a request of a proxy.
+/// The pools that a proxy or an Envoy requests.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RequestedPools {
     /// Pools that are served here and allowed for this client.
@@ -69,7 +69,7 @@ impl ClientNames {
     /// Allows exactly these names. Without names, allows any client.
     ///
     /// # Errors
-    /// The error says which pool is not served here.
+    /// Fails if a name is for a pool that is not served here.
     pub fn try_new(names: Vec<ClientName>, served: &[Arc<str>]) -> Result<Self, String> {
         if names.is_empty() {
             return Ok(Self::Any);

@@ -2,13 +2,13 @@
 //!
 //! A VM's report is cumulative since the VM started. The newest report replaces the previous one,
 //! so a lost report loses nothing. A VM that no longer reports keeps its counts, so totals never
-//! fall. Its requests in flight stop counting. Beyond [`VMS_MAX`], [`BYTES_MAX`] or the share of an
-//! origin, the VMs that were silent for the longest time are merged into a retired total of their
-//! pool. So are those that were silent for [`VM_KEPT`]. If such a VM reports again, it is counted
-//! twice. The only effect is a jump in the metrics.
+//! fall. Its requests in flight are no longer included. Beyond [`VMS_MAX`], [`BYTES_MAX`] or the
+//! share of an origin, the VMs that were silent for the longest time are merged into a retired
+//! total of their pool. VMs that were silent for [`VM_KEPT`] are merged too. If such a VM reports
+//! again, it is counted twice. The only effect is a jump in the metrics.
 //!
-//! A proxy may invent its reports. So only endpoints count that the pool has or recently had
-//! ([`KnownEndpoints`]), and an origin has a share of all names ([`ReportedNames`]).
+//! A proxy may invent its reports. So only counts of endpoints that the pool has or recently had
+//! are accepted ([`KnownEndpoints`]), and an origin has a share of all names ([`ReportedNames`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub use totals::{
 };
 pub use vm_usage::{BYTES_MAX, VMS_MAX};
 
-/// How long a VM's requests in flight count after its last report. A VM reports about once a
+/// How long a VM's requests in flight are included after its last report. A VM reports about once a
 /// second.
 const OUTSTANDING_FRESH: Duration = Duration::from_secs(10);
 
@@ -61,7 +61,7 @@ pub struct CounterStore {
     pub eds_refused: u64,
     /// EDS responses that were not applied in time: pool updates no longer wait for them.
     pub eds_unanswered: u64,
-    /// Pools that proxies requested although their certificates may not have them.
+    /// Pools that proxies requested although their certificates give no access.
     pub pools_refused: u64,
     /// Other messages of proxies that exceeded a limit.
     pub messages_refused: u64,
@@ -80,18 +80,18 @@ pub struct CounterStore {
 /// The counts of all VMs of a pool that are kept together.
 #[derive(Debug, Default)]
 struct MergedCounts {
-    /// `None` until the store follows the pool. Before that, all endpoints count.
+    /// `None` until the store follows the pool. Until then, counts of any endpoint are accepted.
     known: Option<KnownEndpoints>,
     names: PoolNames,
     /// Merged totals of retired VMs.
     retired: CounterTotals,
-    /// Merged first reports: the counts of VMs from before this daemon knew them.
+    /// The sum of the first reports of VMs: what they counted before this daemon knew them.
     first_reports: CounterTotals,
     /// The requests that arrived since the last [`CounterStore::take_arrivals`].
     arrivals: PoolArrivals,
 }
 
-/// A VM's counts of one pool, in the form that can be added.
+/// A VM's counts of one pool, in a form that can be added.
 #[derive(Debug)]
 pub struct VmReport {
     pool: String,
@@ -108,8 +108,8 @@ struct VmKey {
     pool: String,
 }
 
-/// The key of the ext_proc server of this process. It cannot be the key of a VM: VMs have random
-/// ids, and no peer has the id 0.
+/// The key of the ext_proc server of this process. No VM has this key, because VMs have random ids,
+/// and no peer has the id 0.
 const EXT_PROC_SERVER: VmKey = VmKey {
     peer: 0,
     vm_id: 0,
@@ -128,8 +128,8 @@ struct VmTotals {
 
 impl CounterStore {
     /// Records the counts of a process's VMs for the pools that are served. Returns the endpoints
-    /// that got work since the last report or have some now. Endpoints of earlier stages have
-    /// requests in flight but do not count as picked.
+    /// that got work since the last report or have some now. Endpoints of earlier stages, such as
+    /// prefill, have requests in flight but are not counted as picked.
     pub fn report(
         &mut self,
         peer: &ProxyProcess,
@@ -169,7 +169,8 @@ impl CounterStore {
         picked
     }
 
-    /// Makes only those endpoints count that a pool has or recently had.
+    /// Drops the counts of endpoints that the pool neither has nor recently had, now and in later
+    /// reports.
     pub fn follow(&mut self, view: &PoolView, now: Instant) {
         let pool = self.pools.entry(view.name.to_string()).or_default();
         let known = pool.known.get_or_insert_default();
@@ -361,7 +362,8 @@ impl CounterStore {
 // === impl VmTotals ===
 
 impl VmTotals {
-    /// The other names of a VM that is silent for a long time are no longer reported.
+    /// What to do with the VM's names that are not shown. If the VM was silent for long, its names
+    /// have expired, and their counts are left out.
     fn other_names(&self, now: Instant) -> OtherNames {
         if now.saturating_duration_since(self.updated_at) < NAME_KEPT {
             OtherNames::Count
@@ -490,7 +492,7 @@ mod tests {
         );
     }
 
-    /// The counts of one VM with this many invented models, drop reasons and bands.
+    /// The counts of one VM with as many invented models, drop reasons and bands as `names`.
     fn made_up(vm_id: u64, names: i32) -> VmReport {
         VmReport::from_vm(state::VmCounters {
             pool: "p".to_owned(),
@@ -569,7 +571,7 @@ mod tests {
         assert_eq!(totals.dropped["full"], 3);
         let statuses = totals.models.values().map(|model| model.errors.len()).max();
         assert!(statuses < Some(100), "{statuses:?}");
-        // The proxy that invented them is gone. The other one still reports.
+        // The proxy that invented the names is gone. The honest proxy still reports.
         for minutes in 1..=11 {
             let at = now + Duration::from_secs(60 * minutes);
             all.report(&peer(1, 1), vec![honest()], at);

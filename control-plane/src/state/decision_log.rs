@@ -7,18 +7,18 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-/// The maximum number of decisions kept of one pool. The maximum is more than a reader opens.
+/// The maximum number of decisions kept of one pool. An operator does not open more.
 pub const SAMPLES_PER_POOL_MAX: usize = 40;
 
 /// The longest record that is kept, in bytes: [`exchange::record::RECORDED_ENDPOINTS_MAX`]
 /// endpoints with some adapters. With the limit above, a pool takes at most 10 MB.
 const RECORD_BYTES_MAX: usize = 256 << 10;
 
-/// The minimum time between two kept decisions of a pool. With it, hundreds of workers cost no more
-/// than one, because a record is parsed when it arrives.
+/// The minimum time between two kept decisions of a pool. A record is parsed when it arrives. With
+/// this limit, hundreds of workers cost no more than one.
 const TAKEN_APART_MIN: Duration = Duration::from_millis(250);
 
-/// The maximum number of picked endpoints in a summary. A ranked list normally has as many.
+/// The maximum number of picked endpoints in a summary: as many as a ranked list normally has.
 const PICKED_MAX: usize = 3;
 
 /// The maximum number of characters of a model's name in a summary. Clients choose these names.

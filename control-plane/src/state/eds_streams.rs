@@ -8,15 +8,15 @@ use tokio::time::Instant;
 
 use crate::state::peer::{Origin, ProxyProcess, RemoteAddress, STREAMS_MAX};
 
-/// How long the acknowledgements of a closed EDS stream still count for its Envoy. Envoy waits up
-/// to 30 s before it reconnects, and keeps its hosts until then.
+/// How long the acknowledgements of a closed EDS stream are still used for its Envoy. Envoy waits
+/// up to 30 s before it reconnects, and keeps its hosts until then.
 pub const EDS_LINGER: Duration = Duration::from_secs(35);
 
 /// The EDS streams of all Envoys.
 ///
 /// Envoy does not report which process an EDS stream belongs to. Streams on the same connection as
-/// a state stream belong to its process. If there is none, streams of the same origin and node id
-/// are assumed to belong to it.
+/// a state stream belong to its process. If a process has no such stream, streams of the same
+/// origin and node id are assumed to belong to the process.
 #[derive(Clone, Debug, Default)]
 pub struct EdsStreams {
     /// The open streams, by stream id.
@@ -71,7 +71,7 @@ pub enum ProxyEds {
 
 impl EdsStreams {
     /// The state of `pool` that the streams of `peer`'s Envoy have. Streams closed less than
-    /// [`EDS_LINGER`] ago count with their last state.
+    /// [`EDS_LINGER`] ago are included with their last state.
     #[must_use]
     pub fn of(&self, peer: &ProxyProcess, pool: &str, now: Instant) -> ProxyEds {
         let ProxyProcess {
@@ -156,7 +156,7 @@ impl EdsStreams {
 #[derive(Clone, Copy, Debug, Default)]
 struct EdsAckSummary {
     streams: usize,
-    /// The lowest revision among the streams that count.
+    /// The lowest revision that these streams acknowledged.
     least: Option<u64>,
 }
 

@@ -15,16 +15,16 @@ use crate::state::placement_shares::PlacingPeer;
 /// them yet: twice 300 prompts of 400 blocks.
 pub(super) const BYTES_KEPT_MAX: usize = 2 << 20;
 
-/// The maximum number of bytes of placements kept of one origin. Beyond that, the oldest placements
-/// of this origin are dropped, so one host does not displace the placements of all others. A proxy
-/// gets placements within 120 ms.
+/// The maximum number of bytes of placements that are kept from one origin. Beyond that, the
+/// origin's oldest placements are dropped, so one host does not displace the placements of all
+/// others. A proxy gets placements within 120 ms.
 pub(super) const BYTES_PER_ORIGIN_MAX: usize = BYTES_KEPT_MAX / 4;
 
-/// The same of one owner, while there are others.
+/// The maximum number of bytes that are kept from one owner while the pool has other owners.
 pub(super) const BYTES_PER_OWNER_MAX: usize = BYTES_KEPT_MAX / 4 * 3;
 
-/// How long placements are kept. It is as long as a report of a proxy counts. A proxy that has not
-/// read them by then is probably gone.
+/// How long placements are kept. A proxy's report is used for the same time. A proxy that has not
+/// read the placements by then is probably gone.
 pub(super) const KEPT_MAX: Duration = Duration::from_millis(SHARE_EXPIRY_MS);
 
 /// The placements of a pool for the proxies that have not got them yet.

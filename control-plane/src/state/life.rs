@@ -24,7 +24,7 @@ pub struct DaemonLife {
 enum LeaseProof {
     /// No lease is needed, because there is only one daemon.
     NotNeeded,
-    /// Renewals of the lease. The time when the last confirmed renewal began.
+    /// The lease is needed. The time is when the last confirmed renewal began.
     Renewed(Option<Instant>),
 }
 

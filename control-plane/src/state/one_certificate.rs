@@ -1,5 +1,5 @@
-//! What many pods with one certificate can take from a proxy with another one: each limit of
-//! origins, with what it was when only addresses were counted.
+//! What many pods with one certificate can take from a proxy with another certificate. Tests each
+//! limit of an origin, and says what it allowed when only addresses were counted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,8 @@ fn streams(kind: StreamQuota) -> usize {
     got.len()
 }
 
-/// What counts of two pods that each claim a million requests, beside ten of another proxy.
+/// The requests that are counted of two pods that each claim a million, beside ten of another
+/// proxy.
 fn queued() -> u64 {
     let mut sum = BacklogSum::default();
     let mut place = |origin: &Origin, requests| {
@@ -63,7 +64,7 @@ fn queued() -> u64 {
     sent.iter().map(|band| band.requests).sum()
 }
 
-/// The witnesses that 16 pods are to the learner, beside another proxy.
+/// How many witnesses the learner sees in 16 pods, beside another proxy.
 fn witnesses() -> usize {
     let mut intake = ObservationIntake::default();
     let now = Instant::now();
@@ -75,7 +76,8 @@ fn witnesses() -> usize {
     all.len()
 }
 
-/// The names that two pods make up, of 1,000 that are shown, where each repeats the other's.
+/// The invented names among 1,000 that are shown, if two pods each invent names and repeat the
+/// other's.
 fn names() -> usize {
     let mut names = ReportedNames::new(1_000);
     let now = Instant::now();
@@ -89,7 +91,7 @@ fn names() -> usize {
     (1..1_125).filter(is_shown).count()
 }
 
-/// The VMs of 256 that are still counted one by one after eight pods made up 512 each.
+/// How many of 256 VMs are still counted one by one after eight pods invented 512 each.
 fn vms() -> usize {
     let mut store = CounterStore::default();
     let now = Instant::now();

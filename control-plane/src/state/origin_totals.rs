@@ -16,9 +16,9 @@ pub(super) struct OriginTable {
 #[derive(Debug, Default)]
 pub(super) struct OriginTotals {
     pub(super) processes: u32,
-    /// Processes whose row counts.
+    /// Processes whose row is used.
     pub(super) active: u32,
-    /// Processes whose row counts or counted lately.
+    /// Processes whose row is used, or was used lately.
     pub(super) recent: u32,
     pub(super) kept: KeptPieces,
 }
@@ -36,7 +36,7 @@ pub(super) struct OwnerTotals {
 pub(super) struct KeptPieces {
     pub(super) bytes: usize,
     /// The number of the first placement of each batch, oldest first. A batch that was dropped
-    /// because of another limit stays until it would be the next.
+    /// because of another limit stays until it is the oldest.
     pub(super) pieces: VecDeque<u64>,
 }
 
@@ -110,7 +110,8 @@ impl OriginTable {
         of.into_iter().chain(of_owner)
     }
 
-    /// The oldest batch of an origin or its owner, if it has more bytes than its share.
+    /// Removes and returns the oldest batch of an origin, or of its owner, that has more bytes than
+    /// its share.
     pub(super) fn pop_over(&mut self, origin: &Origin) -> Option<u64> {
         let of_owner_max = match self.owners.len() {
             0 | 1 => BYTES_KEPT_MAX,
@@ -130,8 +131,8 @@ impl OriginTable {
 // === impl OriginTotals ===
 
 impl OriginTotals {
-    /// Whether it has neither processes nor kept placements. The placements of an origin count
-    /// after its processes have left, so that it gets no more room by connecting again.
+    /// Whether the origin has neither processes nor kept placements. Placements stay when the
+    /// processes have left, so that an origin gets no more room by connecting again.
     pub(super) fn has_left(&self) -> bool {
         self.processes == 0 && self.kept.pieces.is_empty()
     }
@@ -153,7 +154,7 @@ impl KeptPieces {
         self.pieces.push_back(first);
     }
 
-    /// The next batch to drop, if there are more bytes than this.
+    /// Removes and returns the oldest batch, if there are more bytes than `bytes_max`.
     pub(super) fn pop_over(&mut self, bytes_max: usize) -> Option<u64> {
         self.pieces.pop_front_if(|_| self.bytes > bytes_max)
     }

@@ -1,4 +1,4 @@
-//! The peers of the daemon on the state port, and the share of its resources that each peer may
+//! The peers of the daemon on the state port, and the share of the daemon's resources that each may
 //! use.
 //!
 //! | type | meaning | use |
@@ -29,13 +29,13 @@ use tonic::transport::server::TcpConnectInfo;
 
 use crate::serve::listen::PeerName;
 
-/// The maximum number of streams of one kind served at once. It is far more than the proxies of a
-/// cluster, and far less than memory allows.
+/// The maximum number of streams of one kind served at once. A cluster has far fewer proxies, and
+/// memory allows far more streams.
 pub const STREAMS_MAX: usize = 4096;
 
-/// The maximum number of streams of one kind from one origin. It is a sixteenth of all, so that
-/// only many hostile hosts together can use up all streams. It is far more than the processes of
-/// one host. A fleet with more proxies behind one address needs more daemons.
+/// The maximum number of streams of one kind from one origin. The limit is a sixteenth of all
+/// streams, so that only many hostile hosts together can use them up. One host runs far fewer
+/// proxies. A fleet with more proxies behind one address needs more daemons.
 pub const STREAMS_PER_ORIGIN_MAX: usize = STREAMS_MAX / 16;
 
 /// The maximum number of call bodies read at once from one origin. A process sends one at a time.
@@ -45,34 +45,34 @@ pub const UPLOADS_PER_ORIGIN_MAX: usize = 16;
 /// The maximum number of call bodies read at once, 32 MiB in total.
 const UPLOADS_MAX: usize = 64;
 
-/// The last part of all permits of a kind, one in this many, is for owners that have few. So owners
-/// that use up what they may have cannot keep out all others.
+/// One in this many permits of a kind is reserved for owners that have few permits. So owners that
+/// use up their shares cannot keep out all others.
 const RESERVED_PARTS: usize = 4;
 
-/// An owner with fewer streams than this has few. It is far more than the gateways of a namespace,
-/// and a sixteenth of the streams that are reserved.
+/// The reserved streams are for owners with fewer streams than this. The number is a sixteenth of
+/// the reserved streams, and far more than the gateways of one namespace open.
 const FEW_STREAMS: usize = STREAMS_MAX / RESERVED_PARTS / 16;
 
 /// The number of leading bits of an IPv6 address that identify an origin. A host chooses the other
 /// bits itself.
 const IPV6_ORIGIN_BITS: u32 = 64;
 
-/// The maximum cost of one origin in a second, in bytes. It is ten times the rate of the busiest
-/// proxy. Faster messages stay unread, so HTTP/2 flow control slows the sender down.
+/// The maximum cost of the messages from one origin in a second, in bytes. The busiest proxy needs
+/// a tenth of it. Faster messages stay unread, so HTTP/2 flow control slows the sender down.
 const COST_PER_SECOND: u32 = 64 << 20;
 
-/// How far an origin may exceed that rate for a short time. It is enough for many proxies of one
-/// host that reconnect at once.
+/// How far an origin may exceed that rate for a short time. This allows many proxies of one host to
+/// reconnect at once.
 const COST_BURST: Duration = Duration::from_secs(1);
 
 /// The fixed cost of a message, in bytes.
 const MESSAGE_COST: usize = 1 << 10;
 
-/// The fixed cost of an EDS request, in bytes. It is high because an answer may wake every state
-/// stream.
+/// The fixed cost of an EDS request, in bytes. The cost is high because an answer may wake every
+/// state stream.
 pub const EDS_REQUEST_COST: usize = 64 << 10;
 
-/// The cost of starting a stream, or of changing its pools, in bytes. The stream gets whole pools
+/// The cost of starting a stream, or of changing its pools, in bytes. A new stream gets whole pools
 /// and wakes every other stream.
 const STREAM_COST: usize = 1 << 20;
 
@@ -81,7 +81,7 @@ const STREAM_COST: usize = 1 << 20;
 pub struct Origin {
     /// The name in the client certificate, if there is one.
     pub certificate: Option<Arc<str>>,
-    /// The address without the port. For an IPv6 address, it is the network.
+    /// The address without the port. For IPv6, the network of the address.
     pub address: Option<IpAddr>,
 }
 
@@ -100,8 +100,8 @@ pub struct ProxyProcess {
     /// Envoy's node id.
     pub node_id: String,
     /// Identifies the certificate name (or address), the node id and the process id together, until
-    /// the daemon restarts. With the process id, a peer could take over the stream. So it is not
-    /// kept, and logs and pages show this id instead.
+    /// the daemon restarts. The process id itself is not kept, because another peer could take over
+    /// the stream with it. Logs and pages show this id instead.
     pub id: u64,
     /// The connection of the process.
     pub remote: RemoteAddress,
@@ -176,7 +176,7 @@ impl Origin {
         }
     }
 
-    /// The owner and the origin itself: a share is one of each.
+    /// The levels that have shares: the owner, and the origin itself.
     #[must_use]
     pub fn levels(&self) -> [Self; 2] {
         [self.owner(), self.clone()]
@@ -197,7 +197,7 @@ impl RemoteAddress {
         )
     }
 
-    /// The address `socket`, with the certificate of that name.
+    /// The address `socket`, with a certificate named `name`.
     #[must_use]
     pub fn new(name: Option<&PeerName>, socket: Option<SocketAddr>) -> Self {
         let certificate = name.and_then(|PeerName(name)| name.clone());
@@ -235,7 +235,8 @@ impl fmt::Display for RemoteAddress {
 // === impl ProxyProcess ===
 
 impl ProxyProcess {
-    /// The daemon's own ext_proc server, which has no connection.
+    /// Creates the identity of the daemon's own ext_proc server, which reaches the state without a
+    /// connection.
     #[must_use]
     pub fn ext_proc_server(node_id: &str, process_id: u64) -> Self {
         Self {
@@ -252,7 +253,7 @@ impl StreamQuota {
     /// All resources.
     pub const ALL: [Self; KINDS] = [Self::StateStream, Self::EdsStream, Self::Upload];
 
-    /// The maximum number of permits in total, and of one origin.
+    /// The maximum number of permits in total, and for one origin.
     const fn max(self) -> (usize, usize) {
         match self {
             Self::StateStream | Self::EdsStream => (STREAMS_MAX, STREAMS_PER_ORIGIN_MAX),
@@ -260,7 +261,7 @@ impl StreamQuota {
         }
     }
 
-    /// An owner with fewer permits than this may have one of the reserved.
+    /// An owner with fewer permits than this may take a reserved one.
     const fn few(self) -> usize {
         match self {
             Self::StateStream | Self::EdsStream => FEW_STREAMS,

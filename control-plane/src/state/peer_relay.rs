@@ -40,21 +40,21 @@ pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
 /// The longest row accepted, in bytes: the maximum number of endpoints, each with its SLOs.
 pub const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
 
-/// The maximum number of processes of one origin that count as active. Each pick assumes one
+/// The maximum number of processes of one origin that are treated as active. Each pick assumes one
 /// unreported pick of every other active process. A host runs one Envoy, two during a restart,
-/// sometimes a handful. If a host claims hundreds, a pick must not count for hundreds.
+/// sometimes a handful. If a host claims hundreds, other proxies must not assume hundreds of picks.
 pub const ACTIVE_PER_ORIGIN_MAX: u32 = 16;
 
-/// The maximum number of bytes of rows kept of one origin in all pools: those of 256 proxies that
-/// are busy at 1,000 endpoints each. A row beyond that is not accepted.
+/// The maximum number of bytes of rows that are kept from one origin in all pools: the rows of 256
+/// proxies that are busy at 1,000 endpoints each. A row beyond that is not accepted.
 const ROW_BYTES_PER_ORIGIN_MAX: usize = 16 << 20;
 
-/// The interval at which the relay looks for rows that are too old. It is a small part of the time
-/// that they count.
+/// The interval at which the relay looks for rows that are too old: a fortieth of the time for
+/// which a row is used.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(SHARE_EXPIRY_MS / 40);
 
-/// The start of the relay's clock, in ms. It is larger than any age in a row, so that times do not
-/// become negative.
+/// The start of the relay's clock, in ms. The start is larger than any age in a row, so that times
+/// do not become negative.
 const CLOCK_BEGINS_MS: u64 = 86_400_000;
 
 /// The relay of one daemon.
@@ -77,7 +77,7 @@ struct PoolRelay {
     shares: PlacementShares,
     /// The processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each origin.
     active: u32,
-    /// The processes whose row counts or counted within a minute, with the same limit.
+    /// The processes whose row is used, or was used within a minute, with the same limit.
     recent: u32,
     /// The time when the relay last looked for rows that are too old.
     expired_at: Option<Instant>,
@@ -99,8 +99,8 @@ impl Default for PeerRelay {
 }
 
 impl PeerRelay {
-    /// Adds a proxy whose stream requested `pool`. After that, an older stream of the process no
-    /// longer owns it.
+    /// Adds a process whose stream requested `pool`. From then on the process belongs to this
+    /// stream, and to no older one.
     pub fn join(&mut self, pool: &str, member: RelayMember<'_>, now: Instant) {
         self.pools
             .entry(pool.to_owned())
@@ -108,8 +108,8 @@ impl PeerRelay {
             .join(member, now);
     }
 
-    /// Removes a proxy whose stream ended, and its load with it, unless a newer stream of the
-    /// process owns it.
+    /// Removes a process whose stream ended, with its load, unless the process belongs to a newer
+    /// stream.
     pub fn leave(&mut self, pool: &str, process_id: u64, stream_id: u64) {
         let Some(pool) = self.pools.get_mut(pool) else {
             return;
@@ -128,7 +128,7 @@ impl PeerRelay {
         }
     }
 
-    /// Makes only the endpoints of `view` count.
+    /// Includes only load at the endpoints of `view` from now on.
     pub fn follow(&mut self, view: &PoolView) {
         if let Some(pool) = self.pools.get_mut(&*view.name) {
             pool.follow(view);
@@ -352,7 +352,7 @@ impl PoolRelay {
             .front()
             .map_or(self.kept.next, |placed| placed.first);
         let lost = oldest.saturating_sub(cursor.placement);
-        // Placements from before a new proxy joined do not count as lost.
+        // Placements from before a new proxy joined are not counted as lost.
         self.kept.dropped += if cursor.sent_at.is_some() { lost } else { 0 };
         let mut encoded = EncodedPlacements::default();
         let due = self
@@ -396,7 +396,7 @@ mod tests {
         (pool, now)
     }
 
-    /// A process whose stream has the same number as the process.
+    /// Creates a process whose stream has the same number.
     fn member(process_id: u64, origin: &Origin) -> RelayMember<'_> {
         RelayMember {
             process_id,
@@ -783,7 +783,7 @@ mod tests {
         );
         relay.leave("p", 1, 11);
         assert!(relay.pools["p"].processes.is_empty());
-        // A newer stream that did not request the pool does not keep the process in it.
+        // A newer stream that did not request the pool does not keep the process in the pool.
         join(&mut relay, 12);
         relay.leave("p", 1, 12);
         assert!(relay.pools["p"].processes.is_empty() && relay.row_bytes.is_empty());

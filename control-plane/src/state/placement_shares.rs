@@ -3,12 +3,13 @@
 //!
 //! A peer can report placements that no engine ever had. Other proxies cannot recognise this. So
 //! placements of an origin beyond its share of the endpoint's capacity are sent to them as claims
-//! ([`PlacementKind::OverShare`]). A claim counts as cached there, but displaces no placement of
-//! others. A share binds only while more is placed at the endpoint than its engine computed. So
-//! proxies that place only what they send keep all of it, however their traffic is divided.
+//! ([`PlacementKind::OverShare`]). Other proxies treat a claim as cached, but it displaces no
+//! placement of others. A share binds only while more is placed at the endpoint than its engine
+//! computed. So proxies that place only what they send keep all of it, however their traffic is
+//! divided.
 //!
-//! Each origin has a share, and so has each owner while other owners have proxies in the pool. The
-//! placements that count are the last ones at the endpoint. They cover between half of its capacity
+//! Each origin has a share, and so has each owner while other owners have proxies in the pool. Only
+//! the last placements at the endpoint are counted: those that fill between half of its capacity
 //! and all of it. If an owner or an origin is over its share, its processes that place little stay
 //! confirmed: those within an equal part of the share.
 
@@ -24,7 +25,7 @@ use crate::state::peer::Origin;
 
 /// The part of an endpoint's capacity that one origin, or one of several owners, may fill, as one
 /// in this many. If two proxies pick, most placements of each are claims, and last as long as
-/// before. If more than four place equally, all placements are confirmed. One of them that lies
+/// before. If more than four place equally, all placements are confirmed. If one of them lies, it
 /// then takes a quarter from the others.
 const SHARES: u32 = 4;
 
@@ -36,12 +37,14 @@ const CAPACITY_DEFAULT: u32 = 31_250;
 /// sizes the shares are larger or smaller than a quarter by that factor.
 const BLOCK_TOKENS: u64 = BLOCK_BYTES_DEFAULT as u64 / 4;
 
-/// How many blocks may be placed for each that the engine computed, in halves. Bytes for each token
-/// differ between texts by less than half, and a prompt is computed that was believed to be cached.
+/// How many blocks may be placed for each block that the engine computed, in halves. More than one,
+/// because bytes for each token differ between texts, by less than half. A prompt that was wrongly
+/// believed to be cached needs no allowance, because the engine computes it.
 const PLACED_HALVES: u64 = 3;
 
-/// The part of the capacity that may be placed before the engine has shown it: one in this many. A
-/// scrape is a second old, and an engine takes many seconds to compute as much as its cache holds.
+/// The part of the capacity, as one in this many, that may be placed beyond what the engine is
+/// known to have computed. A scrape is a second old, and an engine takes many seconds to compute as
+/// much as its cache holds.
 const UNSHOWN: u32 = 16;
 
 /// The shares at the endpoints of one pool.
@@ -70,7 +73,7 @@ pub(super) struct PlacingPeer<'a> {
 struct EndpointShares {
     capacity: u32,
     blocks: u32,
-    /// How many of them the engine has computed, and its counter as last scraped.
+    /// The blocks that the engine has computed meanwhile, and its counter as last scraped.
     computed: u64,
     computed_tokens: Option<u64>,
     by_owner: BTreeMap<Origin, OwnerBlocks>,
@@ -84,7 +87,7 @@ struct OwnerBlocks {
 }
 
 /// The last placements of one origin at one endpoint, in blocks. A process that has left keeps its
-/// row: otherwise one process would be as many as it likes, one after another.
+/// row. Otherwise one process could pose as many, one after another.
 #[derive(Debug, Default)]
 struct OriginBlocks {
     blocks: u32,
@@ -110,7 +113,7 @@ impl PlacementShares {
         }
     }
 
-    /// Divides confirmed placements of a peer into those within its share and the others.
+    /// Divides confirmed placements of a peer into those within its share and those beyond it.
     pub(super) fn divide(&mut self, placements: &[u8], peer: PlacingPeer<'_>) -> EncodedPlacements {
         let mut divided = EncodedPlacements::default();
         for placement in placements::split(placements) {
@@ -144,7 +147,7 @@ impl Default for EndpointShares {
 }
 
 impl EndpointShares {
-    /// Counts a placement. Returns whether it is within the share of its peer.
+    /// Counts a placement. Returns whether the placement is within the peer's share.
     fn place(&mut self, blocks: u32, peer: PlacingPeer<'_>) -> bool {
         self.blocks = self.blocks.saturating_add(blocks);
         let share = self.capacity / SHARES;
@@ -156,7 +159,7 @@ impl EndpointShares {
         is_within
     }
 
-    /// Takes the engine's counter of a scrape.
+    /// Reads the engine's counter from a scrape.
     fn observe(&mut self, tokens: Option<u64>) {
         if let Some((before, now)) = self.computed_tokens.zip(tokens) {
             self.computed += now.saturating_sub(before) / BLOCK_TOKENS;
@@ -210,7 +213,7 @@ impl OwnerBlocks {
     }
 }
 
-/// The number of processes or origins: those in the pool, and those that have left but count.
+/// The number of processes or origins. Includes those that have left the pool but have a row.
 fn seen<K, V>(rows: &BTreeMap<K, V>, present: u32) -> u32 {
     let seen = u32::try_from(rows.len()).unwrap_or(u32::MAX);
     present.max(seen).max(1)
@@ -442,10 +445,11 @@ pub(super) mod tests {
     /// Prompts that one engine's cache holds.
     const CACHED_PROMPTS: usize = (CAPACITY / PROMPT_BLOCKS) as usize;
 
-    /// Requests between two scrapes: an engine computes a part of 1 in 32 of its cache.
+    /// The requests between two scrapes. Meanwhile an engine computes one 32nd of its cache.
     const SENT_PER_SCRAPE: u64 = 25;
 
-    /// Prompts that clients send, half again as many as all engines hold; few are most frequent.
+    /// The prompts that clients send: 1.5 times as many as all engines hold. A few of them are sent
+    /// most often.
     const PROMPTS: f64 = 1_200.0;
 
     /// Two proxies with a prefix index each, whose placements the daemon relays at once, and
@@ -507,7 +511,7 @@ pub(super) mod tests {
             }
         }
 
-        /// Sends a prompt through a proxy. Returns whether its engine had it cached.
+        /// Sends a prompt through a proxy. Returns whether the picked engine had cached the prompt.
         fn send(&mut self, proxy: usize, prompt: u64) -> bool {
             self.sent += 1;
             if self.sent.is_multiple_of(SENT_PER_SCRAPE) {
@@ -519,7 +523,7 @@ pub(super) mod tests {
             let endpoints: Vec<EndpointRef> = (0..ENDPOINTS).map(endpoint).collect();
             let mut known = Vec::new();
             self.indexes[proxy].matched(&hashes, &endpoints, &mut known);
-            // A cached prompt is worth four requests more than another engine has.
+            // A cached prompt outweighs four requests more than at another engine.
             let worth = |at: usize| f64::from(known[at].cached) / 10.0 - self.picks[at];
             let best = (0..endpoints.len())
                 .max_by(|a, b| worth(*a).total_cmp(&worth(*b)))

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use crate::pool::writer::PoolView;
 
-/// The configured pools, and their views.
+/// The names of the configured pools, and the newest view of each.
 #[derive(Debug)]
 pub struct PoolTable {
     /// The names of all configured pools, with or without a complete set of endpoints.
@@ -54,7 +54,7 @@ impl PoolTable {
 // === impl PoolViews ===
 
 impl PoolViews {
-    /// The pool of this name, if it has a complete set of endpoints.
+    /// The pool with this name, if it has a complete set of endpoints.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&PoolView> {
         self.0

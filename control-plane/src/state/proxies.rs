@@ -22,7 +22,7 @@ pub type Proxies = BTreeMap<u64, ConnectedProxy>;
 /// The streams of proxies and Envoys.
 #[derive(Debug, Default)]
 pub struct ProxyTables {
-    /// The client certificates that may have each pool.
+    /// Which client certificates give access to which pools.
     pub(crate) clients: ClientNames,
     /// The state streams of proxies.
     pub streams: watch::Sender<Proxies>,
@@ -90,7 +90,7 @@ impl Drop for PoolMembership {
 // === impl ProxyTables ===
 
 impl ProxyTables {
-    /// Creates the tables without streams. Only `clients` may have pools.
+    /// Creates the tables without streams. Only `clients` get pools.
     #[must_use]
     pub fn new(clients: ClientNames) -> Self {
         Self {
@@ -128,7 +128,8 @@ impl ProxyTables {
         }
     }
 
-    /// Passes the load of a process to the other processes. Only endpoints of `view` count.
+    /// Passes the load of a process to the other processes, but only the load at endpoints of
+    /// `view`.
     pub fn share(
         &self,
         process_id: u64,

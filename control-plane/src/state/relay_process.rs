@@ -40,22 +40,22 @@ pub(super) struct RelayProcess {
     pub(super) stream_id: u64,
     pub(super) row: PeerLoadReport,
     pub(super) row_bytes: usize,
-    /// The requests that its flow control queues.
+    /// The requests that the process's flow control queues.
     pub(super) backlog: QueuedRequests,
     pub(super) claimed: ClaimedPrompts,
     pub(super) received_at: Instant,
-    /// The time when its row last counted.
+    /// The time when the process's row was last used.
     pub(super) counted_at: Option<Instant>,
     /// The stamp of the last report that had one; 0 if no report had one.
     pub(super) stamp: u64,
 }
 
-/// The number of claims that a process may withdraw: twice the requests that a busy proxy has
-/// without a reply. Twice as many are remembered at most.
+/// At least this many of a process's last claims are remembered, and at most twice as many: a busy
+/// proxy has half as many requests without a reply.
 const CLAIMS_MAX: usize = 1_024;
 
-/// The last prompts that a process claimed, each by its endpoint and first block. It may withdraw
-/// these, and no claims of others.
+/// The last prompts that a process claimed, each by its endpoint and first block. The process may
+/// withdraw these, and no claims of others.
 #[derive(Debug, Default)]
 pub(super) struct ClaimedPrompts {
     newest: BTreeSet<(EndpointRef, u64)>,
@@ -65,7 +65,7 @@ pub(super) struct ClaimedPrompts {
 // === impl ClaimedPrompts ===
 
 impl ClaimedPrompts {
-    /// The claims of a message, without withdrawals of what the process has not claimed.
+    /// The claims in a message, without withdrawals of prompts that the process has not claimed.
     pub(super) fn admit(&mut self, mut claims: &[u8]) -> Vec<u8> {
         let mut admitted = Vec::new();
         while let Some(claim) = placements::take(claims) {

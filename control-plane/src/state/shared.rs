@@ -1,5 +1,5 @@
-//! The state that the streams of proxies read and write: five tables, each with its writer. Other
-//! tasks get only the tables that they need.
+//! The state that the daemon's tasks share: five tables, each with its writers. Other tasks get
+//! only the tables that they need.
 //!
 //! | table | row | writer | readers |
 //! |---|---|---|---|
@@ -35,7 +35,7 @@ pub struct DaemonState {
 
 impl DaemonState {
     /// The state of a new daemon that stands by after `term`: no connections, and no views of the
-    /// pools that `scrapers` names. Only `clients` may have these pools.
+    /// pools that `scrapers` names. Only `clients` get these pools.
     #[must_use]
     pub fn new(
         term: u64,

@@ -25,7 +25,7 @@ use crate::state::life::unix_ms;
 use crate::state::pool_views::PoolViews;
 use crate::state::shared::DaemonState;
 
-/// The version of the format. A file of another version counts as unreadable.
+/// The version of the format. A file with another version is not read.
 const SCHEMA: u32 = 1;
 
 /// The file mode: only the owner may read it, because it contains the hash secret.
@@ -132,7 +132,7 @@ impl SavedState {
     /// Reads the text of a snapshot file.
     ///
     /// # Errors
-    /// The error says what is invalid.
+    /// Fails if the text is invalid.
     pub fn parse(text: &str) -> Result<Self, String> {
         serde_json::from_str::<Self>(text)
             .map_err(|e| e.to_string())

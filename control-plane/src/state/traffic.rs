@@ -139,7 +139,8 @@ impl TrafficRecorder {
 
 impl TrafficHistory {
     /// Adds a sample of `pool`: the difference between `totals` and the last call. `earlier` has
-    /// the counts from before this daemon ran. The first call only sets the beginning.
+    /// the counts from before this daemon ran. The first call adds no sample, because there is no
+    /// earlier call.
     pub fn record(
         &mut self,
         pool: &Arc<str>,
@@ -186,7 +187,7 @@ impl TrafficReading {
         }
     }
 
-    /// The growth since `before`. A count that fell counts as zero growth.
+    /// The growth since `before`. The growth of a count that fell is zero.
     fn minus(&self, before: &Self) -> Self {
         let now = &self.all;
         let old = &before.all;

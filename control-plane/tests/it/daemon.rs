@@ -1,4 +1,4 @@
-//! The daemon as its peers see it: the tests play filters, Envoys and operators, and write the
+//! The daemon as its peers see it. The tests act as filters, Envoys and operators, and write the
 //! files that operators write.
 
 mod admin;

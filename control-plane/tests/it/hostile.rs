@@ -1,6 +1,6 @@
-//! Hostile or broken peers on the state port that use the protocol correctly. The tests check
-//! another proxy (when it gets its pool update, and what it gets of other proxies) and what the
-//! daemon's work costs.
+//! Hostile or broken peers on the state port that use the protocol correctly. The tests check what
+//! another proxy notices (when it gets its pool update, and what it gets from other proxies), and
+//! what the daemon's work costs.
 
 mod counts;
 mod eds;

@@ -1,10 +1,10 @@
-//! Configurations of other projects whose files the daemon reads: the daemon accepts each file that
-//! the project's own picker loads.
+//! Configurations from other projects. The daemon accepts each file that the project's own picker
+//! loads.
 //!
 //! `tests/configs/others.jsonl` has one line for each: where it is (repository, commit, path), and
-//! its settings. The settings were collected from public files under the Apache License 2.0 of
-//! llm-d, KServe and the Gateway API Inference Extension, and reduced to what a reader looks at: no
-//! comments, no parameters of plugins that are refused, no addresses and names of models.
+//! its settings. The settings were collected from public files of llm-d, KServe and the Gateway API
+//! Inference Extension, under the Apache License 2.0. They were reduced to what a reader looks at:
+//! no comments, no parameters of refused plugins, no addresses and no names of models.
 
 use control_plane::config;
 use serde::Deserialize;
@@ -25,9 +25,9 @@ const FILE: &str = "tests/configs/others.jsonl"; // tests run in the folder of t
 
 #[derive(Debug, Deserialize)]
 struct OtherConfig {
-    /// Where it is: repository, commit and path.
+    /// The places of the file: repository, commit and path.
     places: Vec<String>,
-    /// What is said of it here.
+    /// The verdict of the daemon.
     verdict: String,
     config: serde_json::Value,
 }

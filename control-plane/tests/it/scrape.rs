@@ -378,7 +378,8 @@ async fn slow_and_silent_endpoints_meet_the_deadline() {
     }
 }
 
-/// An engine that serves adapters lists the names of its base model. The label has the first name.
+/// An engine that serves adapters lists the names of its base model. The label of the metrics has
+/// the first name.
 #[tokio::test]
 async fn names_of_a_base_model_come_from_the_list_of_models() {
     let lora = r#"vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql",waiting_lora_adapters=""} 1"#;

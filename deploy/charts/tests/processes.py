@@ -36,7 +36,7 @@ def missing() -> str | None:
 
 
 def wait(what: str, condition: Callable[[], Any]) -> Any:
-    """Waits until `condition` returns a true value, and returns it. An OSError counts as false."""
+    """Waits until `condition` returns a true value, and returns it. An OSError means false."""
     until = time.monotonic() + SECONDS_MAX
     last: Any = None
     while time.monotonic() < until:

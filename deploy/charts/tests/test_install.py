@@ -212,7 +212,7 @@ class Install(ChartTest):
         self.assertTrue(self.allowed("get", "switchpoint", "sp-ca"))
         self.assertFalse(self.allowed("patch", "switchpoint", "sp-ca") or self.allowed("get", "edge", "other"))
         # It has read the certificates, and the CA, and none is due.
-        self.assertNotIn("cannot look after a certificate", machine.log("daemon"))
+        self.assertNotIn("cannot check or renew a certificate", machine.log("daemon"))
         self.assertNotIn("renewed a certificate", machine.log("daemon"))
         lease = self.cluster.request("GET", "/apis/coordination.k8s.io/v1/namespaces/switchpoint/leases/sp-daemon")
         self.assertIn("pod-1", lease["spec"]["holderIdentity"])

@@ -33,10 +33,11 @@ use load::{CLASSES, TrafficClass};
 /// Engines: Llama 3.1 8B on one H100 each.
 const SERVERS: usize = 2;
 
-/// The wave begins after this time, and chat continues after it.
+/// How long chat runs before the wave begins.
 const WAVE_BEGINS: Duration = Duration::from_secs(4);
 const CHAT_AFTER: Duration = Duration::from_secs(4);
-/// Shares are measured over this part of the wave, because both tenants have held requests by then.
+/// Shares are measured from this time of the wave on, because both tenants have held requests by
+/// then.
 const SHARES_AFTER: Duration = Duration::from_secs(8);
 
 const SHAPES: [FleetShape; 3] = [
@@ -82,12 +83,12 @@ pub(crate) struct Args {
     /// Measure only the waves, or only the cost of a request
     #[arg(long)]
     only: Option<FlowHalf>,
-    /// Rounds of the cost
+    /// Rounds that measure the cost of a request
     #[arg(long, default_value_t = 9)]
     cost_rounds: usize,
 }
 
-/// A half of this part.
+/// What `--only` measures: the waves, or the cost of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum FlowHalf {
     Waves,
@@ -234,8 +235,8 @@ impl WaveRun {
         times
     }
 
-    /// Tokens/s of a class in the part of the wave where all are held: of the requests whose first
-    /// token came in that time.
+    /// Tokens/s of a class in the part of the wave where all tenants have held requests. Includes
+    /// the requests whose first token came in that time.
     fn tokens_per_s(&self, class: usize, wave: Duration) -> f64 {
         let part = WAVE_BEGINS + SHARES_AFTER..WAVE_BEGINS + wave;
         let began = |seen: &&ReplayResult| {

@@ -19,7 +19,7 @@ pub(crate) struct LoadRun {
     pub(crate) connections: usize,
     pub(crate) seconds: u32,
     /// Open loop: requests/s that are sent independently of earlier answers. `None` means a closed
-    /// loop: each connection sends its next request when it has its answer.
+    /// loop: each connection sends its next request after the answer to the last.
     pub(crate) rate: Option<u32>,
     /// HTTP/2 without TLS, in place of HTTP/1.1.
     pub(crate) http2: bool,
@@ -47,7 +47,8 @@ pub(crate) struct LoadFigures {
 // === impl LoadRun ===
 
 impl LoadRun {
-    /// Each of `connections` sends its next request by HTTP/1.1 when it has its answer.
+    /// Each of `connections` uses HTTP/1.1, and sends its next request after the answer to the
+    /// last.
     pub(crate) fn closed_loop(
         target: SocketAddr,
         bodies: PathBuf,

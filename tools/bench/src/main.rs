@@ -56,7 +56,7 @@ struct Args {
     /// Measure only the cases of the targets in `overhead`
     #[arg(long)]
     quick: bool,
-    /// Rounds; each measures every variant once
+    /// Number of rounds. Each round measures every variant once
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Seconds of load for each path and round
@@ -69,14 +69,14 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum BenchPart {
-    /// The cost of a request: latency, CPU, requests/s, tails, beside two bases (18 minutes;
-    /// --quick: 6)
+    /// The cost of a request: latency, CPU, requests/s and tails, compared with two bases (18
+    /// minutes; --quick: 6)
     Overhead(Args),
-    /// A streamed chunk
+    /// The cost of a streamed chunk
     Streams(Args),
-    /// Scraping, memory, start, changes
+    /// The cost of scraping, memory, time to start, time until a change takes effect
     Standing(Args),
-    /// Gain of shared state: one worker against several, of one proxy and of two ->
+    /// Gain of shared state: one worker compared with several workers of one and of two proxies ->
     /// target/bench/sharing.json
     Sharing(sharing::Args),
     /// Cost of 32 proxies for one daemon: its CPU, and the age of load and placements on arrival ->
@@ -85,8 +85,9 @@ enum BenchPart {
     /// Engines of every kind, and pools with a broken engine: bursts, load, conversations, share of
     /// the broken engine -> target/bench/engines.json
     Engines(engines::Args),
-    /// Flow control: chat beside a wave of batch through one worker, four, and two proxies of four;
-    /// then without the daemon; what it costs a request -> target/bench/flow.json, flow-cost.json
+    /// Flow control: chat beside a wave of batch requests, through one worker, four workers, and
+    /// two proxies of four workers, then without the daemon; and the cost for a request ->
+    /// target/bench/flow.json, flow-cost.json
     Flow(flow::Args),
     /// Copy the last results to docs/data and print docs/reference/performance.md from there
     Page,
@@ -159,7 +160,8 @@ fn write_result(part: &str, rows: &[impl Serialize]) -> Result<()> {
     Ok(())
 }
 
-/// The JSON with a line for each row, and floats with four decimals, which keep a share of 1.05 %.
+/// The JSON with a line for each row, and floats with four decimals, so that a share of 1.05 % is
+/// not rounded.
 fn lines(mut result: serde_json::Value) -> String {
     let rows = result["rows"].take();
     let rows: Vec<String> = rows

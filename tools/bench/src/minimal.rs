@@ -17,7 +17,7 @@ use testbed::{Result, client, wait_for};
 
 use crate::world::hosts;
 
-/// The longest time to start, and to stop.
+/// The maximum time to start, and to stop.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The running process.
@@ -30,10 +30,11 @@ pub(crate) struct MinimalEnvoy {
 // === impl MinimalEnvoy ===
 
 impl MinimalEnvoy {
-    /// Starts it with this many workers, in front of `endpoints` by round robin.
+    /// Starts an Envoy with this many workers, which spreads requests over `endpoints` by round
+    /// robin.
     ///
     /// # Errors
-    /// Fails if it does not start.
+    /// Fails if Envoy does not start.
     pub(crate) async fn start(endpoints: &[String], workers: u32, folder: &Path) -> Result<Self> {
         let port = ReservedPort::lease()?;
         let file = folder.join("minimal-envoy.json");
@@ -65,10 +66,10 @@ impl MinimalEnvoy {
         self.process.id()
     }
 
-    /// Ends it.
+    /// Ends the Envoy.
     ///
     /// # Errors
-    /// Fails if it does not end when signalled.
+    /// Fails if Envoy does not end when signalled.
     pub(crate) async fn stop(mut self) -> Result<()> {
         self.process.stop(LIMIT).await.map(drop)
     }

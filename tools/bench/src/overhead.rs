@@ -34,11 +34,11 @@ pub(crate) const CENTRES: [usize; 2] = [10_000, 100_000];
 const SIZES: [usize; 6] = [1_000, 10_000, 100_000, 220_000, 400_000, 1_000_000];
 const QUICK_SIZES: [usize; 3] = [10_000, 100_000, 400_000];
 
-/// Endpoints and connections where these factors do not change.
+/// Endpoints and connections in cases that change another factor.
 pub(crate) const ENDPOINTS: usize = 100;
 pub(crate) const CONNECTIONS: usize = 16;
 
-/// Connections where the number of workers changes, so that each worker has several.
+/// Connections in cases with another number of workers, so that each worker has several.
 pub(crate) const MANY: usize = 64;
 pub(crate) const WORKERS: u32 = 4;
 
@@ -82,15 +82,15 @@ pub(crate) struct OverheadRow {
 pub(crate) struct OverheadCase {
     pub(crate) body_bytes: usize,
     pub(crate) escapes: bool,
-    /// Whether picks use predicted latency; otherwise the default profile.
+    /// Whether picks use predicted latency. Otherwise picks use the default profile.
     pub(crate) predicting: bool,
     pub(crate) endpoints: usize,
     pub(crate) connections: usize,
     /// Workers of Envoy.
     pub(crate) workers: u32,
-    /// HTTP/2 from the client.
+    /// Whether the client uses HTTP/2.
     pub(crate) http2: bool,
-    /// The engines answer at the pace of a real one, otherwise at once.
+    /// Whether the engines answer at the pace of a real engine. Otherwise they answer at once.
     pub(crate) paced: bool,
     /// Requests/s that are sent independently of earlier answers (open loop), otherwise null.
     pub(crate) rate_rps: Option<u32>,
@@ -369,7 +369,8 @@ fn said(row: &OverheadRow) -> String {
 // === impl OverheadCase ===
 
 impl OverheadCase {
-    /// The case in which only the body differs from the centre.
+    /// The standard case with bodies of this size. Other cases of the size differ from it in one
+    /// setting.
     pub(crate) fn around(body_bytes: usize) -> Self {
         Self {
             body_bytes,
@@ -384,8 +385,8 @@ impl OverheadCase {
         }
     }
 
-    /// Describes how the case differs from the centre of its body size, always with its
-    /// connections.
+    /// Describes the load of the case, and how the case differs from the standard case of its body
+    /// size.
     pub(crate) fn said(&self) -> String {
         let load = self.rate_rps.map_or_else(
             || format!("{} connections", self.connections),

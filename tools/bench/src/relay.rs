@@ -1,7 +1,7 @@
 //! Measures the cost of many proxies for one daemon. The bench simulates the proxies at the
-//! protocol level. Like a proxy with that many picks per second, each sends placements, and every
-//! few milliseconds a load report of all endpoints in which much changes. The bench measures the
-//! daemon's CPU, and how old load reports and placements are on arrival.
+//! protocol level. Each sends what a proxy with that many picks per second sends: placements, and
+//! every few milliseconds a load report of all endpoints, in which much has changed. The bench
+//! measures the daemon's CPU, and how old load reports and placements are on arrival.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ use tonic::Streaming;
 
 use crate::load::cpu_ns;
 
-/// The longest time from the first proxy to the last pool update.
+/// The maximum time from the first proxy to the last pool update.
 const LIMIT: Duration = Duration::from_secs(30);
 /// The longest age that is recorded, in tenths of a ms. Older messages are recorded with this age.
 const AGE_TENTHS_MAX: usize = 100_000;
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     /// Endpoints, at least as many as proxies
     #[arg(long, default_value_t = 100)]
     endpoints: u16,
-    /// Time between two messages of a proxy, ms
+    /// Time between two messages from a proxy, ms
     #[arg(long, default_value_t = 5)]
     every_ms: u64,
     /// Seconds measured

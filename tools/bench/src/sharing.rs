@@ -37,8 +37,8 @@ const ENDPOINTS: u32 = 100;
 /// A further measurement has 15 peers (a proxy of sixteen workers) and 500 endpoints.
 const LARGE: [u32; 2] = [15, 500];
 /// The cost under load is measured in a proxy with this many workers and connections. Then requests
-/// on new connections read the result; there are enough that each worker almost surely answers some
-/// of them.
+/// on new connections read the result. There are so many that each worker almost surely answers
+/// one.
 const LIVE_WORKERS: u32 = 4;
 const LIVE_CONNECTIONS: usize = 16;
 const LIVE_SECONDS: u32 = 6;
@@ -383,7 +383,7 @@ fn mean(
 }
 
 /// Compares a shape with one worker. A single worker has no peers to share with, so all its runs
-/// count.
+/// are used.
 fn verdict(rows: &[SharingRow], shape: FleetShape, sharing: bool) -> String {
     let one = |of: fn(&SharingRow) -> Option<f64>| {
         f64::midpoint(

@@ -23,12 +23,12 @@ const SETTLE: Duration = Duration::from_secs(3);
 /// a second.
 const SCRAPE_INTERVAL: &str = "900ms";
 const SCRAPE_WINDOWS: usize = 3;
-/// Starts with each number of workers.
+/// The number of starts with each number of workers.
 const MEMORY_ROUNDS: usize = 3;
 const SCRAPE_WINDOW: Duration = Duration::from_secs(8);
 
-/// So many prompts of so many blocks put 6,600 blocks of each of 100 endpoints into the prefix
-/// index. The prompts are so short that the index has an entry for each block.
+/// The number of prompts, and of blocks in each. They put 6,600 blocks of each of 100 endpoints
+/// into the prefix index. The prompts are so short that the index has an entry for each block.
 const PROMPTS: usize = 5_500;
 const BLOCKS: usize = 120;
 const BLOCK_BYTES: usize = 256;

@@ -20,7 +20,7 @@ const STREAMS: u64 = 50;
 const CHUNKS: u64 = 300;
 const EVERY_MS: u64 = 10;
 
-/// A run that takes longer than this counts as hung.
+/// The maximum time of a run. A longer run hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// One row of the result file.

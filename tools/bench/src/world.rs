@@ -22,7 +22,7 @@ use testbed::{Result, client, root, wait_for};
 use crate::minimal::MinimalEnvoy;
 use crate::sink;
 
-/// The longest time for a daemon to have state, and to end.
+/// The maximum time until a daemon has state, and until it ends.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The largest body that the listener without a picker holds: the body limit of the shipped file.
@@ -102,8 +102,8 @@ impl BenchStack {
         Self::start_at(servers, &listed, endpoints, workers, daemon).await
     }
 
-    /// Starts everything with servers at this port; the daemon's command line names the endpoints
-    /// `told`.
+    /// Starts everything with servers at port `servers`. The daemon's command line names the
+    /// endpoints `told`.
     ///
     /// # Errors
     /// Fails if a part does not start.
@@ -297,8 +297,8 @@ pub(crate) fn listeners(config: &mut EnvoyConfig) -> Result<&mut Vec<Value>> {
         .ok_or("the config has no listeners")?)
 }
 
-/// Adds the listener of `ext_proc.yaml`, and a cluster for the ext_proc server at port `asked`.
-/// Without TLS, as in the measurements of llm-d's picker that ours are compared with.
+/// Adds the listener of `ext_proc.yaml`, and a cluster for the ext_proc server at port `asked`. The
+/// cluster has no TLS, as in the measurements of llm-d's picker that ours are compared with.
 pub(crate) fn add_ext_proc(
     config: &mut EnvoyConfig,
     name: &str,

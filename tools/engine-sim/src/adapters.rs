@@ -13,8 +13,8 @@ pub(crate) struct LoadedAdapters {
 // === impl LoadedAdapters ===
 
 impl LoadedAdapters {
-    /// `places` is how many adapters fit at once. With 0 places adapters cost nothing, as if they
-    /// were part of the base model.
+    /// Creates the memory. `places` adapters fit at once. With 0 places, adapters cost nothing, as
+    /// if they were part of the base model.
     pub(crate) fn new(places: usize) -> Self {
         Self {
             places,
@@ -29,7 +29,7 @@ impl LoadedAdapters {
         self.places == 0 || there || self.loaded.iter().any(|&other| !in_use(other))
     }
 
-    /// Makes the adapter the most recently used. Returns true if it had to be loaded.
+    /// Makes the adapter the most recently used one. Returns true if the adapter had to be loaded.
     ///
     /// The adapter must fit, see [`Self::fits`].
     pub(crate) fn load(&mut self, adapter: u16, in_use: impl Fn(u16) -> bool) -> bool {

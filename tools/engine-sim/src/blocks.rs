@@ -148,8 +148,7 @@ impl BlockCache {
         }
     }
 
-    /// Lets later sequences find the block by this hash. The first block with a hash wins. A second
-    /// block with the same content stays private.
+    /// Lets later sequences find the block by this hash, unless another block already has the hash.
     pub(crate) fn publish(&mut self, block: u32, hash: u64) {
         if self.hashes[block as usize] == 0 && hash != 0 && !self.found.contains_key(&hash) {
             self.hashes[block as usize] = hash;
@@ -198,8 +197,8 @@ impl BlockCache {
         self.listed -= 1;
     }
 
-    /// Sum of users over all blocks. Compared with the blocks of all sequences it shows that none
-    /// leaks.
+    /// Sum of users over all blocks. Compared with the blocks of all sequences, the sum shows that
+    /// no block leaks.
     #[cfg(test)]
     pub(crate) fn uses(&self) -> usize {
         self.users.iter().map(|&users| users as usize).sum()

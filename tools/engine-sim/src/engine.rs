@@ -7,8 +7,8 @@
 //!
 //! A step first serves the running sequences in order of admission: one token each, or the next
 //! chunk of their prompt. Then it admits from the queue. If a running sequence needs a block and
-//! none is free, the newest running sequence is preempted, and the step admits none. The tokens
-//! that a step computes come out at its end.
+//! none is free, the newest running sequence is preempted, and the step admits no sequence. The
+//! tokens that a step computes come out at its end.
 
 use std::collections::VecDeque;
 
@@ -30,8 +30,8 @@ pub struct SimulatedEngineSpec {
     pub budget: usize,
     /// Sequences that run at once.
     pub sequences_max: usize,
-    /// HTTP, tokenising and IPC before the engine sees a request, ms. The caller adds it: a request
-    /// is submitted this long after it was sent.
+    /// Time for HTTP, tokenising and IPC before the engine sees a request, ms. The caller submits a
+    /// request this long after it was sent.
     pub api_ms: f64,
     /// LoRA adapters that fit at once; 0 if adapters cost nothing.
     pub adapter_places: usize,
@@ -283,8 +283,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.waiting.push_front(sequence);
     }
 
-    /// Admits from the queue, in order. A sequence whose adapter has no place is skipped. One
-    /// without enough free blocks ends the admission.
+    /// Admits from the queue, in order. A sequence whose adapter has no place is skipped. A
+    /// sequence without enough free blocks ends the admission.
     fn admit(&mut self, plan: &mut StepPlan, admitted: &mut impl FnMut(&mut R, u32)) {
         let mut passed_over = Vec::new();
         while plan.budget > 0 && self.running.len() < self.spec.sequences_max {
@@ -319,7 +319,7 @@ impl<R: EngineRequest> BatchingEngine<R> {
     ) -> Option<EngineSequence<R>> {
         let block_tokens = self.spec.block_tokens;
         let hashes = sequence.request.block_hashes();
-        // The last token is always computed: its logits give the next one.
+        // The last token is always computed, because its logits give the next token.
         let cachable = hashes.len().min((sequence.target - 1) / block_tokens);
         let idle = self
             .blocks

@@ -4,7 +4,8 @@
 //!
 //! The engine is a state machine that reads no clock: the caller passes the time, starts a step
 //! with [`BatchingEngine::start`] and ends it with [`BatchingEngine::end`] at the time that `start`
-//! returned. The testbed's model server drives it in real time, the simulator in virtual time.
+//! returned. The testbed's model server drives the engine in real time, the simulator in virtual
+//! time.
 //!
 //! All times are milliseconds of engine time.
 #![deny(clippy::indexing_slicing)]

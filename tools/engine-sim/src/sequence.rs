@@ -20,7 +20,8 @@ pub trait EngineRequest {
         0
     }
 
-    /// True if another engine computed the prompt and its KV, all but the last token, is here.
+    /// True if another engine computed the prompt, and its KV (without the last token) was
+    /// transferred to this engine.
     fn is_prefilled(&self) -> bool {
         false
     }
@@ -88,7 +89,7 @@ impl<R: EngineRequest> EngineSequence<R> {
     }
 
     /// Adds the next `tokens` to the step. Later sequences of the same step already find the blocks
-    /// that this fills, as in vLLM.
+    /// that these tokens fill, as in vLLM.
     pub(crate) fn schedule(
         &mut self,
         tokens: usize,

@@ -40,7 +40,8 @@ pub struct StepBatch {
 // === impl StepBatch ===
 
 impl StepBatch {
-    /// Adds one decoded token, which sees `context` tokens with itself.
+    /// Adds one decoded token. `context` is the number of tokens that it attends to, including
+    /// itself.
     pub(crate) fn add_decode(&mut self, context: usize) {
         self.sequences += 1.0;
         self.context += context as f64;

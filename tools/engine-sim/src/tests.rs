@@ -285,7 +285,7 @@ fn requests_are_served_in_order_of_arrival() {
     assert!(firsts.is_sorted(), "{firsts:?}");
 }
 
-/// How long the first step takes with these requests, and the engine then.
+/// Returns the duration of the first step with these requests, and the engine after that step.
 fn first_step(
     spec: SimulatedEngineSpec,
     requests: &[TestRequest],

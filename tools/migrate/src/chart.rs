@@ -27,7 +27,8 @@ const PREDICTION_SWITCHES: [&str; 2] = [
 /// The verbosity of llm-d's log that corresponds to `debug`.
 const DEBUG_VERBOSITY: f64 = 4.0;
 
-/// Annotations of pods that are about the picker's ports or one rollout.
+/// Prefixes of annotations that concern the picker's ports or a single rollout, and so are left
+/// out.
 const ANNOTATIONS_LEFT: [&str; 2] = ["prometheus.io/", "kubectl.kubernetes.io/"];
 
 /// The values of our chart.

@@ -53,7 +53,8 @@ stdout has the values of our chart, with the configuration of each pool; stderr 
 docs/how-to/migrate.md has the steps of a migration, and what has no equivalent.
 ";
 
-/// The resources of a namespace that describe endpoint pickers; the latter half may not exist.
+/// The resources of a namespace that describe endpoint pickers. Those of the second half may not
+/// exist.
 const RESOURCES: [&str; 6] = [
     "/api/v1/namespaces/{}/configmaps",
     "/api/v1/namespaces/{}/services",
@@ -73,19 +74,21 @@ const RESOURCES: [&str; 6] = [
 #[derive(Debug, Parser)]
 #[command(name = "switchpoint-migrate", version = VERSION, after_help = EXAMPLES)]
 pub struct MigrateArgs {
-    /// Values of llm-d's chart, as for helm: repeat it in the same order; needs --pool.
+    /// A file of values for llm-d's chart. Repeat the option in the same order as for helm. Needs
+    /// --pool.
     #[arg(short = 'f', long = "values", value_name = "FILE", requires = "pool", conflicts_with_all = ["objects", "cluster"])]
     pub values: Vec<PathBuf>,
 
-    /// Kubernetes objects of a running picker, or one EndpointPickerConfig; `-`: from stdin.
+    /// Files with the Kubernetes objects of a running picker, or with one EndpointPickerConfig. `-`
+    /// means stdin.
     #[arg(value_name = "OBJECTS", required_unless_present_any = ["values", "cluster"], conflicts_with = "cluster")]
     pub objects: Vec<PathBuf>,
 
-    /// Read the objects from the cluster of the kubeconfig; needs --namespace.
+    /// Read the objects from the cluster of the kubeconfig. Needs --namespace.
     #[arg(long, requires = "namespace")]
     pub cluster: bool,
 
-    /// The name of the InferencePool. llm-d's charts name it like the release.
+    /// The name of the InferencePool. llm-d's charts give it the name of the release.
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
 
@@ -93,12 +96,12 @@ pub struct MigrateArgs {
     #[arg(long, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
 
-    /// Which of llm-d's charts the values are for [default: by what they set].
+    /// The llm-d chart that the values are for [default: recognized by the keys in the values].
     #[arg(long, value_enum, requires = "values")]
     pub chart: Option<LlmdChart>,
 
-    /// Write values.yaml, picker.yaml and report.md there, instead of the values to stdout and the
-    /// report to stderr.
+    /// Write values.yaml, picker.yaml and report.md into this folder. Without it, the values go to
+    /// stdout and the report to stderr.
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
 }
@@ -358,7 +361,7 @@ pub fn migrate(found: FoundPickers) -> Migrated {
     }
 }
 
-/// Says how requests reach the pool.
+/// Reports how requests reach the pool.
 fn mode(picker: &LlmdPicker) -> ReportEntry {
     let (item, ours, reason) = if picker.standalone {
         (
@@ -382,7 +385,8 @@ fn mode(picker: &LlmdPicker) -> ReportEntry {
     }
 }
 
-/// Chooses the configuration if the input has values instead of a file.
+/// Chooses the configuration by the values of the chart if the input has no configuration. Returns
+/// an entry for the report if the chosen configuration is missing.
 fn choose(picker: &mut LlmdPicker) -> Option<ReportEntry> {
     let running = picker
         .items

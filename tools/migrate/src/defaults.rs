@@ -1,4 +1,4 @@
-//! The configurations that llm-d's charts have built in, and what their flags add.
+//! The built-in configurations of llm-d's charts, and what flags add to them.
 //!
 //! Source: llm-d-router `config/charts/routerlib/templates/_config.yaml`.
 
@@ -80,7 +80,7 @@ const METRIC_FLAGS: [(&str, &str); 5] = [
     ("--cache-info-metric", "cacheInfoSpec"),
 ];
 
-/// How the metrics of known engines begin.
+/// The prefixes of the metrics of known engines.
 const ENGINES: [(&str, &str); 4] = [
     ("vllm:", "vllm"),
     ("sglang:", "sglang"),
@@ -88,7 +88,8 @@ const ENGINES: [(&str, &str); 4] = [
     ("trtllm_", "trtllm-serve"),
 ];
 
-/// The text of the configuration that a chart's values choose, and an answer if it is missing.
+/// Returns the file name and the text of the configuration that a chart's values choose, or an
+/// entry for the report if the text is missing.
 pub fn chosen(items: &GivenItems) -> (Option<(String, String)>, Option<ReportEntry>) {
     let file = items
         .text("router.epp.pluginsConfigFile")
@@ -124,8 +125,8 @@ pub fn chosen(items: &GivenItems) -> (Option<(String, String)>, Option<ReportEnt
     }
 }
 
-/// Whether a pool's configuration is llm-d's own default, to which charts add the engine and where
-/// metrics are.
+/// Whether a pool's configuration is llm-d's own default. Charts add the engine and the place of
+/// the metrics to it.
 #[must_use]
 pub fn is_default(picker: &LlmdPicker) -> bool {
     let custom = match picker.items.get("router.epp.pluginsCustomConfig") {

@@ -28,7 +28,7 @@ pub struct GivenItems {
 // === impl GivenItems ===
 
 impl GivenItems {
-    /// Adds an item. If two items have the same path, both are reported and the later one counts.
+    /// Adds an item. If two items have the same path, both are reported and the later one is used.
     pub fn push(&mut self, item: GivenItem) {
         self.items.push(item);
     }
@@ -113,8 +113,8 @@ impl GivenItems {
     }
 
     fn entry(&self, item: &GivenItem) -> ReportEntry {
-        // The items of a configuration are reported one by one. For an object, only its presence
-        // counts.
+        // The report shows no value of a configuration, because the configuration's items are
+        // reported one by one. It shows no value of an object either.
         let config = matches!(
             item.path.as_str(),
             "router.epp.pluginsCustomConfig" | "--config-text"

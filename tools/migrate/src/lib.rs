@@ -38,6 +38,6 @@ pub struct LlmdPicker {
     config: Option<(String, String)>,
     /// All items that are set.
     items: GivenItems,
-    /// Whether it has a proxy of its own, instead of a gateway that reads InferencePools.
+    /// Whether the picker has a proxy of its own, instead of a gateway that reads InferencePools.
     standalone: bool,
 }

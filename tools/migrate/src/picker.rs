@@ -1,5 +1,5 @@
-//! Migrates an EndpointPickerConfig. A configuration that has its meaning here too is kept. Any
-//! other is changed until `switchpointd check` accepts it.
+//! Migrates an EndpointPickerConfig. A configuration that means the same here is kept. Any other is
+//! changed until `switchpointd check` accepts it.
 //!
 //! The answers come from the table of the configuration reader. This module adds replacements that
 //! need no decision by the operator.

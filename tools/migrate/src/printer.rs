@@ -104,8 +104,8 @@ fn number(number: f64) -> String {
     }
 }
 
-/// Whether the text is a quantity or a time such as `8Gi` or `10s`, which no reader takes for a
-/// number.
+/// Whether the text is a quantity or a time such as `8Gi` or `10s`, which no YAML reader takes for
+/// a number.
 fn is_quantity(text: &str) -> bool {
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     number.starts_with(|c: char| c.is_ascii_digit())

@@ -15,9 +15,9 @@ pub struct ReportEntry {
     /// The result for the item.
     pub verdict: MigrationVerdict,
     pub item: String,
-    /// The value of the item; empty if it adds nothing.
+    /// The value of the item; empty if the path says it all.
     pub given: String,
-    /// The name of its counterpart here; empty without one.
+    /// The name of the item's counterpart here; empty if there is none.
     pub ours: String,
     pub reason: String,
 }
@@ -115,7 +115,7 @@ fn line(text: &mut String, entry: &ReportEntry) {
     let _ = writeln!(text, ": {}", one_line(reason, 8 * GIVEN_CHARACTERS_MAX));
 }
 
-/// Text that cannot break a line, cut to a length.
+/// Replaces characters that would break a line, and cuts the text to a length.
 fn one_line(text: &str, characters_max: usize) -> String {
     let safe = text.chars().map(|c| {
         if c.is_control() {

@@ -34,7 +34,7 @@ pub struct MigrationRow {
     /// The name here; empty if there is none.
     pub ours: &'static str,
     pub reason: &'static str,
-    /// Values of a row without an equivalent that lose nothing.
+    /// The values with which the pool loses nothing although the item has no equivalent.
     pub harmless: &'static [&'static str],
     /// The item has an effect only if this value is true. Empty if the item always has an effect.
     pub switch: &'static str,

@@ -66,7 +66,7 @@ fn take(items: &mut GivenItems, path: &str, node: &YamlNode) {
     if ENVIRONMENT.contains(&path) {
         return environment(items, path, node);
     }
-    // A row of the path itself is for the whole value, unless parts of it have rows of their own.
+    // The row of a path is for the whole value, unless parts of the value have rows of their own.
     if let YamlValue::Map(entries) = &node.value
         && (path.is_empty() || has_rows_below(path) || holds_special(path))
     {

@@ -1,8 +1,8 @@
 //! Runs the cells, some at the same time, and the routers of a cell side by side.
 //!
-//! Each router with its engines runs in its own namespaces of processes and of the network, so it
-//! has all ports for itself and shares only the cores. A run that is on disk is not repeated, so a
-//! campaign that was stopped continues where it was.
+//! Each router runs with its engines in its own process and network namespaces, so it has all ports
+//! for itself and shares only the cores. A run that is on disk is not repeated, so a campaign that
+//! was stopped continues where it was.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -17,10 +17,10 @@ use crate::mocker::MockerEngines;
 use crate::record::RunRecord;
 use crate::router::RouterKind;
 
-/// The longest time after the last arrival. No session takes this long unless the router hangs.
+/// The maximum time after the last arrival. No session takes this long unless the router hangs.
 const ENDING: Duration = Duration::from_secs(900);
 
-/// How often a router that runs alone is tried.
+/// The maximum number of runs of a router that runs alone.
 const ROUNDS_ALONE: usize = 3;
 
 /// Makes the loopback of the new namespace usable, then becomes the program.
@@ -66,12 +66,12 @@ pub struct RacePart {
     pub group: RouterGroup,
 }
 
-/// What became of a campaign.
+/// The outcome of a campaign.
 #[derive(Clone, Debug, Default)]
 pub struct CampaignOutcome {
-    /// Runs that were made.
+    /// The number of runs that were made.
     pub made: usize,
-    /// Runs that were on disk.
+    /// The number of runs whose results were on disk.
     pub kept: usize,
     /// What was left out, and why.
     pub skipped: Vec<String>,
@@ -80,7 +80,7 @@ pub struct CampaignOutcome {
 // === impl RouterGroup ===
 
 impl RouterGroup {
-    /// Ours, ours again and the fastest rival: in every cell with every seed.
+    /// Ours, ours again and the fastest rival. They run in every cell with every seed.
     #[must_use]
     pub fn core() -> Self {
         Self::new("core", &["ours", "ours-again", "smg"])
@@ -131,8 +131,9 @@ impl RouterGroup {
 // === impl RacePart ===
 
 impl RacePart {
-    /// Whether its routers run one after the other, and no other part beside them. Dynamo's engines
-    /// do not report how late they are, so nothing would show that the machine was too busy.
+    /// Whether the routers of this part run one after the other, and no other part runs at that
+    /// time. Dynamo's engines do not report how late they are, so nothing would show that the
+    /// machine was too busy.
     fn is_alone(&self) -> bool {
         self.cell.is_dynamo()
     }
@@ -194,8 +195,8 @@ impl Campaign {
         )
     }
 
-    /// Runs routers side by side. Routers whose run was late run again, half as many at a time, or
-    /// alone as before.
+    /// Runs routers side by side. If a run was late, its router runs again: beside half as many
+    /// routers, or alone if it was alone.
     async fn run_routers(
         &self,
         part: &RacePart,
@@ -277,7 +278,7 @@ impl Campaign {
             IN_NAMESPACE
         };
         let mut command = Command::new("unshare");
-        // In a namespace of processes, all that a run started ends with it.
+        // In a process namespace, everything that a run started ends with the run.
         command
             .args([
                 "--net",

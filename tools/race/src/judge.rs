@@ -13,8 +13,8 @@ use rand::{Rng, SeedableRng};
 
 use crate::record::{RequestRecord, RunRecord};
 
-/// The number of draws of the bootstrap. With it, the ends of an interval of 95 % vary by a tenth
-/// of its width.
+/// The number of draws of the bootstrap. With this number, the ends of an interval of 95 % vary by
+/// a tenth of the interval's width.
 const DRAWS: usize = 1_000;
 /// The seed of the draws, so that printing a page twice gives the same result.
 const SEED: u64 = 1;
@@ -34,12 +34,12 @@ pub enum RaceFigure {
     PerTokenP99,
 }
 
-/// Which requests of a run count.
+/// Which requests of a run are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachePhase {
     /// The requests of sessions that arrived in the first quarter of the arrivals.
     Cold,
-    /// All others.
+    /// The requests of all other sessions.
     Warm,
 }
 
@@ -75,7 +75,7 @@ struct SessionPair<'a> {
 // === impl CachePhase ===
 
 impl CachePhase {
-    /// The requests of a run that count.
+    /// The requests of a run that are compared.
     pub fn requests<'a>(
         self,
         run: &'a RunRecord,
@@ -125,8 +125,8 @@ impl RaceFigure {
         }
     }
 
-    /// The ratio of this figure of the runs `ours` to that of the runs `theirs`: below 1 ours are
-    /// faster. Only sessions that both played count. `None` if there are none.
+    /// The ratio of this figure between the runs `ours` and the runs `theirs`; below 1 if ours are
+    /// faster. Only sessions that both played are compared; `None` if there is no such session.
     #[must_use]
     pub fn ratio(
         self,
@@ -203,7 +203,7 @@ fn pairs<'a>(
 
 impl RouterRatio {
     /// The meaning of the ratio, compared with that of a router against itself (A against A), if
-    /// this was measured. A difference counts if the interval excludes 1 and the ratio is further
+    /// this was measured. There is a difference if the interval excludes 1 and the ratio is further
     /// from 1 than the farther end of the interval of A against A.
     #[must_use]
     pub fn verdict(self, same: Option<Self>) -> RaceVerdict {

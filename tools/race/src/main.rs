@@ -31,7 +31,8 @@ mod serving;
 
 use campaign::{Campaign, RacePart, RouterGroup};
 
-/// Seeds that judge. Tuning uses 1 to 20, so that no policy is fitted to what judges it.
+/// Seeds of the published results. Tuning uses 1 to 20, so that no policy is fitted to the seeds of
+/// its results.
 const JUDGING: std::ops::RangeInclusive<u64> = 101..=105;
 /// The seed of the routers beside ours and smg.
 const OTHERS_SEED: u64 = 101;
@@ -202,8 +203,8 @@ fn cell_named(name: &str) -> Result<Cell> {
 // === impl RunArgs ===
 
 impl RunArgs {
-    /// Cells, seeds and routers to run, in order: cheap knowledge first, so all cells with one seed
-    /// before the next seed.
+    /// Cells, seeds and routers to run, in order. All cells run with one seed before the next seed,
+    /// so that the first results come early.
     fn parts(&self) -> Result<Vec<RacePart>> {
         let cells = match (self.cells.is_empty(), self.quick) {
             (false, _) => self

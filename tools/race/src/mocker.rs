@@ -38,7 +38,7 @@ const MOCKER_OPTIONS: [&str; 6] = [
 ];
 /// The count of the histogram of request times is the count of finished requests.
 const FINISHED: &str = "vllm:e2e_request_latency_seconds_count{";
-/// Time from the end of a reply until the page has counted it, with a margin.
+/// The time after which a reply that has ended is counted on the metrics page, with a margin.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// How requests reach the mockers.
@@ -183,7 +183,8 @@ impl MockerEngines {
         Ok(())
     }
 
-    /// Lets a process find the others by files, and keeps it on the loopback.
+    /// Lets the mocker's processes find each other by files, and keeps their traffic on the
+    /// loopback.
     fn in_discovery(&self, mut command: Command) -> Command {
         command.env("HF_HUB_OFFLINE", "1");
         command

@@ -19,8 +19,8 @@ const HEAD: &str = "# The race: beside other routers
 
 `make race` plays the same sessions at several routers, side by side, and prints this page. Each router has two threads
 and eight simulated engines of its own, which run in real time: `qwen3-32b-h200`, at most 24 sequences, unless the cell
-says otherwise. No figure comes from a GPU. A client sends the next turn of a session a recorded pause after the reply
-to the previous turn, and gives up after 60 s; a failed request counts as 60 s.
+says otherwise. No figure comes from a GPU. After each reply a client waits for a recorded pause, then sends the next
+turn of the session. A client gives up after 60 s, and the times of a failed request are 60 s.
 
 Load is a share of the rate that round robin sustains. Cold sessions arrive in the first quarter, when caches are empty;
 the others are warm. **A ratio is Switchpoint's time over the other router's: below 1, Switchpoint is faster.** The
@@ -70,7 +70,7 @@ pub fn write(folder: &Path, docs: &Path) -> Result<()> {
     )?)
 }
 
-/// A picture of the cells with our own workloads, and one of the others.
+/// Draws two pictures: one of the cells with our own workloads, and one of the other cells.
 fn pictures(results: &RaceResults, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     for (name, is_ours) in [("workloads", true), ("published", false)] {
@@ -85,7 +85,7 @@ fn pictures(results: &RaceResults, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The versions of all routers, in a sentence; nothing without a result.
+/// Returns a sentence with the versions of all routers, or an empty text if there are no results.
 fn versions(results: &RaceResults) -> String {
     let routers = results.cells.iter().flat_map(|cell| &cell.routers);
     let mut versions: Vec<String> = routers
@@ -126,7 +126,8 @@ fn not_run(results: &RaceResults) -> String {
     }
 }
 
-/// Every place where another router is faster, a line for each router and phase of a cell.
+/// Returns a line for each router and phase of a cell in which the router is faster than
+/// Switchpoint.
 fn losses(results: &RaceResults) -> String {
     if results.cells.is_empty() {
         return String::new();
@@ -139,7 +140,7 @@ fn losses(results: &RaceResults) -> String {
             .filter(|router| ![OURS, AGAIN].contains(&router.router.as_str()))
         {
             for (phase, figures) in [("cold", &router.cold), ("warm", &router.warm)] {
-                // Of Dynamo's engines only the first figure counts.
+                // With Dynamo's engines only the first figure is compared.
                 let counted = if result.group == dynamo::GROUP {
                     1
                 } else {
@@ -215,7 +216,7 @@ fn particular_of(cell: &Cell) -> String {
     notes.join("; ")
 }
 
-/// How the sessions arrive and, where that is not fixed by the cell, for how long.
+/// How the sessions arrive, and for how long if the cell does not fix that.
 fn duration_of(cell: &Cell, arrivals_s: f64) -> String {
     if cell.workload().is_some() {
         format!("{}, {arrivals_s:.0} s", arrivals_of(cell))

@@ -239,7 +239,8 @@ impl EngineRecord {
         }
     }
 
-    /// What was counted after `before`. An engine that restarted during the run counts from zero.
+    /// The growth of the counts since `before`. An engine that restarted during the run began again
+    /// at zero.
     fn since(&self, before: &Self) -> Self {
         let restarted =
             self.requests < before.requests || self.prompt_tokens < before.prompt_tokens;
@@ -255,7 +256,7 @@ impl EngineRecord {
 
 #[cfg(test)]
 mod tests {
-    /// `make e2e-long` runs it, because it takes a minute.
+    /// `make e2e-long` runs this test, because it takes a minute.
     mod slow {
         use std::collections::BTreeMap;
 
@@ -313,7 +314,7 @@ mod tests {
                 (0, 0)
             );
             assert!(failures["envoy-drop"] > 0);
-            // Clients and engines count equal numbers.
+            // Clients and engines have counted the same numbers.
             for run in runs.iter().filter(|run| run.router != "envoy-drop") {
                 let counted: u64 = run.engines.iter().map(|engine| engine.requests).sum();
                 assert_eq!(counted, run.requests.len() as u64, "{}", run.router);

@@ -2,8 +2,8 @@
 //! clients see.
 //!
 //! A session is sent from its first turn to its last, without a time limit, so a faster router gets
-//! the same requests as a slower one. A turn is sent a recorded pause after the reply before it
-//! ended.
+//! the same requests as a slower one. A turn is sent after a recorded pause that begins with the
+//! end of the previous reply.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::record::{RequestRecord, RequestTokens};
 
-/// A request that has not ended by then has failed, and its times count as this time.
+/// The maximum time of a request. A request that has not ended by then has failed, and this time is
+/// used for all its times.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The start of a token's text in an event of a chat stream. An empty text, as in the event with
@@ -36,7 +37,7 @@ type HttpClient = Client<HttpConnector, Full<Bytes>>;
 #[derive(Clone, Debug)]
 pub struct SessionPlayer {
     client: HttpClient,
-    /// The gateways: sessions take them in turn.
+    /// The gateways. Sessions use them in turn.
     addresses: Vec<SocketAddr>,
     model: String,
     start: Instant,
@@ -46,9 +47,9 @@ pub struct SessionPlayer {
 pub struct SessionPlan {
     /// The sessions in order of arrival.
     pub sessions: Vec<RaceSession>,
-    /// How many of them, from the first, find cold caches.
+    /// The number of sessions, from the first on, that find cold caches.
     pub cold: usize,
-    /// Sessions at a time, if the next one begins when one of them ends.
+    /// The number of sessions at the same time, if a session begins when another ends.
     pub clients: Option<usize>,
 }
 
@@ -64,8 +65,8 @@ struct PlayedReply {
 // === impl PlayedReply ===
 
 impl PlayedReply {
-    /// The reply, unless it was cut. A router may end the stream of an engine that died as if the
-    /// reply were whole: without an error, and without `usage`.
+    /// Returns the reply if it is complete. A router may end the stream of a dead engine without an
+    /// error, as if the reply were complete, but without `usage`.
     fn whole(self, asked: u32) -> Result<Self> {
         let tokens = self.usage["completion_tokens"].as_u64().unwrap_or(0);
         if tokens == u64::from(asked) {
@@ -79,7 +80,7 @@ impl PlayedReply {
 // === impl SessionPlayer ===
 
 impl SessionPlayer {
-    /// A player whose time begins now.
+    /// Creates a player. The time of the run begins now.
     #[must_use]
     pub fn new(addresses: Vec<SocketAddr>, model: &str) -> Self {
         let mut connector = HttpConnector::new();
@@ -93,7 +94,7 @@ impl SessionPlayer {
         }
     }
 
-    /// The time when the player was made: the start of the run.
+    /// The start of the run.
     #[must_use]
     pub fn start(&self) -> Instant {
         self.start
@@ -137,7 +138,7 @@ impl SessionPlayer {
             (Vec::new(), Vec::new());
         for (turn, said) in session.turns.iter().enumerate() {
             due += Duration::from_secs_f64(said.pause_ms / 1e3);
-            // The body is made before it is due, so that making it delays nothing.
+            // The body is made before the request is due, so that making it delays nothing.
             let body = self.body(&session, turn, &replies);
             sleep_until(due).await;
             let sent = Instant::now();

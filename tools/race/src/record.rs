@@ -8,17 +8,17 @@ use testbed::Result;
 /// One request, as its client saw it. Times are in ms.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RequestRecord {
-    /// The number of its session.
+    /// The number of the session.
     pub session: u32,
     /// The turn within the session, from 0.
     pub turn: u32,
-    /// Whether its session arrived in the first quarter of the arrivals, when caches were empty.
+    /// Whether the session arrived in the first quarter of the arrivals, when caches were empty.
     pub cold: bool,
     /// The class of its client.
     pub class: String,
-    /// When it was sent, after the start of the run.
+    /// When the request was sent, after the start of the run.
     pub sent_ms: f64,
-    /// How much later than planned it was sent.
+    /// How much later than planned the request was sent.
     pub late_ms: f64,
     /// Time until the first token.
     pub ttft_ms: f64,
@@ -28,7 +28,7 @@ pub struct RequestRecord {
     pub tpot_ms: Option<f64>,
     /// Tokens, as the engine counts them.
     pub tokens: RequestTokens,
-    /// The reason why it failed. In this case its times are the timeout.
+    /// The reason why the request failed. In this case its times are the timeout.
     pub failure: Option<String>,
 }
 
@@ -45,13 +45,14 @@ pub struct RequestTokens {
 /// The counts of one engine during a run. Of Dynamo's engines only the requests are known.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct EngineRecord {
-    /// Requests that it finished.
+    /// Requests that the engine finished.
     pub requests: u64,
-    /// Tokens of the prompts that it admitted.
+    /// Tokens of the prompts that the engine admitted.
     pub prompt_tokens: u64,
     /// Tokens of those prompts that were cached.
     pub cached_tokens: u64,
-    /// How late its steps ended, 99th percentile, ms: above some ms the machine was too busy.
+    /// How late the engine's steps ended, 99th percentile, ms. Above some ms the machine was too
+    /// busy.
     pub late_p99_ms: f64,
 }
 
@@ -72,8 +73,8 @@ pub struct RunRecord {
     pub engines: Vec<EngineRecord>,
 }
 
-/// The limit for how late engines or the load generator may be (99th percentile), which is a fifth
-/// of a decode step. A run beyond it measured the machine and not the router.
+/// The maximum delay of engines and of the load generator (99th percentile): a fifth of a decode
+/// step. A run above this limit measured the machine and not the router.
 pub const LATE_MS_MAX: f64 = 5.0;
 
 // === impl RunRecord ===
@@ -143,8 +144,9 @@ impl RunRecord {
         self.generator_late_p99_ms() <= LATE_MS_MAX && self.engines_late_p99_ms() <= LATE_MS_MAX
     }
 
-    /// The share of prompt tokens that engines had cached. The engines count them or, if they count
-    /// no prompt tokens, the usage of the replies has the numbers. 0 without a prompt.
+    /// The share of prompt tokens that engines had cached. The numbers are those of the engines, or
+    /// of the replies' usage if the engines count no prompt tokens. The share is 0 if there was no
+    /// prompt.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         let counted = |[cached, all]: [u64; 2], engine: &EngineRecord| {

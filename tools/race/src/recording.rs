@@ -3,8 +3,8 @@
 use race_cells::{RaceSession, SessionClass, Turn};
 use testbed::{Result, root, trace};
 
-/// Longer prompts, a tenth of the trace, are left out: they do not fit into the context that the
-/// rivals' examples serve.
+/// The longest prompt that is played. A tenth of the trace has longer prompts, which do not fit
+/// into the context that the rivals' examples serve.
 const PROMPT_TOKENS_MAX: usize = 32_000;
 
 /// The requests of the first `arrivals_s` seconds. The trace has times in steps of 3 s; `seed`

@@ -45,11 +45,11 @@ pub struct RouterResult {
     pub failures: usize,
     /// Share of prompt tokens that engines had cached, by their own count.
     pub hit_rate: f64,
-    /// Requests of the busiest engine over the mean of all, mean over the seeds.
+    /// Requests of the busiest engine divided by the mean over all engines; mean over the seeds.
     pub busiest: f64,
-    /// The figures of the sessions that arrived first, with empty caches, ms.
+    /// The figures of the sessions that arrived first, when caches were empty, ms.
     pub cold: Vec<FigureResult>,
-    /// The figures of all others, ms.
+    /// The figures of all other sessions, ms.
     pub warm: Vec<FigureResult>,
 }
 
@@ -61,7 +61,7 @@ pub struct FigureResult {
     /// The ratio of ours to this router's figure, with the ends of its interval: ratio, low, high.
     /// `None` for ours.
     pub ours_over: Option<[f64; 3]>,
-    /// Whether ours is faster, equal or slower.
+    /// Whether Switchpoint is faster, equal or slower.
     pub verdict: Option<String>,
 }
 
@@ -101,7 +101,7 @@ impl RaceResults {
         Ok(format!("{{\"cells\":[\n{}\n]}}\n", cells.join(",\n")))
     }
 
-    /// Puts in a result of a cell in place of an earlier one.
+    /// Adds the result of a cell, in place of an earlier one.
     pub fn put(&mut self, result: CellResult) {
         self.cells
             .retain(|other| (&other.cell, &other.group) != (&result.cell, &result.group));

@@ -1,4 +1,4 @@
-//! The routers of the race, each as its users start it, in front of engines that run already.
+//! The routers of the race. Each is started as its users start it, in front of running engines.
 //!
 //! Every router has two threads: two workers of Envoy, two threads of a rival's runtime.
 
@@ -47,9 +47,9 @@ pub enum RouterKind {
 /// Modes of Dynamo's frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DynamoMode {
-    /// By the KV events of the engines and their load.
+    /// Picks by the KV events of the engines and their load.
     Kv,
-    /// Uses one engine after another. Loads are shares of its capacity.
+    /// Uses one engine after another. The loads of cells are shares of the capacity in this mode.
     RoundRobin,
 }
 
@@ -80,7 +80,7 @@ pub enum VllmRouterPolicy {
     RoundRobin,
 }
 
-/// The fault that Envoy's own fault filter causes. The race must detect it.
+/// The fault that Envoy's own fault filter causes. The race must detect such a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvoyFault {
     /// Nothing.
@@ -125,10 +125,10 @@ enum AddWorker {
 // === impl RouterKind ===
 
 impl RouterKind {
-    /// The router of this name.
+    /// The router with this name.
     ///
     /// # Errors
-    /// Fails if there is none.
+    /// Fails if there is no such router.
     pub fn named(name: &str) -> Result<Self> {
         Ok(match name {
             "ours" => Self::Ours,
@@ -168,7 +168,7 @@ impl RouterKind {
             .map(|tool| root().join(".tools/race").join(tool).join("bin").join(tool))
     }
 
-    /// Whether it can run here: a rival's package may not be installed.
+    /// Whether the router can run here, because a rival's package may not be installed.
     #[must_use]
     pub fn is_installed(&self) -> bool {
         match self {

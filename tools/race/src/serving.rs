@@ -8,7 +8,7 @@ use testbed::{Result, client, wait_for};
 
 /// Threads of each router process: the cores of the machine that the race is made for.
 pub const THREADS: u32 = 2;
-/// The longest start of a router, while others start on the same machine.
+/// The maximum time that a router may take to start, while others start on the same machine.
 const START_LIMIT: Duration = Duration::from_secs(90);
 /// The model that the engines serve.
 pub const MODEL: &str = "demo";
@@ -16,7 +16,7 @@ pub const MODEL: &str = "demo";
 /// Waits until a chat request is answered.
 ///
 /// # Errors
-/// Fails if none is in time.
+/// Fails if no request is answered in time.
 pub async fn answers(address: SocketAddr) -> Result<()> {
     let body = json!({"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}).to_string();
     let served = || async {

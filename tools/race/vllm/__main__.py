@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 class Results:
-    """The file of results. It is written after each measurement, so that an end in the middle loses one at most."""
+    """The file of results, written after each measurement, so that a run that is stopped loses at most one."""
 
     def __init__(self) -> None:
         self.data: dict[str, Any] = json.loads(paths.RESULTS.read_text()) if paths.RESULTS.exists() else {}
@@ -64,7 +64,7 @@ class Results:
         self.save()
 
     def measure(self, part: str, jobs: Iterator[Job]) -> None:
-        """Runs the jobs of a part and keeps their results. A job that ends with an error fails; the next one runs."""
+        """Runs the jobs of a part and keeps their results. If a job ends with an error, the next job still runs."""
         self.begin(part)
         for name, job in jobs:
             try:

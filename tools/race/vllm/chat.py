@@ -34,7 +34,7 @@ class Answer:
 
 
 def ask(url: str, body: dict[str, Any], leave_after: int = 0) -> Answer:
-    """Sends a chat. `leave_after`: closes the connection after so many pieces of text."""
+    """Sends a chat. `leave_after`: closes the connection after this many pieces of text."""
     answer, began = Answer(), time.monotonic()
     client = http.client.HTTPConnection(url.removeprefix("http://"), timeout=SECONDS_MAX)
     try:
@@ -91,7 +91,7 @@ def take(answer: Answer, event: dict[str, Any], piece: str | None) -> None:
 
 
 def body(model: str, messages: list[dict[str, str]], tokens: int, stream: bool = True, exact: bool = True) -> dict[str, Any]:
-    """`exact`: the reply has that many tokens, whatever the model says."""
+    """`exact`: the reply has exactly `tokens` tokens, whatever the model says."""
     made: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": stream}
     if exact:
         made |= {"min_tokens": tokens, "ignore_eos": True}

@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 SAMPLE = re.compile(r"(?m)^(vllm:\w+)(?:\{([^}\n]*)\})? (\S+)")
-# Reasons of requests that have no whole reply.
+# The finish reasons of requests without a complete reply.
 UNFINISHED = ("abort", "error")
 FINISHED = re.compile(r'finished_reason="(\w+)"')
 

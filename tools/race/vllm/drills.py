@@ -14,11 +14,11 @@ import sessions
 from engines import Engines, LocalEngines
 from sessions import Shape
 
-# Clients that leave: so many, after so many pieces of a reply that would be so long.
+# Clients that leave: their number, the pieces of the reply that they read, and the length of the whole reply.
 LEAVERS = 12
 LEAVE_AFTER = 3
 LONG_TOKENS = 300
-# An engine that generates on for a client that has left is busy for longer than this.
+# An engine that still generates for a client that has left is busy for longer than this.
 IDLE_WITHIN_SECONDS = 20
 # A restart: load before the end of the engine, and after its return.
 BEFORE_SECONDS = 15
@@ -29,7 +29,7 @@ BUSY_RATE = Shape(sessions=sessions.SESSIONS_MAX, rate=0.2)
 
 
 def salt(part: str, seed: int) -> str:
-    """A word that no other run has."""
+    """A word that no other run uses."""
     return f"{part}{seed}{time.time_ns() % 1_000_000}"
 
 
@@ -149,7 +149,7 @@ def adapters(name: str, engines: Engines, names: list[str]) -> dict[str, Any]:
 
 
 def one_answer(engines: Engines) -> chat.Answer:
-    """Shows that the model means what it says."""
+    """Shows that the model gives sensible answers."""
     question = [{"role": "user", "content": "What is the capital of France?"}]
     return chat.ask(engines.urls[0], chat.body(engines.model, question, 24, exact=False))
 

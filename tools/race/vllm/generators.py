@@ -149,7 +149,7 @@ def drive(tool: str, stream: bool, engines: Engines, tokenizer: pathlib.Path) ->
 
 
 def apart(tool: float | None, engine: float) -> float | None:
-    """The difference of a tool's count from the engines', as a share of theirs."""
+    """The difference between a tool's count and the engines' count, as a share of the engines'."""
     if tool is None:
         return None
     return abs(tool - engine) / engine if engine else float(tool != 0)

@@ -75,7 +75,7 @@ def leaving(rows: list[dict[str, Any]]) -> str:
 
 
 def restarts(rows: list[dict[str, Any]]) -> str:
-    text = "## An engine starts again under load\n\nAll processes of the first engine get SIGTERM at once, and it is started again. Away: until it answers `/health`. A\nstream that it was sending fails, since no router can repeat it. The last column counts its requests after its return.\n\n"
+    text = "## An engine starts again under load\n\nAll processes of the first engine get SIGTERM at once, and the engine is started again. It is away until it answers\n`/health`. A stream that it was sending fails, since no router can repeat a stream. The last column has the requests\nthat the engine got after its return.\n\n"
     head = ("router", "requests", "failed", "away, s", "requests at the engine after its return")
     return text + table(head, [(row["router"], row["requests"], row["failed"], row["away_s"], f"{row['requests_after']} in {row['after_s']} s") for row in rows]) + failures(rows)
 
@@ -103,7 +103,7 @@ times.
 
 
 def generators(rows: list[dict[str, Any]]) -> str:
-    text = "## Load generators of others\n\nThey drive the product as their users do. Each cell: the tool's count of the engines' count; `-`: the tool does not\nreport it. A difference over 2 % is marked.\n\n"
+    text = "## Load generators of others\n\nThey drive the product as their users do. \"A of B\": the tool counted A, the engines counted B. `-`: the tool\nreports none. A difference over 2 % is marked.\n\n"
     head = ("tool", "streamed", "requests", "failed", "prompt tokens", "generated tokens", "cached tokens")
     cells = []
     for row in rows:

@@ -11,7 +11,7 @@ import chat
 from engines import Engines
 
 HOST = "engine.example:8000"
-# Kept of each reply; the whole folder has at most 100 KB.
+# The maximum number of bytes that are kept of each reply. The whole folder has at most 100 KB.
 BYTES_MAX = 48_000
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 # Interpreter, file and process figures differ by machine, and the picker reads only the start time.

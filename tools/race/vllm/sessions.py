@@ -11,7 +11,7 @@ import chat
 from chat import Answer
 
 FAILURES_SHOWN_MAX = 5
-# No more sessions at once than threads that a small machine bears.
+# The maximum number of sessions at once. Each is a thread, and the machine may be small.
 SESSIONS_MAX = 512
 WORDS = (
     "water light house river green stone paper train small cloud winter market garden letter music table summer window simple "
@@ -44,7 +44,7 @@ class Session:
 
 @dataclasses.dataclass
 class Report:
-    """The sum of a load as its clients saw it."""
+    """The totals of a load, as its clients saw it."""
 
     requests: int = 0
     failed: int = 0
@@ -75,7 +75,7 @@ def plan(shape: Shape, seed: int, salt: str) -> list[Session]:
 
 
 def converse(url: str, model: str, session: Session, shape: Shape, stop: threading.Event, answers: list[Answer]) -> None:
-    """All turns of one session. It ends with its first failure."""
+    """All turns of one session, which ends with its first failure."""
     messages = [{"role": "system", "content": session.system}]
     for question in session.questions:
         messages.append({"role": "user", "content": question})

@@ -21,7 +21,8 @@ pub(crate) struct EngineJob<'w> {
     pub(crate) blocks: &'w [u64],
     /// Hashes of the prompt in a proxy's prefix index.
     pub(crate) hashes: &'w [u64],
-    /// True if another engine computed the prompt and its KV, all but the last token, is here.
+    /// True if another engine computed the prompt, and its KV (without the last token) was
+    /// transferred to this engine.
     pub(crate) prefilled: bool,
 }
 
@@ -75,13 +76,13 @@ impl<'w> SimulatedEngine<'w> {
         self.engine.clear_cache();
     }
 
-    /// Loses all requests and the cache, as a process that ends.
+    /// Loses all requests and the cache, like a process that ends.
     pub(crate) fn fail(&mut self) {
         *self = Self::new(*self.engine.spec());
     }
 
     pub(crate) fn abort(&mut self, request: u32) {
-        let _ = self.engine.abort(|job| job.request == request); // one on its way is not there
+        let _ = self.engine.abort(|job| job.request == request); // a request on its way is not in the engine yet
     }
 
     pub(crate) fn submit(&mut self, job: EngineJob<'w>) {

@@ -1,5 +1,5 @@
-//! The events to come, in the order of virtual time; events of the same time in the order in which
-//! they were planned.
+//! The planned events, in the order of virtual time. Events of the same time are in the order in
+//! which they were planned.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

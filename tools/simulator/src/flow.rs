@@ -1,10 +1,11 @@
 //! The campaign of flow control: chat beside waves of batch requests, tenants, and bands.
 //!
-//! `none` is our policy without flow control, `ours` with it. `oracle` has the engines' true state
-//! and step times at each pick, and the same rules. `llm-d-default` and `llm-d-tuned` pick with
-//! llm-d's scorers and hold by its detectors: by the engines' reports with the default thresholds,
-//! and by a number of requests at each endpoint. `dynamo` picks by the cost of Dynamo's router and
-//! holds by its queue.
+//! `none` is our policy without flow control, and `ours` is our policy with flow control. `oracle`
+//! has the same rules as `ours`, and knows the engines' true state and step times at each pick.
+//! `llm-d-default` and `llm-d-tuned` pick with llm-d's scorers and hold requests by its detectors:
+//! `llm-d-default` by the engines' reports with the default thresholds, `llm-d-tuned` by a maximum
+//! number of requests at each endpoint. `dynamo` picks by the cost of Dynamo's router and holds
+//! requests by its queue.
 
 mod overshoot;
 mod scenario;
@@ -29,8 +30,8 @@ use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
 /// Without flow control.
 const NONE: &str = "none";
 
-/// The time at the start that does not count, because the step model learns and no queue has built
-/// up.
+/// The time at the start that is not measured, because the step model is learning and no queue has
+/// built up.
 const WARM_UP_S: f64 = 20.0;
 
 /// The name of the figures of all classes together.
@@ -43,9 +44,9 @@ const LLM_D: &str = "2/2/3";
 /// 64, 100, 132, 200 and 256 it is the best for batch prompts (`flow-control.md`).
 const TUNED_REQUESTS: f64 = 132.0;
 
-/// Dynamo's `--router-queue-threshold`: the tokens of prompts to compute, as a multiple of
-/// `max_num_batched_tokens`, up to which an engine is not busy. 16 is the default that the page of
-/// its router gives (`--router-queue-policy fcfs` is the other one).
+/// Dynamo's `--router-queue-threshold`: an engine is busy if it has more prompt tokens to compute
+/// than this multiple of `max_num_batched_tokens`. 16 is the default in the documentation of the
+/// router. The other default is `--router-queue-policy fcfs`.
 const DYNAMO_THRESHOLD: f64 = 16.0;
 
 /// What to run.
@@ -80,7 +81,7 @@ pub(crate) struct FlowCampaign {
     file: PathBuf,
 }
 
-/// How long a run is, and the proxies in it.
+/// The length of a run, and its proxies.
 #[derive(Clone, Copy, Debug, clap::Args)]
 struct FlowProxies {
     /// Seconds of arrivals.
@@ -89,7 +90,7 @@ struct FlowProxies {
     /// Proxies.
     #[arg(long, default_value_t = 1)]
     proxies: usize,
-    /// How long what a proxy shares takes to the others, ms.
+    /// The time until the other proxies receive what a proxy shares, ms.
     #[arg(long, default_value_t = 10.0)]
     sharing_ms: f64,
     /// Let the proxies receive nothing from each other.
@@ -185,7 +186,7 @@ impl FlowRun<'_> {
             .collect())
     }
 
-    /// The requests, their classes, and what became of them.
+    /// The requests, their classes, and their outcomes.
     fn outcomes(&self) -> Result<(Workload, Vec<RequestClass>, Vec<RequestOutcome>), String> {
         let (routing, scrape_ms) = policy(self.policy)?;
         let scenario = FlowScenario::named(self.scenario)?;
@@ -294,8 +295,8 @@ impl FlowRun<'_> {
     }
 }
 
-/// The policy of this name, and the time between its scrapes where it is not the usual one. A
-/// number after a colon is the limit of `llm-d-tuned` or `dynamo`.
+/// The policy with this name, and the time between its scrapes if it is not the usual one. A number
+/// after a colon is the limit of `llm-d-tuned` or `dynamo`.
 fn policy(name: &str) -> Result<(RoutingPolicy, Option<f64>), String> {
     let (name, number) = name
         .split_once(':')

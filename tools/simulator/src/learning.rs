@@ -97,8 +97,8 @@ impl SimulatedLearner {
         }
     }
 
-    /// Records a gap between two tokens of a stream, at an endpoint with this load as far as its
-    /// proxies know. The learner uses the gap if no prefill is known to run there.
+    /// Records a gap between two tokens of a stream. `load` is the load of the endpoint, as its
+    /// proxies know it. The learner uses the gap if no prefill is known to run there.
     pub(crate) fn gap(
         &mut self,
         at: usize,

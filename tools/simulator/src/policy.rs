@@ -38,7 +38,7 @@ pub(crate) const EXACT: &str = "ours-exact";
 // === impl RoutingPolicy ===
 
 impl RoutingPolicy {
-    /// The policy of this name, and its parameters: `ours:ttftWeight=3,failureMs=0`.
+    /// The policy with this name and parameters, for example `ours:ttftWeight=3,failureMs=0`.
     ///
     /// # Errors
     /// Fails when there is no such policy.
@@ -96,7 +96,7 @@ impl RoutingPolicy {
         Self::Config(PipelineSpec::of_one_profile("simulated", plugins, 1))
     }
 
-    /// The policy of this name behind llm-d's queue, with this detector. Requests wait without a
+    /// The policy with this name behind llm-d's queue, with this detector. Requests wait without a
     /// limit.
     pub(crate) fn behind_llm_d(
         name: &str,
@@ -114,7 +114,7 @@ impl RoutingPolicy {
         ))
     }
 
-    /// The policy of this name with our flow control. Requests wait without a limit.
+    /// The policy with this name and our flow control. Requests wait without a limit.
     pub(crate) fn with_flow_control(name: &str) -> Result<Self, String> {
         let named = Self::named(name)?;
         let (Self::Config(mut spec) | Self::Exact(mut spec)) = named.clone() else {
@@ -137,7 +137,7 @@ impl RoutingPolicy {
         })
     }
 
-    /// Whether it has our flow control.
+    /// Whether the policy has our flow control.
     pub(crate) fn holds(&self) -> bool {
         let (Self::Config(spec) | Self::Exact(spec)) = self else {
             return false;
@@ -163,7 +163,7 @@ impl RoutingPolicy {
         }
     }
 
-    /// The rule of the queue in front of it; `None` if it has none of another router.
+    /// The rule of another router's queue in front of the policy; `None` if there is no such queue.
     pub(crate) fn gate(&self) -> Option<GateRule> {
         if let Self::Gated(_, rule) = self {
             Some(*rule)
@@ -183,10 +183,11 @@ impl RoutingPolicy {
     }
 }
 
-/// Uses one profile for decode and for prefill. A separate prefill happens if the decode engine has
-/// too little of the prompt cached.
+/// Uses one profile for decode and for prefill. Another engine computes the prompt if the decode
+/// engine has too little of it cached.
 fn disaggregated(spec: &PipelineSpec) -> PipelineSpec {
-    /// The minimum number of uncached tokens that are worth a separate prefill and its transfer.
+    /// The minimum number of uncached tokens for which another engine computes the prompt and
+    /// transfers its KV.
     const UNCACHED_TOKENS: f64 = 256.0;
     let decider = PluginSpec {
         parameters: vec![number("nonCachedTokens", UNCACHED_TOKENS)],

@@ -24,20 +24,21 @@ use crate::world::{Failover, PoolSetting, SettingChange, SharingMode};
 pub(crate) enum RaceTask {
     /// Plays cells with policies. Prints a line of figures for each, and writes them to FILE.
     Play {
-        /// Cells, by name; by default all.
+        /// Names of the cells [default: all].
         #[arg(long, value_delimiter = ',')]
         cells: Vec<String>,
         /// Routers of the race or policies, by name, separated by semicolons.
         #[arg(long, value_delimiter = ';', default_values_t = play::ROUTERS.map(str::to_owned))]
         routers: Vec<String>,
-        /// Seeds. The requests of all are measured together.
+        /// Seeds. The requests of all seeds are measured together.
         #[arg(long, value_delimiter = ',', default_values_t = [101, 102])]
         seeds: Vec<u64>,
-        /// Runs of each seed: with the same sessions a little later, and other random numbers in
-        /// the routers.
+        /// Runs with each seed. Later runs have the same sessions a little later, and other random
+        /// numbers in the routers.
         #[arg(long, default_value_t = 10)]
         repeats: u64,
-        /// Seconds of arrivals. The requests of sessions of the first quarter are the cold ones.
+        /// Seconds of arrivals. Cold requests are those of sessions that arrive in the first
+        /// quarter.
         #[arg(long, default_value_t = 120.0)]
         seconds: f64,
         /// The file of results.
@@ -90,10 +91,10 @@ pub(crate) enum RaceTask {
         #[arg(long, default_value_t = 180.0)]
         seconds: f64,
     },
-    /// Finds how many sessions a second a policy serves of each workload, and how many KV blocks
-    /// the sessions need that are live at half of it.
+    /// Finds how many sessions of each workload a policy serves each second, and how many KV blocks
+    /// the live sessions need at half of that rate.
     Capacity {
-        /// The policy; the capacity of a cell is round robin's.
+        /// The policy. The capacity of a cell is that of round robin.
         #[arg(long, default_value = "round-robin")]
         policy: String,
         /// Seeds.
@@ -108,7 +109,7 @@ const RACED: &str = "docs/data/race.json";
 /// The results of `play`.
 const PLAYED: &str = "target/bench/race-sim.json";
 
-/// The daemon's default times between two scrapes of an engine with work, and of one without, ms.
+/// The daemon's default time between two scrapes of an engine, with and without work, ms.
 const BUSY_SCRAPE_MS: f64 = 100.0;
 const IDLE_SCRAPE_MS: f64 = 1_000.0;
 
@@ -208,7 +209,7 @@ fn publish(page: &Path, table: &str) -> Result<(), String> {
     std::fs::write(page, format!("{before}{begin}\n\n{table}\n\n{end}{after}")).map_err(failed)
 }
 
-/// How long what a gateway shares takes to the others, ms.
+/// The time until the other gateways receive what a gateway shares, ms.
 const SHARING_MS: f64 = 10.0;
 
 /// The pool of a cell, and its gateways. Gateways with our picker share their state; any other

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 /// # Errors
-/// Fails when the file cannot be read, or is no JSON.
+/// Fails when the file cannot be read, or is not JSON.
 pub(crate) fn read(file: &Path) -> Result<Value, String> {
     let text =
         std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
@@ -15,7 +15,7 @@ pub(crate) fn read(file: &Path) -> Result<Value, String> {
 /// Writes the file, and its folder.
 ///
 /// # Errors
-/// Fails when it cannot be written.
+/// Fails when the file cannot be written.
 pub(crate) fn write(file: &Path, value: &Value) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", file.display());
     file.parent()

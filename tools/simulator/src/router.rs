@@ -32,9 +32,9 @@ pub(crate) struct PolicyRouter {
     peers_held: Vec<Vec<QueuedInBand>>,
     /// Whether the next tick is planned.
     ticks: bool,
-    /// Whether a change is published when all of this moment has happened.
+    /// Whether a change is published at the end of this moment, after all its events.
     pub(crate) publishes: bool,
-    /// How old the last update of another proxy was, µs.
+    /// How old the last update from another proxy was, µs.
     delay_us: u64,
     /// Grows with every pick of a rival policy. Proxies start at different numbers.
     turn: usize,
@@ -42,7 +42,7 @@ pub(crate) struct PolicyRouter {
     memory: PolicyMemory,
     /// The requests that flow control holds, with their tickets.
     held: Vec<(u32, QueuedTicket)>,
-    /// The queue of another router, where its policy has one.
+    /// The queue of another router, if the policy has one.
     gate: Option<RequestGate>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct ProxyUpdate {
     report: Vec<u8>,
     placements: VecDeque<Placement>,
     held: Vec<QueuedInBand>,
-    /// The time when it was published.
+    /// The time when the update was published.
     at: f64,
 }
 
@@ -96,10 +96,10 @@ pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>, prefill: Option<u
     }
 }
 
-/// Whether another router holds its requests.
+/// Whether the pool is full, so that another router holds its requests.
 fn is_full(rule: GateRule, snapshot: &Snapshot, local: LocalState<'_>) -> bool {
     match rule {
-        // Engines that only compute prompts are a stage of their own: the fuller one counts.
+        // Engines that only compute prompts are a stage of their own. The fuller stage decides.
         GateRule::Paced(_) => {
             let is_full = |decodes| {
                 scheduler::saturation(snapshot, local, |endpoint| endpoint.decodes() == decodes)
@@ -157,7 +157,7 @@ impl<'w> ProxyRequest<'_, 'w> {
 // === impl PolicyRouter ===
 
 impl PolicyRouter {
-    /// Proxy `number` of `proxies`, which publishes its picks if it `shares`.
+    /// Creates proxy `number` of `proxies`. The proxy publishes its picks if it `shares`.
     pub(crate) fn new(
         seed: u64,
         number: usize,
@@ -192,7 +192,7 @@ impl PolicyRouter {
     pub(crate) fn install(&mut self, snapshot: &Snapshot) {
         /// The hashes of a workload's prompts have no key.
         const HASH_SECRET: u128 = 0;
-        // Metrics never count as stale, because their age is part of the comparison.
+        // Metrics are never stale, because their age is part of the comparison.
         if let Some(snapshot) = copy(snapshot) {
             self.pool.install(snapshot, HASH_SECRET, u32::MAX);
             self.pool.recount_load_reports(&self.peers);
@@ -305,15 +305,15 @@ impl PolicyRouter {
             .map(|(request, _)| *request)
     }
 
-    /// The time has passed that [`Self::begins_to_tick`] named.
+    /// Records that the time that [`Self::begins_to_tick`] returned has passed.
     pub(crate) fn tick(&mut self) {
         self.gate.iter_mut().for_each(RequestGate::tick);
         self.ticks = false;
         self.pool.queues_mut().look_at_order();
     }
 
-    /// After which time, in ms, [`Self::tick`] must be called, if the caller does not know that
-    /// yet.
+    /// The time in ms after which [`Self::tick`] must be called; `None` if the caller knows it
+    /// already.
     pub(crate) fn begins_to_tick(&mut self) -> Option<f64> {
         if self.gate.as_mut().is_some_and(RequestGate::begins_to_tick) {
             return Some(1.0);
@@ -326,7 +326,7 @@ impl PolicyRouter {
     /// Picks for a held request; `None` if it stays held.
     ///
     /// # Errors
-    /// Fails when the pool gives it up.
+    /// Fails when the pool gives up the request.
     pub(crate) fn pick_queued<'w>(
         &mut self,
         policy: &RoutingPolicy,

@@ -116,7 +116,7 @@ mod tests {
         assert!(once.attainment > 0.5 && once.gpu_hours > 2.0, "{once:?}");
     }
 
-    /// A change that breaks the signal shows here, not only when the campaign is run again.
+    /// Shows without the whole campaign that a change has not broken the signal.
     #[test]
     fn ours_serves_more_in_time_for_less_than_llm_d_at_a_step() {
         let play = |rule, value, window_s| {

@@ -9,7 +9,7 @@ use crate::trace::{ID_TOKENS, TraceRequest};
 mod closed;
 pub(crate) use closed::SESSION_BLOCK_TOKENS;
 
-/// Requests in order of arrival; those of a closed session one after another.
+/// Requests in order of arrival. The requests of a closed session are adjacent.
 #[derive(Debug)]
 pub(crate) struct Workload {
     requests: Vec<WorkloadRequest>,
@@ -19,7 +19,7 @@ pub(crate) struct Workload {
     classes: Vec<RequestClass>,
     /// The highest priority of a request.
     pub(crate) highest_priority: i32,
-    /// Whether it has sessions whose clients wait for replies.
+    /// Whether there are sessions whose clients wait for replies.
     pub(crate) is_closed: bool,
     /// Whether each request of a session may come to another proxy.
     pub(crate) roams: bool,
@@ -31,16 +31,16 @@ pub(crate) struct RequestClass {
     pub(crate) name: &'static str,
     pub(crate) priority: i32,
     pub(crate) flow: &'static str,
-    /// The spread of an estimate of its prompt tokens, log-normal; 0 if they are known.
+    /// The spread of the estimate of the prompt tokens, log-normal; 0 if the tokens are known.
     pub(crate) prompt_error: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkloadRequest {
-    /// Arrival, ms. Of no meaning where `pause_ms` is set.
+    /// Arrival, ms. Has no meaning if `pause_ms` is set.
     pub(crate) at: f64,
-    /// The time from the end of the request before it, which is of the same session, until it is
-    /// sent, ms. `None` if it is sent at `at`, whatever happened to others.
+    /// The pause from the end of the session's previous request until this request is sent, ms.
+    /// `None` if the request is sent at `at`, whatever happens to others.
     pub(crate) pause_ms: Option<f64>,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
@@ -58,7 +58,8 @@ pub(crate) struct Sampler(Rng);
 // === impl RequestClass ===
 
 impl RequestClass {
-    /// An estimate of the tokens of a request's prompt, right on average; the same each time.
+    /// An estimate of the tokens of a request's prompt. It is right on average, and the same at
+    /// each call.
     pub(crate) fn estimate(&self, request: u32, prompt: u32) -> u32 {
         if self.prompt_error <= 0.0 {
             return prompt;
@@ -149,7 +150,7 @@ impl Workload {
         }
     }
 
-    /// A workload of several classes: the lines of each, in order of arrival.
+    /// Makes a workload of several classes. The requests of each class are in order of arrival.
     pub(crate) fn of_classes(classes: Vec<(RequestClass, Vec<TraceRequest>)>) -> Self {
         let lines = classes
             .into_iter()
@@ -268,7 +269,8 @@ mod tests {
             .zip(hashes(1))
             .take_while(|(a, b)| **a == *b)
             .count();
-        // 128 blocks, then 7 times four and the quarter block left over; they agree on 144 blocks.
+        // 128 blocks, then 7 times four blocks and a quarter block. The prompts have 144 blocks in
+        // common.
         assert_eq!(
             (hashes(0).len(), shared, hashes(0)[0] == hashes(2)[0]),
             (128 + 8, 128 + 4, false)

@@ -40,22 +40,22 @@ pub(crate) struct RequestOutcome {
     /// The time when the request arrived.
     pub(crate) at: f64,
     pub(crate) ttft: f64,
-    /// The time from its arrival to its last token.
+    /// The time from the request's arrival to its last token.
     pub(crate) e2e: f64,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
     /// Tokens of the prompt that the engine had cached.
     pub(crate) cached: u32,
-    /// When it was sent to an engine, and to which one.
+    /// When the request was sent to an engine, and to which engine.
     pub(crate) sent: f64,
     pub(crate) engine: usize,
-    /// The proxy that sent it.
+    /// The proxy that sent the request.
     pub(crate) proxy: usize,
-    /// Whether the engine had no room for it, by all that the proxies had sent there: see
-    /// [`Simulation::has_room`].
+    /// Whether the engine had no room for the request, given all requests that the proxies had sent
+    /// there: see [`Simulation::has_room`].
     pub(crate) is_beyond: bool,
-    /// Whether its engine died with it or its client gave up. The times of a failed request are
-    /// [`FAILED_MS`].
+    /// Whether the request failed, because its engine died or its client gave up. The times of a
+    /// failed request are [`FAILED_MS`].
     pub(crate) has_failed: bool,
 }
 
@@ -73,7 +73,7 @@ enum WorldEvent {
         engine: usize,
     },
     Scrape,
-    /// The update of a proxy reaches the others.
+    /// The update from a proxy reaches the others.
     Published {
         from: usize,
         update: ProxyUpdate,
@@ -112,7 +112,7 @@ enum PrefillLocation {
     Decoder,
     /// At this other engine.
     At(usize),
-    /// At this other engine before; its KV was transferred.
+    /// Another engine computed the prompt, and the KV was transferred.
     Transferred(usize),
 }
 
@@ -131,7 +131,7 @@ struct Simulation<'w> {
     events: EventQueue<WorldEvent>,
 }
 
-/// How long clients of closed sessions wait, ms; the times of a request that failed.
+/// How long clients of closed sessions wait, ms. A request that failed has this time.
 pub(crate) const FAILED_MS: f64 = 60_000.0;
 
 /// Runs a workload to its end. Returns the outcome of each request, in
@@ -307,7 +307,7 @@ impl<'w> Simulation<'w> {
             now,
         )?;
         if let Some(record) = self.records.get_mut(request as usize) {
-            // A request that is sent again keeps the time of its first sending.
+            // A request that is sent again keeps the time when it was first sent.
             let is_first = record.sent <= 0.0;
             let at = if is_first { now } else { record.at };
             if is_first && self.workload.is_closed {

@@ -32,14 +32,14 @@ const MEASURED: Duration = Duration::from_secs(12);
 /// Time limit for the first replies of working engines.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Requests after which a repaired engine counts as serving again: probes alone would be one in
-/// five seconds.
+/// The number of requests after which a repaired engine serves again. Without normal requests the
+/// engine would get only one probe every five seconds.
 const SERVED: u64 = 10;
 
 /// Maximum number of requests of one client, for a caller that forgets to stop.
 const REQUESTS_MAX: u64 = 20_000;
 
-/// The pool whose clients use SGLang's `/generate`; those of the others use chats.
+/// The pool whose clients use SGLang's `/generate`. The clients of other pools use chats.
 const NO_WORK_GENERATE: &str = "no-work-in-200-of-generate";
 
 /// One pool for each fault, with clients. The first engine of each pool is broken.
@@ -178,7 +178,7 @@ impl BrokenPools {
     /// Repairs every broken engine. Returns the time until each of them served requests again.
     ///
     /// # Errors
-    /// Fails if an engine does not within `limit`.
+    /// Fails if an engine does not serve within `limit`.
     pub async fn mend(&self, limit: Duration) -> Result<Vec<Duration>> {
         let mended = Instant::now();
         let serve = self.world.pools.iter().map(|pool| async move {

@@ -42,7 +42,7 @@ impl Authority {
     pub fn certify(&self, name: &str, who: &str, folder: &Path) -> Result<()> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(vec![name.to_owned()])?;
-        // A certificate with the same subject as its issuer would count as self-signed.
+        // A certificate with the same subject as its issuer would be treated as self-signed.
         params.distinguished_name.push(DnType::CommonName, name);
         std::fs::write(
             folder.join(who).with_extension("pem"),
@@ -68,7 +68,8 @@ impl Authority {
     }
 }
 
-/// Arguments of a daemon that requires certificates from proxies, with the files of the folder.
+/// Arguments of a daemon that requires certificates from proxies. The files are those in
+/// `certificates`.
 pub fn daemon_arguments(certificates: &Path) -> Vec<String> {
     let flags = [
         ("--state-tls-cert", "daemon.pem"),

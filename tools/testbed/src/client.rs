@@ -130,7 +130,7 @@ pub async fn start(address: SocketAddr, request: Request<Body>) -> Result<Respon
     start_within(address, request, REPLY_LIMIT).await
 }
 
-/// As [`start`], with another limit: for requests that may be held for long.
+/// Like [`start`], but with the limit `limit`, for requests that flow control may hold for long.
 ///
 /// # Errors
 /// Fails if the connection fails first, or after `limit`.
@@ -345,7 +345,7 @@ impl RawConnection {
         Ok(self.buffer.drain(..bytes).collect())
     }
 
-    /// Reads one HTTP/1 reply. `100 Continue` counts as one, without a body.
+    /// Reads one HTTP/1 reply. `100 Continue` is a reply too, without a body.
     ///
     /// # Errors
     /// Fails if the reply is malformed or breaks off, or after [`REPLY_LIMIT`].

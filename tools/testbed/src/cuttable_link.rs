@@ -1,5 +1,5 @@
-//! A TCP link that tests can cut and tap. While it is cut, bytes are held back and connections stay
-//! open, as when packets are lost.
+//! A TCP link that tests can cut and tap. While the link is cut, bytes are held back and
+//! connections stay open, as when packets are lost.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! The filter module with a way to make it trap: drills lose a VM with it.
+//! The filter module with a way to make its VMs trap, for drills that lose a VM.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,7 +12,7 @@ use crate::{Result, client, root};
 /// `filter/src/drill.rs`.
 pub const STALL: &str = "x-drill-stall";
 
-/// A word that makes the VM trap that reads it, as the name of a request header or in a daemon
+/// A word that makes a VM trap when the VM reads it, as the name of a request header or in a daemon
 /// message; see `filter/src/drill.rs`.
 pub const TRAP: &str = "x-drill-trap";
 
@@ -39,8 +39,8 @@ pub fn is_lost_to_a_trap(line: &Value) -> bool {
     line["details"] == "wasm_fail_stream"
 }
 
-/// Builds the module like the shipped one, into its own target folder, so that no shipped file is
-/// made from it. Quick if it was built before.
+/// Builds the module like the shipped one, into a separate target folder, so that no shipped file
+/// is made from it. A second build is quick.
 ///
 /// # Errors
 /// Fails if the module does not compile.

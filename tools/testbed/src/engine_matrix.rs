@@ -26,7 +26,8 @@ use crate::plain_pools::{PlainPool, PlainPools};
 use crate::stack::Stack;
 use crate::{Result, wait_for};
 
-/// Requests of a burst of distinct long prompts over idle servers; an even spread is 4 per server.
+/// The number of requests in a burst of distinct long prompts over idle servers. An even spread is
+/// 4 per server.
 const BURST: u64 = 64;
 const BURST_SERVERS: usize = 16;
 const BURST_TIME: Duration = Duration::from_millis(200);
@@ -57,8 +58,8 @@ const TURN_TOKENS: usize = 60;
 /// A new endpoint must be picked within a second. The test waits ten times that.
 const NEW_LIMIT: Duration = Duration::from_secs(10);
 
-/// Pools of slow engines that may be under load at the same time: their servers only wait, so the
-/// machine is idle. All other workloads run alone.
+/// The number of pools of slow engines that may be under load at the same time. Their servers only
+/// wait, so the machine is idle. All other workloads run alone.
 const SHARES: u32 = 6;
 
 /// The pools of all engines behind one proxy.
@@ -155,7 +156,7 @@ impl EngineMatrix {
 
 impl MatrixBench<'_> {
     async fn measure(&self) -> Result<MatrixResult> {
-        // The steady loads run first: those of slow engines run at the same time, and a burst
+        // The steady loads run first. Those of slow engines run at the same time, and a burst
         // between two of them would make each wait for the other.
         let busiest_over_mean = self.load().await?;
         let conversations = async {
@@ -224,7 +225,7 @@ impl MatrixBench<'_> {
         ) + &"It goes on. ".repeat(tokens / 3)
     }
 
-    /// The maximum number of requests of a burst at one server.
+    /// The maximum number of requests in a burst at one server.
     async fn worst_burst(&self) -> Result<u64> {
         let mut worst = 0;
         for round in 0..BURSTS {

@@ -10,9 +10,9 @@ use crate::engine_matrix::{BOUNDS, BUSIEST_MAX, MatrixBounds, MatrixResult};
 /// The text above the tables, before the bounds.
 const HEAD: &str = "# Engines of every kind
 
-How the default configuration spreads requests over unusual engines, and over pools with a broken engine, behind a real
-Envoy. The tests print this page: `target/release/bench engines` writes `target/bench/engines.json`; copy that to
-`docs/data/` and run `UPDATE_DOCS=1 cargo test -p testbed --lib engine_page`.
+This page shows how the default configuration spreads requests over unusual engines, and over pools with a broken
+engine, behind a real Envoy. The tests print the page: `target/release/bench engines` writes
+`target/bench/engines.json`; copy that to `docs/data/` and run `UPDATE_DOCS=1 cargo test -p testbed --lib engine_page`.
 
 | engine | behaviour |
 |---|---|

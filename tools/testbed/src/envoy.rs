@@ -420,8 +420,8 @@ impl EnvoyProcess {
             .collect())
     }
 
-    /// Returns one counter or gauge, or 0 if Envoy has none of that name: most appear at their
-    /// first use.
+    /// Returns one counter or gauge, or 0 if Envoy has none with that name, because most appear
+    /// only at their first use.
     ///
     /// # Errors
     /// Fails if the admin port does not answer.

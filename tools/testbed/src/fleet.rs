@@ -23,16 +23,15 @@ use crate::stack::Stack;
 use crate::trace::Arrival;
 use crate::{Result, client, wait_for};
 
-/// Requests of a burst of distinct prompts over idle servers.
+/// The number of requests in a burst of distinct prompts over idle servers.
 pub const BURST: usize = 64;
 /// The time within which a burst arrives.
 pub const BURST_TIME: Duration = Duration::from_millis(200);
 pub const BURST_SERVERS: usize = 16;
-/// The maximum number of requests of a burst that one server may get. An even spread is 4.
+/// The maximum number of requests in a burst that one server may get. An even spread is 4.
 pub const BURST_MAX: usize = 5;
 
-/// Tokens of each reply of a burst, enough that none ends before the last request of the burst
-/// arrives.
+/// Tokens of each reply in a burst: so many that no reply ends before the last request arrives.
 const BURST_TOKENS: u32 = 32;
 
 /// The model that the servers serve.
@@ -151,7 +150,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Starts a fleet for bursts: no server ends a request of a burst before all of it has arrived.
+    /// Starts a fleet for bursts. No server ends a request before the whole burst has arrived.
     ///
     /// # Errors
     /// Fails if a part does not start.

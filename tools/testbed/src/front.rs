@@ -119,7 +119,8 @@ impl DaemonAndEnvoy {
     /// Checks that both processes run.
     ///
     /// # Errors
-    /// Fails if a process has ended. The error has its status and the end of its log.
+    /// Fails if a process has ended. The error has the status of the process and the end of the
+    /// log.
     pub fn check_running(&mut self) -> Result<()> {
         self.daemon.check_running()?;
         self.envoy.check_running()
@@ -173,7 +174,7 @@ pub struct RoundRobinEnvoy {
 // === impl RoundRobinEnvoy ===
 
 impl RoundRobinEnvoy {
-    /// Starts it on `port`, in front of `servers` (`ADDRESS:PORT` each).
+    /// Starts the Envoy on `port`, in front of `servers` (`ADDRESS:PORT` each).
     ///
     /// # Errors
     /// Fails if the port is taken, Envoy is missing, or it does not serve in time.
@@ -222,7 +223,7 @@ impl RoundRobinEnvoy {
         &mut self.envoy
     }
 
-    /// Stops it.
+    /// Stops the Envoy.
     ///
     /// # Errors
     /// Fails if Envoy does not stop in time. Envoy is then killed.

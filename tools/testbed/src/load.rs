@@ -20,8 +20,8 @@ use crate::{Result, client, wait_for};
 /// Time between two requests of a client, so that the load does not use the whole machine.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Rest of a client after a failure, longer than a worker takes to recover, so that each short
-/// outage fails a client at most once.
+/// Pause of a client after a failure. A worker recovers sooner, so each short outage fails at most
+/// one request of a client.
 const REST: Duration = Duration::from_secs(2);
 
 /// The maximum number of requests of one client, for a test that forgets to stop its load.

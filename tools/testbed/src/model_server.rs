@@ -64,7 +64,7 @@ pub struct ModelServerOptions {
     #[arg(long = "model", value_name = "NAME")]
     pub models: Vec<String>,
 
-    /// LoRA adapter served beside the model; repeat for more
+    /// LoRA adapter served beside the model; repeat the flag for several
     #[arg(long = "lora", value_name = "NAME")]
     pub loras: Vec<String>,
 
@@ -76,7 +76,7 @@ pub struct ModelServerOptions {
     #[arg(long, value_name = "MS", default_value_t = ModelServerOptions::default().lora_load_ms)]
     pub lora_load_ms: u32,
 
-    /// How much faster than the real engine; 0 does not wait at all
+    /// Speed relative to the real engine; 0 means not to wait at all
     #[arg(long, value_name = "X", default_value_t = ModelServerOptions::default().speed)]
     pub speed: f64,
 
@@ -92,11 +92,11 @@ pub struct ModelServerOptions {
     #[arg(long, value_name = "TOKENS", default_value_t = ModelServerOptions::default().output_tokens_mean)]
     pub output_tokens_mean: u32,
 
-    /// Sequences running at once
+    /// Maximum number of sequences that run at once
     #[arg(long, value_name = "N", default_value_t = ModelServerOptions::default().max_num_seqs)]
     pub max_num_seqs: usize,
 
-    /// Tokens computed in one step (chunked prefill)
+    /// Maximum number of tokens computed in one step (chunked prefill)
     #[arg(long, value_name = "TOKENS", default_value_t = ModelServerOptions::default().max_num_batched_tokens)]
     pub max_num_batched_tokens: u32,
 
@@ -226,7 +226,7 @@ fn profiles() -> impl TypedValueParser<Value = EngineProfile> {
         .try_map(|name| name.parse::<EngineProfile>())
 }
 
-/// Range of the slowdown. Beyond it the simulation would mean nothing.
+/// Range of the slowdown. Outside this range the simulation would mean nothing.
 const SLOWDOWN: std::ops::RangeInclusive<f64> = 0.01..=100.0;
 
 fn slowdown(text: &str) -> Result<f64, String> {
@@ -300,7 +300,7 @@ impl ModelServerState {
     }
 }
 
-/// A running server. Dropping it stops it at once and closes its connections.
+/// A running server. Dropping this value stops the server at once and closes its connections.
 #[derive(Debug)]
 pub struct ModelServer {
     server: Arc<ModelServerState>,
@@ -337,7 +337,7 @@ impl ModelServer {
         Ok(Self { server, task })
     }
 
-    /// The address it listens on.
+    /// The address that the server listens on.
     pub fn addr(&self) -> SocketAddr {
         self.server.address
     }
@@ -382,7 +382,7 @@ impl ModelServer {
             .socket
             .send((socket::SocketCommand::Drain, done)); // the accept loop may have ended
         if tokio::time::timeout(limit, &mut self.task).await.is_err() {
-            tracing::warn!(address = %self.addr(), "requests were still in flight");
+            tracing::warn!(address = %self.addr(), "the server stops although requests are still in flight");
         }
     }
 }

@@ -2,8 +2,8 @@
 //! echo servers and proxies of other providers. The engine can be broken in the ways in which
 //! engines break.
 //!
-//! [`PlainBehaviour`] sets what it does and can be changed while it runs, so that a broken engine
-//! can be repaired. Every reply has `x-served-by`.
+//! [`PlainBehaviour`] sets what an engine does. It can be changed while the engine runs, so that a
+//! broken engine can be repaired. Every reply has `x-served-by`.
 
 mod reply;
 
@@ -28,13 +28,14 @@ use tokio::time::sleep;
 
 use reply::PlainRequest;
 
-/// The name of its model. The engine accepts requests for any model.
+/// The name of the engine's model. The engine accepts requests for any model.
 pub const MODEL: &str = "demo";
 
-/// Larger than the largest body that a proxy forwards.
+/// The maximum size of a body, more than a proxy forwards.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
-/// Streams per HTTP/2 connection; with hyper's default of 200 a burst would queue in the proxy.
+/// The maximum number of streams of an HTTP/2 connection. With hyper's default of 200, a burst
+/// would queue in the proxy.
 const STREAMS_MAX: u32 = 4096;
 
 /// The behaviour of a plain engine. The default is healthy and answers at once.
@@ -57,8 +58,8 @@ pub enum PlainAnswer {
     Reply,
     /// A status and a body of JSON, after the whole delay and never as a stream.
     Fixed(StatusCode, String),
-    /// A reply with status 200 and `finish_reason` `abort` in which nothing was generated, as of an
-    /// engine that sleeps or shuts down.
+    /// A reply with status 200 and `finish_reason` `abort` in which nothing was generated, like
+    /// that of an engine that sleeps or shuts down.
     NoWork,
     /// A reply whose connection is closed after the first token or, if it is not streamed, in the
     /// middle.
@@ -71,7 +72,7 @@ pub enum AnswerDelay {
     /// No delay.
     #[default]
     AtOnce,
-    /// Every request waits for an equal delay, and then gets the complete reply at once.
+    /// Every request waits equally long, and then gets the complete reply at once.
     Constant(Duration),
     /// A time to the first token, and a time between tokens.
     PerToken {
@@ -136,7 +137,7 @@ struct SlottedBehaviour {
     slots: Option<Arc<Semaphore>>,
 }
 
-/// A request that counts as running, and occupies its slot, until this is dropped.
+/// A running request, which occupies its slot until this value is dropped.
 #[derive(Debug)]
 struct RunningGuard {
     shared: Arc<PlainEngineState>,
@@ -155,8 +156,8 @@ impl PlainBehaviour {
         }
     }
 
-    /// Healthy, except that every inference request gets this status and body at once. A number
-    /// that is not a status counts as 500.
+    /// Creates the behaviour of a healthy engine that answers every inference request at once with
+    /// this status and body. A number that is not a status is replaced by 500.
     #[must_use]
     pub fn with_status(status: u16, body: &str) -> Self {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -190,7 +191,7 @@ impl PlainEngine {
         Ok(Self { shared, task })
     }
 
-    /// The address it listens on.
+    /// The address that the engine listens on.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.shared.address

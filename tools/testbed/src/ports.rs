@@ -1,8 +1,8 @@
 //! Ports of 127.0.0.1 that are exclusive among the tests of this machine.
 //!
-//! A test that gets a free port from the kernel and lets a child process bind it later has a race:
-//! another test may get the port in between. A lease is a locked file, named by the port. The
-//! kernel unlocks it when its process ends, even if the process was killed.
+//! If a test gets a free port from the kernel and lets a child process bind it later, another test
+//! may get the port in between. A lease is a locked file, named by the port. The kernel unlocks the
+//! file when the process ends, even if the process was killed.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::Result;
 
-/// Below Linux's range for outgoing connections (32768 and up), so that none of those uses a leased
-/// port.
+/// The range of leased ports. It is below Linux's range for outgoing connections (32768 and up), so
+/// that no such connection uses a leased port.
 const RANGE: Range<u16> = 20_000..30_000;
 
-/// A port of 127.0.0.1, leased until this is dropped.
+/// A port of 127.0.0.1, leased until this value is dropped.
 #[derive(Debug)]
 pub struct ReservedPort {
     number: u16,

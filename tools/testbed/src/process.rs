@@ -72,7 +72,7 @@ impl ChildProcess {
     /// Checks that the process runs.
     ///
     /// # Errors
-    /// Fails if the process has ended. The error has its status and the end of its log.
+    /// Fails if the process has ended. The error has the exit status and the end of the log.
     pub fn check_running(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),

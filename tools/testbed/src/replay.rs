@@ -15,8 +15,8 @@ use crate::Result;
 use crate::client::{self, Body, EventStream};
 use crate::trace::Arrival;
 
-/// The maximum number of requests in flight. The trace reaches this number only if the servers fall
-/// far behind; more would exhaust sockets.
+/// The maximum number of requests in flight. A trace reaches this number only if the servers fall
+/// far behind. More would exhaust the sockets.
 const CONCURRENCY_MAX: usize = 2_000;
 
 /// Time limit of one request. A run with slower requests is useless.

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::trace::{Arrival, BLOCK_TOKENS};
 
-/// Fewest turns of a session.
+/// The minimum number of turns of a session.
 const TURNS_MIN: u32 = 3;
 /// The maximum number of turns of a session.
 const TURNS_MAX: u32 = 30;
@@ -20,7 +20,7 @@ const TURNS_MAX: u32 = 30;
 /// The longest prompt, in tokens.
 const PROMPT_TOKENS_MAX: f64 = 120_000.0;
 
-/// Prompt of the first turn: a task, and the files it is about.
+/// Prompt of the first turn: a task, and the files that the task is about.
 const FIRST_PROMPT: TokenCount = TokenCount {
     mean: 6_000.0,
     spread: 0.8,

@@ -6,7 +6,7 @@
 //!            state │   │ EDS          │ /metrics
 //!                  └── switchpointd ──┘
 //! ```
-//! Each stack has its own ports and files, so tests run side by side. Dropping it kills its
+//! Each stack has its own ports and files, so tests run side by side. Dropping a stack kills its
 //! processes and prints the last lines of their logs.
 
 use std::net::SocketAddr;

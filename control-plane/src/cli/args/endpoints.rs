@@ -16,7 +16,7 @@ pub struct EndpointsArgs {
     #[arg(long, env = "SWITCHPOINT_ENDPOINTS_FILE", value_name = "FILE")]
     pub endpoints_file: Option<PathBuf>,
 
-    /// A model server; repeat for more. A host name is resolved once, at start.
+    /// A model server. Repeat the option for several. A host name is resolved once, at start.
     #[arg(
         long,
         env = "SWITCHPOINT_ENDPOINT",
@@ -25,8 +25,8 @@ pub struct EndpointsArgs {
     )]
     pub endpoint: Vec<String>,
 
-    /// YAML list of pools, each with its own endpoints and configuration. Excludes --pool and
-    /// --config.
+    /// In place of --pool and --config: a YAML list of pools, each with its own endpoints and
+    /// configuration.
     #[arg(long, env = "SWITCHPOINT_POOLS", value_name = "FILE", conflicts_with_all = ["pool", "config"])]
     pub pools: Option<PathBuf>,
 }
@@ -43,7 +43,7 @@ pub struct ScrapeArgs {
     #[arg(long, env = "SWITCHPOINT_SCRAPE_INTERVAL_BUSY", value_name = "DURATION", default_value = "100ms", value_parser = duration)]
     pub scrape_interval_busy: Duration,
 
-    /// Metrics older than this count as unknown (which means neither idle nor full).
+    /// Metrics older than this are unknown (which means neither idle nor full).
     #[arg(long, env = "SWITCHPOINT_STALENESS_MAX", value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub staleness_max: Duration,
 

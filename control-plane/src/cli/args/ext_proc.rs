@@ -21,8 +21,8 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_LISTEN_HEALTH", value_name = "IP:PORT", default_value = "127.0.0.1:9003", value_parser = listen)]
     pub listen_health: OptionalAddress,
 
-    /// Certificate with its chain, PEM; read again when it changes. If not given, a self-signed one
-    /// is created at each start.
+    /// Certificate with its chain, PEM; read again when it changes. If not given, the daemon makes
+    /// a self-signed certificate at each start.
     #[arg(
         long,
         env = "SWITCHPOINT_EXT_PROC_TLS_CERT",
@@ -67,26 +67,26 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_FORMAT", value_enum, default_value_t = DestinationFormatArg::Single)]
     pub ext_proc_destination_format: DestinationFormatArg,
 
-    /// Whether the objective header of a request counts.
+    /// Whether to trust the objective header of requests.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_OBJECTIVE_HEADER", value_enum, default_value_t = HeaderTrustArg::Ignore)]
     pub ext_proc_objective_header: HeaderTrustArg,
 
-    /// Give clients that request it (x-switchpoint-explain: 1) the reasons of a decision.
+    /// Tell clients why an endpoint was picked, if they send the header x-switchpoint-explain: 1.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
     pub ext_proc_explain: bool,
 
-    /// An OpenTelemetry collector (OTLP over HTTP) for spans of requests whose trace the gateway
-    /// samples [default: no spans].
+    /// URL of an OpenTelemetry collector (OTLP over HTTP). It gets a span of each request whose
+    /// trace the gateway samples [default: no spans].
     #[arg(long, env = "SWITCHPOINT_OTLP_ENDPOINT", value_name = "URL", value_parser = collector)]
     pub otlp_endpoint: Option<reqwest::Url>,
 
-    /// How long to answer ext_proc after SIGTERM, so that gateways notice that this daemon is not
+    /// How long to answer ext_proc after SIGTERM. Meanwhile gateways notice that this daemon is not
     /// ready and call another daemon [default: not at all].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DRAIN", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_drain: Option<Duration>,
 
-    /// How long to wait after that for the replies that still pass through this daemon. Give the
-    /// pod as much time to terminate [default: 5s].
+    /// How long to wait after --ext-proc-drain for the replies that still pass through this daemon.
+    /// Give the pod enough time to terminate for both [default: 5s].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_REPLY_WAIT", value_name = "DURATION", value_parser = duration, requires = "ext_proc_drain")]
     pub ext_proc_reply_wait: Option<Duration>,
 
@@ -142,12 +142,12 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_KEY", value_name = "PATH")]
     pub ext_proc_fairness_key: Option<String>,
 
-    /// Whether the fairness header of a request counts [default: ignore].
+    /// Whether to trust the fairness header of requests [default: ignore].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_HEADER", value_enum)]
     pub ext_proc_fairness_header: Option<HeaderTrustArg>,
 
-    /// Header by which a proxy in front names the authenticated client, in place of the client's
-    /// own [default: the fairness id, else the address].
+    /// Header by which a proxy in front names the authenticated client. The proxy must replace a
+    /// header that the client sent [default: the fairness id, else the address].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_CLIENT_HEADER", value_name = "NAME", value_parser = header_name)]
     pub ext_proc_client_header: Option<String>,
 
@@ -158,7 +158,7 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_CACHE_SALT_KEY", value_name = "SECRET", value_parser = secret, hide_env_values = true)]
     pub ext_proc_cache_salt_key: Option<String>,
 
-    /// Whether the SLO headers of a request count [default: trust].
+    /// Whether to trust the SLO headers of requests [default: trust].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_SLO_HEADERS", value_enum)]
     pub ext_proc_slo_headers: Option<HeaderTrustArg>,
 
@@ -186,7 +186,7 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_PER_TRY_TIMEOUT", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_per_try_timeout: Option<Duration>,
 
-    /// Do not retry a failed attempt at the next ranked endpoint.
+    /// If an attempt fails, do not retry it at the next ranked endpoint.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_NO_RETRY")]
     pub ext_proc_no_retry: bool,
 }
@@ -200,7 +200,7 @@ fn secret(text: &str) -> Result<String, String> {
     }
 }
 
-/// A body is one ext_proc message; a message has at most 33 MiB
+/// A body is one ext_proc message, and a message has at most 33 MiB
 /// ([`::ext_proc::MESSAGE_BYTES_MAX`]).
 const BODY_LIMIT_BYTES_MAX: i64 = 32 << 20;
 
@@ -224,11 +224,11 @@ pub enum DestinationFormatArg {
     List,
 }
 
-/// Whether a header is trusted that affects other clients.
+/// Whether to trust a header that affects other clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HeaderTrustArg {
-    /// Clients may set it: the header has no effect.
+    /// Clients may set the header, so it has no effect.
     Ignore,
-    /// A proxy in front of the gateway sets it and removes the client's own.
+    /// A proxy in front of the gateway sets the header and removes the client's own.
     Trust,
 }

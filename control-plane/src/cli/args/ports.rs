@@ -37,9 +37,9 @@ pub struct StateTls {
     )]
     pub state_tls_client_ca: Option<PathBuf>,
 
-    /// The names in client certificates that may have pools: NAME for every pool, POOL=NAME for one
+    /// Names of client certificates that give access to pools: NAME to every pool, POOL=NAME to one
     /// pool. The name of a certificate is its first URI, else its first DNS name, else its common
-    /// name [default: every certificate of the CA may have every pool].
+    /// name [default: every certificate of the CA gives access to every pool].
     #[arg(
         long,
         env = "SWITCHPOINT_STATE_TLS_CLIENT_NAMES",

@@ -13,7 +13,7 @@ use super::values::{duration, listen};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "The scaling signal")]
 pub struct ScalingArgs {
-    /// The TTFT that the desired replicas must meet.
+    /// The TTFT that requests must get with the desired replicas.
     #[arg(long, env = "SWITCHPOINT_SCALE_TTFT", value_name = "DURATION", default_value = "2s", value_parser = duration)]
     pub scale_ttft: Duration,
 
@@ -21,13 +21,14 @@ pub struct ScalingArgs {
     #[arg(long, env = "SWITCHPOINT_SCALE_DRAIN", value_name = "DURATION", default_value = "1m", value_parser = duration)]
     pub scale_drain: Duration,
 
-    /// The time from the order of a replica to its first request: scheduling, pulling the image,
-    /// loading the model. Replicas for the backlog of that time are ordered at once.
+    /// The time that a new replica needs before its first request: scheduling, pulling the image,
+    /// loading the model. Replicas for the backlog of that time are requested at once.
     #[arg(long, env = "SWITCHPOINT_SCALE_STARTUP", value_name = "DURATION", default_value = "1m", value_parser = duration)]
     pub scale_startup: Duration,
 
-    /// Spare replicas beyond a steady load's, for load that rises faster than a replica starts. A
-    /// fraction is rounded with the rest.
+    /// Spare replicas beyond those that a steady load needs, for load that rises faster than a
+    /// replica starts. The number may have a fraction; only the total of desired replicas is
+    /// rounded up, by the autoscaler.
     #[arg(long, env = "SWITCHPOINT_SCALE_SPARE", value_name = "REPLICAS", default_value = "1", value_parser = spare)]
     pub scale_spare: f64,
 
@@ -45,7 +46,7 @@ pub struct ScalingArgs {
     pub listen_scaler: OptionalAddress,
 }
 
-/// A pool has at most this many endpoints.
+/// The maximum number of endpoints of a pool.
 #[expect(clippy::cast_possible_truncation, reason = "1,024")]
 const REPLICAS_MAX: u32 = ENDPOINTS_MAX as u32;
 
@@ -53,7 +54,7 @@ fn replicas() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=i64::from(REPLICAS_MAX))
 }
 
-/// Reads a number of replicas to spare.
+/// Reads a number of spare replicas.
 ///
 /// # Errors
 /// Fails if the text is not such a number.

@@ -31,7 +31,7 @@ const CONFIG_BYTES_MAX: usize = 1 << 20;
 /// Answers a question from the current state.
 ///
 /// # Errors
-/// A sentence for the caller: no such pool, no state yet, or an invalid question.
+/// Fails if there is no such pool or no state yet, or if the question is invalid.
 pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, String> {
     question.check()?;
     let pools = shared.pools.views.borrow().clone();
@@ -64,8 +64,8 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
             let totals = shared.reports.totals(name, Instant::now());
             let mut fresh = FreshRequest::decide(live(true)?, learned.clone(), &totals, question)?;
             if let Some(held) = fresh.held {
-                // A request that flow control holds has no pick yet. The pick that it would get now
-                // shows why it waits.
+                // A request that flow control holds has no pick yet. The pick that the request
+                // would get now shows why it waits.
                 fresh = FreshRequest::decide(live(false)?, learned.clone(), &totals, question)?;
                 fresh
                     .answer
@@ -78,7 +78,7 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
     Ok(Value::Object(answer))
 }
 
-/// The current pool with the changes of the question; without flow control unless `has_queues`.
+/// The current pool with the changes from the question. Has flow control only if `has_queues`.
 fn live(view: &PoolView, question: &ExplainRequest, has_queues: bool) -> Result<Snapshot, String> {
     let other = question.config.as_deref().map(other_pipeline).transpose()?;
     let other = other.map(|other| PipelineSpec {
@@ -109,7 +109,7 @@ fn live(view: &PoolView, question: &ExplainRequest, has_queues: bool) -> Result<
         .map_err(|e| e.to_string())
 }
 
-/// The pool with the models that proxies use now in place of its own.
+/// Replaces the pool's models by those that proxies use now.
 fn with_models(live: Snapshot, learned: Option<&LearnedModels>) -> Snapshot {
     match learned {
         Some(learned) => live
@@ -266,7 +266,7 @@ fn loads(totals: &CounterTotals) -> impl Iterator<Item = (EndpointRef, EndpointL
     })
 }
 
-/// The reason why a request is held, in the form of the access log's reasons.
+/// The reason why a request is held, in the form that the access log has.
 fn queued_members(view: &PoolView, held: &QueuedReason) -> Value {
     let full = held
         .full_at
@@ -274,7 +274,7 @@ fn queued_members(view: &PoolView, held: &QueuedReason) -> Value {
     json!({"ms": held.ms, "priority": held.priority, "full": full.map(|member| member.instance.address.to_string())})
 }
 
-/// The reasons of a request that is answered before any endpoint is compared.
+/// The explanation of a request that is answered before any endpoint is compared.
 fn undecided() -> Map<String, Value> {
     ["picked", "candidates"]
         .map(|list| (list.to_owned(), json!([])))

@@ -1,4 +1,4 @@
-//! The section `flowControl`, as the plugin that the scheduler takes for it.
+//! Reads the section `flowControl` into the plugin that the scheduler has for it.
 
 use scheduler::PluginSpec;
 use scheduler::flow::FLOW_CONTROL;
@@ -13,14 +13,14 @@ use crate::config::{ItemStatus, LocatedNode};
 
 /// The reason why items of the section have no effect without the feature gate. Without the gate
 /// these items have no effect in llm-d either.
-pub(super) const GATE_IS_OFF: &str = "it counts only with the feature gate flowControl";
+pub(super) const GATE_IS_OFF: &str = "it needs the feature gate flowControl";
 
-/// The effect of revocation here; llm-d also ends requests that have begun to answer.
+/// The effect of revocation here. llm-d also ends requests that have begun to answer.
 const EVICTION: &str = "running requests of negative priority are given up for higher ones that wait, only before their first byte: \
                         429 and evicted";
 const NO_EVICTION: &str = "running requests are not given up for others";
 
-/// The behaviour while no endpoint is ready; llm-d then waits as long as for room.
+/// The behaviour while no endpoint is ready. llm-d then waits as long as for room.
 const NO_ENDPOINT: &str = "not given: while no endpoint is ready, requests get 503 at once; for a pool that scales from zero, give the time \
                            of a start";
 
@@ -121,8 +121,8 @@ impl ConfigReader {
             .any(|declared| ours(&declared.plugin_type))
     }
 
-    /// Reports if the longest wait is missing, or if the timeout of a proxy is likely to end the
-    /// wait before.
+    /// Reports that the longest wait is missing, or that a proxy's timeout is likely to end the
+    /// wait earlier.
     fn waits(&mut self, line: u64, parameters: &mut GivenParameters) {
         let ttl = parameters.iter().find(|(name, _)| name == "ttlMs");
         let note = match ttl.map(|(_, ttl)| ttl) {

@@ -287,7 +287,8 @@ impl ConfigReader {
         })
     }
 
-    /// Returns the declared profile handler. No item refers to a handler. Reports a second one.
+    /// Returns the declared profile handler. No item refers to a handler, so a second handler is
+    /// reported.
     fn profile_handler(&mut self, profiles: usize, line: u64) -> String {
         let handler = self.only(PluginKind::ProfileHandler, |name, first| {
             format!(

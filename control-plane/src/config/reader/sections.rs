@@ -75,8 +75,8 @@ impl ConfigReader {
         }
     }
 
-    /// Returns the name of the saturation detector; empty for the default. The newer of the two
-    /// places wins, as in llm-d.
+    /// Returns the name of the saturation detector. An empty name means the default. If both places
+    /// in the file have a detector, the newer place is used, as in llm-d.
     pub(super) fn saturation_detector(&mut self, root: &LocatedNode<'_>) -> String {
         let older = self.older(root, "saturationDetector");
         let mut places = root
@@ -93,7 +93,7 @@ impl ConfigReader {
         };
         self.answer(&section, ItemStatus::Implemented, decides);
         for other in places {
-            let reason = format!("{} counts", section.path);
+            let reason = format!("{} is used instead", section.path);
             self.answer(&other, ItemStatus::NoEffect, reason);
         }
         let is_used =
@@ -101,8 +101,8 @@ impl ConfigReader {
         plugin_ref(&section).filter(is_used).unwrap_or_default()
     }
 
-    /// Returns the names of the parsers that apply; empty for all. The newer of the two places
-    /// wins, as in llm-d.
+    /// Returns the names of the parsers that are used. An empty list means all parsers. If both
+    /// places in the file name parsers, the newer place is used, as in llm-d.
     pub(super) fn parsers(&mut self, root: &LocatedNode<'_>) -> Vec<String> {
         let section = root.at(&["requestHandler", "parsers"]);
         let mut parsers = self.report.list(section.as_ref());
@@ -115,7 +115,7 @@ impl ConfigReader {
             }
             (Some(section), older) => {
                 if let Some(older) = older {
-                    let reason = format!("{} counts", section.path);
+                    let reason = format!("{} is used instead", section.path);
                     self.answer(&older, ItemStatus::NoEffect, reason);
                 }
                 section.path

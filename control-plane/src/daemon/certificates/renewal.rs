@@ -1,4 +1,5 @@
-//! Makes the next certificate when the present one is due, from its arguments and a random key.
+//! Makes the next certificate when the present one is due. Uses only its arguments and a random
+//! key.
 
 use std::time::Duration;
 
@@ -14,11 +15,12 @@ use x509_parser::time::ASN1Time;
 
 const DAY: u64 = 86_400;
 
-/// How long a CA is in force before it signs: until then a pod may not trust it yet. A kubelet
-/// writes a changed Secret into its pods within two minutes.
+/// The minimum age of a CA before it signs, in seconds. Before that, a pod may not trust the CA
+/// yet. A kubelet writes a changed Secret into its pods within two minutes.
 const CA_AGE_MIN: u64 = 3_600;
 
-/// How long before now a new certificate begins, in seconds: clocks of other machines may be slow.
+/// How long before now a new certificate becomes valid, in seconds, because clocks of other
+/// machines may be slow.
 const SKEW: u64 = 300;
 
 /// A certificate and its key, PEM.
@@ -37,17 +39,18 @@ struct AuthorityKey(RsaKeyPair);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedCertificate<'a> {
     /// The DNS names, at least one. The names come from the configuration and not from the Secret,
-    /// because who writes the Secret could put another certificate into it.
+    /// because a client that can write the Secret could put another certificate into it.
     pub names: &'a [String],
     /// The validity, in days.
     pub days: u64,
 }
 
-/// The certificate that replaces `present`, once less than a third of the validity is left: with a
-/// new key, and signed by `ca`. `trusted` is what the pods trust that have `present`.
+/// Makes the certificate that replaces `present`, with a new key and signed by `ca`. Returns `None`
+/// while at least a third of the validity is left. `trusted` are the CAs that the pods with
+/// `present` trust.
 ///
 /// # Errors
-/// Says why there can be no new certificate.
+/// Fails if no new certificate can be made.
 pub fn renew(
     present: &str,
     trusted: &str,
@@ -102,7 +105,7 @@ fn params(names: &[String], from: u64, until: u64) -> Result<CertificateParams, 
     Ok(params)
 }
 
-/// From when and until when a certificate is valid, in seconds since 1970.
+/// The start and the end of a certificate's validity, in seconds since 1970.
 fn validity(der: &CertificateDer<'_>) -> Result<(u64, u64), String> {
     let (_, read) = x509_parser::parse_x509_certificate(der).map_err(|e| e.to_string())?;
     let validity = read.validity();

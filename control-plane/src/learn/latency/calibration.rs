@@ -2,8 +2,8 @@
 //!
 //! The newest outcomes of each endpoint are kept, so that the figures are current and show a drift.
 //! MAPE alone says little, because a constant has a good MAPE where times vary little. So there are
-//! two more figures: the pinball loss at 0.9, which the fit of a p90 minimises, and the coverage,
-//! the share of outcomes at or below the p90, which should be 0.9.
+//! two more figures. One is the pinball loss at 0.9, which a fit of the p90 minimises. The other is
+//! the coverage: the share of outcomes at or below the p90, which should be 0.9.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,9 +12,9 @@ use scheduler::EndpointRef;
 
 use crate::state::counters::TotalsHistogram;
 
-/// The number of outcomes kept for each endpoint and target. The number is enough for a standard
-/// error of the coverage of 3 percentage points at 90 %, and small enough to show a drift and its
-/// end.
+/// The maximum number of outcomes kept for each endpoint and target. The number is enough for a
+/// standard error of the coverage of 3 percentage points at 90 %, and small enough to show a drift
+/// and its end.
 const RECENT_MAX: usize = 100;
 
 /// A predicted time.
@@ -26,7 +26,8 @@ pub enum PredictedTarget {
     Tpot,
 }
 
-/// The largest ratio that enters the sum, so that one prediction near 0 does not dominate the mean.
+/// The maximum ratio that is added to the sum, so that one prediction near 0 does not dominate the
+/// mean.
 const RATIO_MAX: f64 = 100.0;
 
 /// Upper bounds of the buckets of the ratio outcome / prediction; a last bucket is unbounded. The
@@ -173,7 +174,7 @@ impl PredictionComparison {
     fn record(&mut self, predicted_ms: f64, actual_ms: f64) {
         self.predicted_ms.record(predicted_ms);
         self.actual_ms.record(actual_ms);
-        // A prediction of 0 counts as the largest ratio.
+        // For a prediction of 0, the ratio is the maximum.
         let ratio = if predicted_ms > 0.0 {
             actual_ms / predicted_ms
         } else {

@@ -85,7 +85,7 @@ impl SavedModel {
 // === impl ModelFile ===
 
 impl ModelFile {
-    /// Reads the file of learned models. A missing or invalid file counts as empty.
+    /// Reads the file of learned models. A missing or invalid file is treated as empty.
     #[must_use]
     pub fn open(path: PathBuf) -> Self {
         let file = Self {

@@ -14,14 +14,16 @@ use tokio::time::Instant;
 
 use crate::state::peer::Origin;
 
-/// The number of VMs whose row numbers are remembered: the workers of a few hundred proxies. Beyond
-/// that number, the VM that was silent for the longest time is forgotten.
+/// The maximum number of VMs whose row numbers are remembered: the workers of a few hundred
+/// proxies. Beyond that number, the VM that was silent for the longest time is forgotten.
 const VMS_MAX: usize = 4_096;
 
-/// How long an origin without messages is remembered. This is twice as long as its vote lasts.
+/// How long an origin without messages is remembered. This is twice as long as the origin's vote
+/// lasts.
 const ORIGIN_MAX_AGE: Duration = Duration::from_secs(60);
 
-/// The maximum number of distinguished owners, and of origins; all further ones count as one.
+/// The maximum number of owners, and of origins, that are distinguished. All further owners or
+/// origins are one witness.
 const ORIGINS_MAX: usize = 256;
 
 /// Counts of rows by result, since the daemon started.
@@ -33,7 +35,7 @@ pub struct ObservationCounts {
     pub censored: u64,
     /// Rows of requests that the endpoint failed.
     pub failed: u64,
-    /// Invalid rows; an invalid message counts as one.
+    /// Invalid rows; an invalid message is one row.
     pub refused: u64,
     /// Rows that other origins contradict.
     pub outvoted: u64,
@@ -103,8 +105,9 @@ impl ObservationCounts {
 // === impl ObservationIntake ===
 
 impl ObservationIntake {
-    /// Returns the witness of a message's rows: its owner, who cannot have two votes. It is the
-    /// origin if all proxies have one owner, and the process if they have one origin.
+    /// Returns the witness of a message's rows, which has one vote. The witness is the owner. If
+    /// all proxies have the same owner, it is the origin, and if they have the same origin, the
+    /// process.
     pub fn witness(&mut self, process_id: u64, origin: &Origin, now: Instant) -> u64 {
         let mut witness = None;
         for (rows, of) in self.levels.iter_mut().zip(origin.levels()) {
@@ -166,7 +169,7 @@ impl ObservationIntake {
         sound
     }
 
-    /// Counts unreadable rows. The first bad row of a pool is logged, because the daemon learns
+    /// Counts unreadable rows. Logs the first such row of a pool, because the daemon may learn
     /// nothing from a filter of another version.
     fn refuse(&mut self, process_id: u64, count: u64) {
         if count > 0 && self.counts.refused == 0 {

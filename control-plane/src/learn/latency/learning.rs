@@ -34,16 +34,16 @@ const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// The reason for a missing prediction while there is no latency model.
 const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
 
-/// From this number of own observations on, a daemon prefers its own models to those of proxies and
-/// of the file, which the previous leader learned. A latency model needs as many observations to
-/// predict.
+/// The minimum number of own observations with which a daemon prefers its own models to those of
+/// proxies, and to those that the previous leader wrote into the file. A latency model needs as
+/// many observations to predict.
 const OWN_MIN: u64 = SAMPLES_MIN as u64;
 
 /// The maximum number of origins whose models are taken until the daemon has [`OWN_MIN`]
-/// observations. A few have what there is to know.
+/// observations. A few of them know what all know.
 const CLAIMS_MAX: usize = 64;
 
-/// The number of messages taken from the queue at once.
+/// The maximum number of messages taken from the queue at once.
 const BATCH_MAX: usize = 64;
 
 /// The settings of a pool's learner.
@@ -79,15 +79,15 @@ pub struct LearningTask {
     began: Instant,
     kept: KeptModel,
     counts: LearningCounts,
-    /// Prompt tokens of finished requests by endpoint, and how many of them were cached. Only
-    /// requests whose usage reports cached tokens count.
+    /// Prompt tokens of finished requests by endpoint, and how many of them were cached. Includes
+    /// only requests whose usage reports cached tokens.
     cached: BTreeMap<EndpointRef, [u64; 2]>,
 }
 
 /// The origin of the current models.
 #[derive(Debug)]
 struct ModelOrigin {
-    /// Whether the models are the prior or the file's, plus fewer than [`OWN_MIN`] own
+    /// Whether the models are the prior or those of the file, with fewer than [`OWN_MIN`] own
     /// observations. Proxies keep better models than these, and the daemon takes the first better
     /// ones that arrive.
     provisional: bool,
@@ -97,7 +97,7 @@ struct ModelOrigin {
     /// The origins whose models were taken since the daemon last began or ended to lead. Each may
     /// claim models once.
     claimed_by: BTreeSet<Origin>,
-    /// Whether models of a proxy were taken and are not published yet.
+    /// Whether models from a proxy were taken and are not published yet.
     is_new: bool,
 }
 
@@ -126,7 +126,8 @@ struct LearningCounts {
 // === impl ModelOrigin ===
 
 impl ModelOrigin {
-    /// The prior or the models of a file. So many observations were learned before.
+    /// The origin of the prior, or of the models in a file. `earlier` observations were learned
+    /// before.
     fn provisional(earlier: u64) -> Self {
         Self {
             provisional: true,
@@ -252,7 +253,7 @@ impl LearningTask {
         self.publish();
     }
 
-    /// From now on another daemon learns, so its models will be better than these.
+    /// From now on another daemon learns, so the models of that daemon will be better.
     fn end_leading(&mut self) {
         self.save();
         self.origin = ModelOrigin::provisional(self.intake.counts.learned);
@@ -268,10 +269,11 @@ impl LearningTask {
             .saturating_sub(self.origin.earlier)
     }
 
-    /// Takes the parts of a proxy's models that the daemon's own models lack. Own observations are
-    /// added to them, as after a start from the file. So a proxy that lies is believed for some
-    /// tens of requests, and nothing is forgotten in favour of its models later. Samples that are
-    /// learned already are given up for a first latency model only. The next tick publishes.
+    /// Takes the parts of a proxy's models that the daemon's own models lack. The learner continues
+    /// from these models with own observations, as after a start from the file. So a proxy that
+    /// lies is believed only for some tens of requests, and its models replace no learned models
+    /// later. If the learner already has samples, it loses them. The daemon accepts this loss only
+    /// to get its first latency model. The next tick publishes the models.
     fn take_models(&mut self, origin: &Origin, models: state::LearnedModels) {
         if !self.origin.claimed_by.contains(origin)
             && self.wants_models()
@@ -312,7 +314,7 @@ impl LearningTask {
         self.report_wanted_models();
     }
 
-    /// Whether the models of a proxy are wanted.
+    /// Whether the learner wants models from proxies.
     fn wants_models(&self) -> bool {
         let lacks_latency = self.settings.predict && self.model.latency.is_none();
         (self.origin.provisional || lacks_latency)
@@ -320,7 +322,7 @@ impl LearningTask {
             && self.origin.claimed_by.len() < CLAIMS_MAX
     }
 
-    /// Reports to the streams of proxies whether the models of a proxy are wanted.
+    /// Reports to the streams of proxies whether the learner wants models.
     fn report_wanted_models(&self) {
         let wants = self.wants_models();
         self.desk.wants_models.store(wants, Ordering::Relaxed);
@@ -388,7 +390,7 @@ impl LearningTask {
         }
     }
 
-    /// Does the work of every second: it trains, publishes, saves and reports.
+    /// Does the work of every second: trains, publishes, saves and reports.
     fn tick(&mut self) {
         let overrun = self.desk.overrun.load(Ordering::Relaxed);
         self.intake.counts.lost += overrun - std::mem::replace(&mut self.counts.overrun, overrun);
@@ -591,8 +593,8 @@ mod tests {
     fn a_new_daemon_goes_on_from_the_first_proxy_that_has_models() {
         let mut daemon = LearnerDrill::start(None);
         assert_eq!(daemon.published(), (SavedModel::default(), true));
-        // Even a few requests, of a proxy that has just started, count less than the models of
-        // another proxy.
+        // The few requests of a proxy that has just started weigh less than the models from another
+        // proxy.
         daemon.learns(OWN_MIN - 1);
         assert!(daemon.published().1);
         let [first, second] = [20.0, 30.0].map(models);
@@ -639,7 +641,8 @@ mod tests {
         let row = observed(1, 40.0);
         daemon.task.learn(1, &row);
         assert_eq!(daemon.task.learner.standing().window, 1);
-        // Before, each of these started the window again, and all were published.
+        // In an earlier version, each of these claims started the window again, and all were
+        // published.
         for last in 1..=20 {
             assert!(daemon.claims(last, &without_latency(&models(20.0)), false));
         }

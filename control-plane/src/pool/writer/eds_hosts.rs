@@ -17,7 +17,7 @@ use super::{ACK_WAIT_MAX, EDS_REMOVAL_GRACE};
 /// Decides which endpoints are hosts.
 #[derive(Debug)]
 pub(super) struct HostSelection {
-    /// Whether the current pipeline makes only endpoints that decode hosts.
+    /// Whether the current pipeline needs as hosts only the endpoints that decode.
     decoders_only: bool,
     /// Set while all endpoints stay hosts: the time when that began, and the pool update that every
     /// proxy must have before it ends.

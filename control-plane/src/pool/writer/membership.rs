@@ -236,7 +236,7 @@ pub(super) fn fit_adapters(members: &mut [PoolMember]) {
         if !fits && member.adapters_fit {
             tracing::warn!(
                 endpoint = member.instance.name,
-                "the names of this engine's adapters are too many for the pool"
+                "the model names of the pool reach their limit; proxies do not get this engine's adapters"
             );
         }
         member.adapters_fit = fits;

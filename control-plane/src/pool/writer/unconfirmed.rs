@@ -1,4 +1,4 @@
-//! Endpoints that discovery reports as not ready for a reason that is not their own report. This
+//! Endpoints that discovery reports as not ready although they did not report so themselves. This
 //! module reads no clock: the caller passes the time.
 //!
 //! After an outage of the API server that is longer than the grace period of nodes, Kubernetes
@@ -32,9 +32,9 @@ use crate::pool::member::{Absence, Absentee, MetricsStatus, PoolMember};
 /// deletes the pods of a lost node, so the pool and the cluster agree from then on.
 pub const UNCONFIRMED_MAX: Duration = Duration::from_secs(300);
 
-/// Nearly all endpoints are unconfirmed if at most one in this many is confirmed. Otherwise an
-/// unconfirmed endpoint joins only after a successful scrape. Otherwise the confirmed endpoints can
-/// do its work.
+/// Nearly all endpoints are unconfirmed if at most one in this many is confirmed. Otherwise the
+/// confirmed endpoints can do the work, so an unconfirmed endpoint joins only after a successful
+/// scrape.
 const CONFIRMED_ONE_IN: usize = 10;
 
 /// The identity of a process: its namespace, name, generation and address.
@@ -48,7 +48,8 @@ pub(super) struct UnconfirmedEndpoints {
     set: Vec<Instance>,
 }
 
-/// The time since when an endpoint is unconfirmed, on both clocks, and its place.
+/// The time since when an endpoint is unconfirmed, on both clocks, and whether the endpoint is in
+/// the pool.
 #[derive(Clone, Debug)]
 struct Doubt {
     since: Instant,
@@ -56,7 +57,7 @@ struct Doubt {
     standing: Standing,
 }
 
-/// The place of an unconfirmed endpoint.
+/// Whether an unconfirmed endpoint is in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     /// The endpoint is in the pool.

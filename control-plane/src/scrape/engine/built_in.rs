@@ -20,9 +20,9 @@ pub(super) struct BuiltInEngine {
     pub(super) name: &'static str,
     pub(super) metrics_path: &'static str,
     pub(super) metrics_port: Option<u16>,
-    /// Series with equal values of these labels belong to the same scheduler (each tensor-parallel
-    /// rank reports it) and count once, by their largest value. If the list is empty, each series
-    /// is a number of its own.
+    /// Series with equal values of these labels belong to the same scheduler, because each
+    /// tensor-parallel rank reports it. Of such series only the largest value is used. If the list
+    /// is empty, each series belongs to a scheduler of its own.
     pub(super) shard_labels: &'static [&'static str],
     /// A series where this label is not empty is a part of the series where it is empty, so it is
     /// not counted again.

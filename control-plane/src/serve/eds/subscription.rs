@@ -30,7 +30,7 @@ pub struct EdsSubscription {
     nonce: u64,
     /// Whether names of this stream that the daemon does not serve were logged.
     unserved: bool,
-    /// The time when the oldest response was sent that is not applied yet.
+    /// The time when the oldest response that is not applied yet was sent.
     waits: Option<Instant>,
 }
 
@@ -54,7 +54,7 @@ pub struct DueResponse {
 pub enum EnvoyAnswer {
     /// Envoy applied the response.
     Accepted,
-    /// Envoy refused it, for this reason.
+    /// Envoy refused the response, for this reason.
     Refused(String),
 }
 
@@ -134,7 +134,7 @@ impl EdsSubscription {
             .for_each(|(_, ack)| ack.late = true);
     }
 
-    /// The next response, if one is due. The returned response counts as sent.
+    /// The next response, if one is due. Records the returned response as sent.
     pub fn due(&mut self, pools: &PoolViews, now: Instant) -> Option<DueResponse> {
         if self.in_flight.is_some() {
             return None;

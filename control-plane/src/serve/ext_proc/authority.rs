@@ -1,9 +1,9 @@
 //! The Service that a gateway calls, by the `:authority` of its gRPC stream.
 //!
 //! An InferencePool names the Service of its picker. A gateway that reads the InferencePool opens a
-//! cluster for that Service. As authority, Envoy sends the value that the gateway set, or else the
-//! name of the cluster. So pools that share a daemon need no metadata if each names its own Service
-//! or port.
+//! cluster for that Service. The authority is the value that the gateway set in Envoy, or the name
+//! of the cluster if the gateway set none. So pools that share a daemon need no metadata if each
+//! names its own Service or port.
 //!
 //! | gateway | authority |
 //! |---|---|
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use crate::pool::discovery_source::WatchedComponents;
 
-/// For each discovered pool, the requirements of its source, with the Service of the picker.
+/// The status of the source of each discovered pool. The status names the Service of the picker.
 #[derive(Debug)]
 pub struct PickerServices(Vec<(Arc<str>, watch::Receiver<BackendStatus>)>);
 
@@ -88,7 +88,7 @@ impl<'a> ServiceAuthority<'a> {
         })
     }
 
-    /// Whether the authority names `service`. A missing port matches any.
+    /// Whether the authority names `service`. A missing port matches any port.
     #[must_use]
     pub fn names_service(&self, service: &PickerService) -> bool {
         let port = self.port.is_none() || service.port.is_none() || self.port == service.port;

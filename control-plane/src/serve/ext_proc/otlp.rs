@@ -34,7 +34,7 @@ struct SpanExporter {
     client: Client,
     url: Url,
     counts: Arc<SpanCounts>,
-    /// Whether it took the last batch.
+    /// Whether the collector took the last batch.
     works: bool,
 }
 
@@ -72,8 +72,8 @@ pub async fn export(
             _ = spans.recv_many(&mut batch, BATCH_MAX) => {}
             () = shutdown.begun() => stops = true,
         }
-        // A full batch does not wait for more spans. After the shutdown signal, streams that it
-        // ends get this time.
+        // A full batch does not wait for more spans. After the shutdown signal, the streams that it
+        // ends have this time to write their spans.
         if batch.len() < BATCH_MAX {
             tokio::select! {
                 () = tokio::time::sleep(BATCH_WAIT) => {}
@@ -171,7 +171,7 @@ fn span(span: &RequestSpan) -> Value {
     })
 }
 
-/// An attribute; a whole number where the value is one.
+/// An attribute, as an integer if the value is a whole number.
 fn attribute(name: &str, value: &str) -> Value {
     let kind = if value.parse::<i64>().is_ok() {
         "intValue"
@@ -199,8 +199,8 @@ mod tests {
         sampled: true,
     };
 
-    /// A collector that answers each call with the next of these statuses, and the number of spans
-    /// of each call.
+    /// Starts a collector that answers each call with the next of these statuses. The task returns
+    /// the number of spans in each call.
     fn collector(statuses: &'static [u16]) -> (Url, JoinHandle<Vec<usize>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap())

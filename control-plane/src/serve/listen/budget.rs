@@ -22,7 +22,7 @@ pub enum ListenerName {
 /// The maximum number of connections of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionBudget {
-    /// The number at once, with and without a request so far.
+    /// The maximum number of open connections, with and without a request so far.
     pub connections_max: usize,
 }
 
@@ -114,8 +114,8 @@ impl ConnectionBudget {
         self.connections_max - self.waiting_max()
     }
 
-    /// The maximum number of open descriptors: of connections, and of those that must close but
-    /// hold their descriptor until their task runs.
+    /// The maximum number of open descriptors. Includes those of connections that must close, which
+    /// stay open until the connection's task runs.
     pub(super) fn open_max(self) -> usize {
         self.connections_max + self.waiting_max()
     }

@@ -14,7 +14,7 @@ use rustls::{
 use webpki::EndEntityCert;
 
 /// Accepts the certificates that [`WebPkiClientVerifier`] accepts, unless the key is the server's
-/// own: a server of proxies is not a proxy.
+/// own, because a daemon is not a proxy.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
     authority: Arc<dyn ClientCertVerifier>,
@@ -27,7 +27,7 @@ impl ClientVerifier {
     /// Accepts clients of `roots` in a listener whose certificate is `own`.
     ///
     /// # Errors
-    /// The error says what is wrong with the CA or with the certificate.
+    /// Fails if the CA or the certificate is invalid.
     pub(super) fn try_new(
         roots: RootCertStore,
         own: &CertificateDer<'_>,

@@ -2,9 +2,9 @@
 //!
 //! A connection is in the waiting group until its first request, and in the served group after it.
 //! Each group has a maximum. When a group is full, the client address with the most connections in
-//! it loses one, so one address cannot keep others out. In the waiting group that is the oldest
-//! connection (a proper client makes a request within milliseconds). In the served group it is the
-//! newest (working connections stay).
+//! it loses one, so one address cannot keep others out. In the waiting group the address loses its
+//! oldest connection, because a proper client makes a request within milliseconds. In the served
+//! group it loses its newest, so that working connections stay.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::ConnectionBudget;
 
-/// The time from accepting a connection to its first request, including the TLS and HTTP/2
+/// The maximum time from accepting a connection to its first request, including the TLS and HTTP/2
 /// handshakes. A peer on the same network needs milliseconds. Clients that connect long before
 /// their first request have to connect again.
 pub const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ pub(super) struct ClosedConnections {
     pub(super) crowded: u64,
 }
 
-/// Connections that count against one maximum.
+/// Connections that share one maximum.
 #[derive(Debug)]
 struct ConnectionGroup {
     open: usize,
@@ -79,8 +79,8 @@ impl ConnectionLimits {
         }
     }
 
-    /// Registers an accepted connection. Returns its number and the signal to close it; `None` if
-    /// it must be dropped at once.
+    /// Registers an accepted connection. Returns the connection's number and the signal to close
+    /// the connection, or `None` if the caller must drop the connection at once.
     pub(super) fn admit(
         &mut self,
         address: IpAddr,

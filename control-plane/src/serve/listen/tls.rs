@@ -107,7 +107,7 @@ async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
     let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes())
         .map_err(|e| format!("{}: {e}", key.display()))?;
     // An error means that a provider is already installed. All code of this process installs the
-    // same one.
+    // same provider.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = match client_ca {
         None => ServerConfig::builder().with_no_client_auth(),

@@ -153,7 +153,7 @@ impl MetricsCollector {
                 ),
                 (
                     "switchpoint_pools_refused",
-                    "Pools that a proxy requested although its certificate may not have them.",
+                    "Pools that a proxy requested although its certificate gives no access.",
                     c.pools_refused,
                 ),
                 (

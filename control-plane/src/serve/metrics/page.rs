@@ -166,7 +166,7 @@ fn read<T: Copy, V>(rows: &Rows<T>, of: fn(T) -> V) -> impl Iterator<Item = (Met
         .map(move |(labels, row)| (labels.clone(), of(*row)))
 }
 
-/// Several rows for each of `rows`, which differ in one more label.
+/// Makes several rows of each of `rows`. The new rows differ in one more label.
 pub(super) fn by<T: Copy, V, K: AsRef<str>, I: IntoIterator<Item = (K, V)>>(
     rows: &Rows<T>,
     label: &'static str,

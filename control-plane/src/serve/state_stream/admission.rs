@@ -29,7 +29,7 @@ pub struct ProxyScope {
     pools: Vec<String>,
 }
 
-/// A message of a proxy, within the limits.
+/// A message from a proxy, within the limits.
 #[derive(Debug)]
 pub enum AdmittedMessage {
     /// The proxy applied or refused a pool update.
@@ -53,12 +53,12 @@ pub struct Admission {
     pub refused: u64,
 }
 
-/// Checks the first message of a stream. The schema in it becomes that of the stream.
-/// [`ClientNames`](crate::state::client_names::ClientNames) decides which of the pools the proxy
-/// may have.
+/// Checks the first message of a stream. The returned Hello has the schema that both sides use.
+/// [`ClientNames`](crate::state::client_names::ClientNames) decides which of the requested pools
+/// the proxy gets.
 ///
 /// # Errors
-/// The error says which rule of the protocol the Hello breaks.
+/// Fails if the Hello breaks a rule of the protocol.
 pub fn hello(mut hello: state::Hello) -> Result<state::Hello, Status> {
     let version = env!("CARGO_PKG_VERSION");
     let oldest = proto::SCHEMA_MIN;

@@ -2,7 +2,7 @@
 //! and the [`StateServer`] are the same.
 //!
 //! ```text
-//! POST /switchpoint/state/tell   messages of the proxy, framed   ──▶ 200
+//! POST /switchpoint/state/tell   messages from the proxy, framed ──▶ 200
 //! POST /switchpoint/state/hear   nothing                         ──▶ 200 and messages, framed, as soon as there are any; none after HOLD_MAX
 //! ```
 //! A header names the connection that a call belongs to. The first call of a connection sends a
@@ -45,8 +45,8 @@ const HOLD_MAX: Duration = Duration::from_secs(1);
 /// two calls. A proxy assumes after the same time that the daemon is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// The number of messages of one connection that were received but not processed yet. A call with
-/// more has to wait.
+/// The maximum number of messages of one connection that were received but not processed yet. A
+/// call with more has to wait.
 const UNREAD_MAX: usize = 16;
 
 /// The maximum number of messages in one call: those of several seconds without an answer from the
@@ -76,7 +76,7 @@ struct CallConnection {
     origin: Origin,
     from_proxy: mpsc::Sender<Result<state::ProxyMessage, Status>>,
     to_proxy: AsyncMutex<mpsc::Receiver<Result<state::DaemonMessage, Status>>>,
-    /// The number of calls for messages so far. Only the newest one waits.
+    /// The number of calls for messages so far. Only the newest call waits.
     polls: watch::Sender<u64>,
     called: Mutex<Instant>,
 }

@@ -1,7 +1,7 @@
 //! Decides the next message for one proxy. This module is pure, and takes the time as an argument.
 //!
 //! A session has no queue. Whenever the stream can take a message, [`StateSession::next`] makes the
-//! newest one that is due. So a slow reader skips outdated messages.
+//! newest message that is due. So a slow reader skips outdated messages.
 //!
 //! ```text
 //! no pool update yet ── all members known to its Envoy, or FIRST_POOL_UPDATE_WAIT over ──▶ pool update ──▶ metrics, metrics, ...
@@ -42,13 +42,13 @@ pub const METRICS_INTERVAL_MIN: Duration = Duration::from_millis(50);
 /// requires.
 const HEARTBEAT: Duration = Duration::from_millis(METRICS_INTERVAL_MAX_MS / 2);
 
-/// The number of sent pool updates whose acknowledgement is awaited. A proxy that is further behind
-/// acknowledges a newer update later.
+/// The maximum number of sent pool updates that wait for an acknowledgement. A proxy that is
+/// further behind acknowledges a newer update later.
 const UNACKED_MAX: usize = 64;
 
-/// The number of times that the term of a stream is raised, for each pool, because the proxy holds
-/// state of a later term. A correct proxy needs one raise, and each raise costs a whole pool
-/// update.
+/// The maximum number of times that the term of a stream is raised, for each pool, because the
+/// proxy holds state of a later term. A correct proxy needs one raise, and each raise costs a whole
+/// pool update.
 pub const RAISES_MAX: u32 = 3;
 
 /// The messages that were sent to one proxy.
@@ -65,9 +65,9 @@ struct PoolSession {
     pool_update: Option<SentPoolUpdate>,
     metrics: Option<SentMetrics>,
     unacked: VecDeque<(Version, u64)>,
-    /// The lowest term of the proxy's pool updates. The lowest term is above the term of the state
-    /// that the proxy held when it refused an update. The daemon's own term does not change, so a
-    /// false report of one proxy does not affect others.
+    /// The lowest term of the proxy's pool updates: above the term of the state that the proxy held
+    /// when it refused an update. The daemon's own term does not change, so a false report of one
+    /// proxy does not affect others.
     term_min: u64,
     raises: u32,
     /// A version of a newer daemon that the proxy holds, and the time when the proxy reported it.

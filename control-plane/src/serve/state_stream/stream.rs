@@ -1,5 +1,5 @@
-//! A proxy's stream without the sockets: distributes the messages of the proxy, and makes the
-//! messages for the proxy.
+//! A proxy's stream without the sockets: distributes the messages from the proxy, and makes the
+//! messages for it.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -39,7 +39,7 @@ impl StateStream {
     /// the proxy.
     ///
     /// # Errors
-    /// The error says which rule of the protocol the Hello breaks.
+    /// Fails if the Hello breaks a rule of the protocol.
     pub fn begin(
         shared: &Arc<DaemonState>,
         hello: state::Hello,
@@ -108,10 +108,10 @@ impl StateStream {
         self.stream_id
     }
 
-    /// Processes a message of the proxy.
+    /// Processes a message from the proxy.
     ///
     /// # Errors
-    /// The error says why the stream must end.
+    /// Fails if the message breaks a rule of the protocol. The stream must then end.
     pub fn receive(&mut self, message: state::ProxyMessage, now: Instant) -> Result<(), Status> {
         let Admission {
             message: said,
@@ -210,8 +210,8 @@ impl StateStream {
     }
 }
 
-/// Keeps the pools of `hello` that are served here and that the proxy may have. Returns those that
-/// are unknown, and those that are refused.
+/// Keeps the pools of `hello` that are served here and that the proxy has access to. Returns the
+/// unknown pools, and the refused pools.
 fn scope(
     shared: &DaemonState,
     hello: &mut state::Hello,
@@ -227,7 +227,7 @@ fn scope(
     }
     if !sorted.refused.is_empty() {
         shared.reports.counters().pools_refused += sorted.refused.len() as u64;
-        tracing::warn!(node = peer.node_id, peer = %peer.remote, certificate = origin.certificate.as_deref(), refused = ?sorted.refused, "a proxy requests pools that its certificate may not have (--state-tls-client-names)");
+        tracing::warn!(node = peer.node_id, peer = %peer.remote, certificate = origin.certificate.as_deref(), refused = ?sorted.refused, "a proxy requests pools to which its certificate gives no access (--state-tls-client-names)");
     }
     (sorted.unknown, sorted.refused)
 }

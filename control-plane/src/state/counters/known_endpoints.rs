@@ -1,4 +1,4 @@
-//! The daemon accepts counts only of the endpoints that a pool has, or recently had.
+//! The endpoints whose counts the daemon accepts: those that a pool has or recently had.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub struct KnownEndpoints {
 // === impl KnownEndpoints ===
 
 impl KnownEndpoints {
-    /// Takes over the endpoints of a view. Returns whether an endpoint is no longer known.
+    /// Takes over the endpoints of a view. Returns whether an endpoint was forgotten.
     pub fn follow(&mut self, view: &PoolView, now: Instant) -> bool {
         if self.revision != view.revision {
             self.revision = view.revision;

@@ -1,9 +1,10 @@
 //! The names under which a pool's counts are shown: models, drop reasons, bands. Clients choose
 //! some of them, and a proxy may invent them.
 //!
-//! A name that several owners report needs no share. Each owner has a share of the other names,
-//! once there is another owner, and each origin has one of those that no other origin reports.
-//! Further names count as one. A name is removed when no VM reports it any more.
+//! A name that several owners report uses no share. Once there are several owners, each has a share
+//! for the names that no other owner reports. Each origin has a share for the names that no other
+//! origin reports. Names beyond the shares are counted as one. A name is removed when no VM reports
+//! it any more.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,8 +17,9 @@ use crate::state::peer::Origin;
 /// restart or to find the daemon again.
 pub const NAME_KEPT: Duration = Duration::from_secs(600);
 
-/// While there are others, an owner or an origin may use this part of all names. For models, that
-/// is more than one VM reports ([`pool_state::MODELS_MAX`]).
+/// While several owners report, each may use one in this many names. The same limit applies to
+/// origins. For models, the limit is above the number that one VM reports
+/// ([`pool_state::MODELS_MAX`]).
 const SHARE_PARTS: usize = 8;
 
 /// The names in use, and the origins that report them.
@@ -31,7 +33,7 @@ pub struct ReportedNames<N> {
 
 #[derive(Debug)]
 struct NameUse {
-    /// The only owner and the only origin that report it; `None` if there are several.
+    /// The only owner, and the only origin, that reports the name; `None` if several do.
     only: [Option<Origin>; 2],
     reported_at: Instant,
 }
@@ -46,7 +48,7 @@ struct OriginNames {
 // === impl ReportedNames ===
 
 impl<N: Ord + Clone> ReportedNames<N> {
-    /// Starts without names, and keeps at most `names_max`.
+    /// Creates the table without names, for at most `names_max`.
     pub fn new(names_max: usize) -> Self {
         Self {
             names_max,
@@ -55,7 +57,7 @@ impl<N: Ord + Clone> ReportedNames<N> {
         }
     }
 
-    /// Whether counts of this name are shown.
+    /// Whether counts under this name are shown.
     pub fn has(&self, name: &N) -> bool {
         self.names.contains_key(name)
     }
@@ -138,7 +140,7 @@ impl<N: Ord + Clone> ReportedNames<N> {
         expired
     }
 
-    /// Applies the shares of the owners, or of the origins, when they begin to bind.
+    /// Removes the names beyond the shares of the owners, or of the origins.
     fn trim(&mut self, level: usize) {
         let Some(rows) = self.levels.get(level) else {
             return;

@@ -10,12 +10,12 @@ use scheduler::{ENDPOINTS_MAX, Generation, Slot};
 
 use super::pool_names::{OtherNames, PoolNames};
 
-/// The maximum number of models counted separately in a pool. The rest counts as [`OTHER`]. llm-d
-/// has the same limit.
+/// The maximum number of models counted separately in a pool. The rest are counted as [`OTHER`].
+/// llm-d has the same limit.
 pub const MODELS_MAX: usize = 1000;
 
-/// The maximum number of these that only clients name, over all VMs. One VM has an equal limit.
-/// With some 90 lines each, they are at most 2.5 MB of a page.
+/// The maximum number of these models that only clients name, over all VMs. One VM has the same
+/// limit. Each of them takes some 90 lines of the metrics page, so all take at most 2.5 MB.
 const UNLISTED_MAX: usize = pool_state::MODELS_MAX;
 
 /// The label of all models beyond the limit.
@@ -28,7 +28,7 @@ pub(super) const KEYS_MAX: usize = 64;
 /// three times as many that it recently had.
 pub(super) const ENDPOINTS_KNOWN_MAX: usize = 4 * ENDPOINTS_MAX;
 
-/// The maximum number of bands of a VM that count. A VM has an equal limit.
+/// The maximum number of bands that are read from a VM's report. A VM has the same limit.
 pub(super) const BANDS_MAX: usize = 64;
 
 /// Counts of a pool.
@@ -66,13 +66,13 @@ pub struct BandTotals {
     pub bytes: u64,
     /// How long the oldest of them has waited, in ms.
     pub oldest_ms: u64,
-    /// The endpoint that was picked for it and had no room: slot and generation.
+    /// The endpoint that was picked for the oldest request and had no room: slot and generation.
     pub full_at: Option<(u32, u32)>,
     /// Requests by outcome, in the order of [`pool_state::queues::FLOW_OUTCOMES`].
     pub outcomes: [u64; FLOW_OUTCOMES.len()],
-    /// Running requests of the band that were given up for others.
+    /// Running requests of the band that were evicted for requests of other bands.
     pub given_up: u64,
-    /// Running requests that were given up for requests of the band.
+    /// Running requests of other bands that were evicted for requests of the band.
     pub given_up_for: u64,
     /// Time in the queue of requests that were sent, in ms.
     pub queue_ms: TotalsHistogram,
@@ -107,7 +107,7 @@ pub struct EndpointTotals {
     pub prompts: u64,
     /// Requests with an SLO in flight now.
     pub tracked: u64,
-    /// Requests now whose client does not read the reply.
+    /// Requests in flight whose client does not read the reply.
     pub unread: u64,
 }
 
@@ -227,7 +227,8 @@ impl CounterTotals {
         add_to(&mut self.placements_dropped, other.placements_dropped);
     }
 
-    /// The row of a model. If there is no room for another name, it is the row of all other models.
+    /// Returns the row of a model. If there is no room for another name, returns the row of all
+    /// other models.
     pub(super) fn model_mut(
         &mut self,
         label: &TotalsLabel,

@@ -1,4 +1,4 @@
-//! How many VMs, and how much of their memory, each owner and each origin has.
+//! How many VMs each owner and each origin has, and how much memory their counts use.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,8 @@ pub(super) const BYTES_PER_ORIGIN_MAX: usize = BYTES_MAX / 8;
 /// is rare.
 pub(super) const LEFT_EIGHTHS: usize = 7;
 
-/// An owner may have so many quarters of all VMs and their memory while there are others.
+/// While several owners have VMs, the VMs of one owner may use this many quarters of the limits for
+/// all VMs.
 pub(super) const OWNER_QUARTERS: usize = 3;
 
 /// Number and memory of VMs.
@@ -62,8 +63,8 @@ impl VmUsageByOrigin {
         self.all.subtract(bytes);
     }
 
-    /// The limit that a VM of `origin` exceeds, and whose VMs count: an owner's or an origin's, as
-    /// level and name, or all (`None`).
+    /// The limit that the VMs of `origin`, or all VMs, exceed. Also returns whose VMs those are: of
+    /// an owner or an origin, as level and name, or all (`None`).
     pub(super) fn over(&self, origin: &Origin) -> Option<(Option<(usize, Origin)>, VmUsage)> {
         let [owners, _] = &self.levels;
         let all_max = VmUsage {
@@ -95,7 +96,7 @@ impl VmUsage {
         self.vms > max.vms || self.bytes > max.bytes
     }
 
-    /// So many eighths of a limit.
+    /// The usage multiplied by `parts` / 8.
     pub(super) fn eighths(self, parts: usize) -> Self {
         Self {
             vms: self.vms * parts / 8,

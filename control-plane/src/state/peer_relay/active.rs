@@ -1,4 +1,4 @@
-//! The processes of a pool that count: those that pick, and those that divide the pool.
+//! Counts the processes of a pool: those that pick, and those that divide the pool's capacity.
 
 use std::time::Duration;
 
@@ -7,15 +7,16 @@ use tokio::time::Instant;
 use super::{ACTIVE_PER_ORIGIN_MAX, PoolRelay};
 use crate::state::peer::Origin;
 
-/// How long a process counts as one that divides the pool after its row last counted. Streams that
-/// are only open must not: without the daemon, each proxy fills its part of the pool.
+/// How long a process is counted among those that divide the pool after its row was last used. An
+/// open stream is not enough: without the daemon each proxy fills only its part of the pool, so the
+/// part of a proxy without traffic would be lost.
 const RECENT: Duration = Duration::from_secs(60);
 
 // === impl PoolRelay ===
 
 impl PoolRelay {
-    /// Updates the number of active processes of `origin` when the row of one begins to count or no
-    /// longer counts.
+    /// Updates the number of active processes of `origin` when a process becomes active, or no
+    /// longer is.
     pub(super) fn set_active(&mut self, origin: &Origin, was: bool, is: bool) {
         if let Some(of) = self.origins.get_mut(origin) {
             let before = of.active.min(ACTIVE_PER_ORIGIN_MAX);
@@ -32,13 +33,14 @@ impl PoolRelay {
             .get(&process_id)
             .filter(|own| own.row.counts());
         let of = own.and_then(|own| self.origins.get(&own.origin));
-        // An origin with more than its share of processes counts the same without one of them.
+        // An origin with more processes than its share has the same count without this process.
         let is_counted = of.is_some_and(|of| of.active <= ACTIVE_PER_ORIGIN_MAX);
         self.active - u32::from(is_counted)
     }
 
-    /// The processes that divide the pool, this one included. It counts at least one other process
-    /// if there is one, because a proxy that knows of no other reports nothing.
+    /// The number of processes that divide the pool, including this one. If the pool has another
+    /// process, the number is at least 2, because a proxy that knows of no other process reports
+    /// nothing.
     pub(super) fn proxies(&self, process_id: u64) -> u32 {
         let own = self.processes.get(&process_id);
         let of = own
@@ -49,7 +51,7 @@ impl PoolRelay {
         1 + others.max(u32::from(self.processes.len() > 1))
     }
 
-    /// Counts the processes whose row counts or counted lately.
+    /// Counts the processes whose row is used, or was used lately.
     pub(super) fn count_recent(&mut self, now: Instant) {
         self.origins.all_mut().for_each(|of| of.recent = 0);
         let mut recent = 0;

@@ -1,4 +1,4 @@
-//! The state stream as HTTP calls: they do what a stream does.
+//! The state stream as HTTP calls, which do what a stream does.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -351,7 +351,7 @@ async fn a_newer_connection_of_a_process_takes_over() {
 async fn a_proxy_that_calls_no_more_is_gone() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let caller = CallClient::hello(rig.address, 1, 1).await;
-    // Longer than the silence that would end the connection: calls keep it open.
+    // This time is longer than the silence that would end the connection. The calls keep it open.
     let end = tokio::time::Instant::now() + Duration::from_secs(6);
     while tokio::time::Instant::now() < end {
         caller.hear().await.unwrap();

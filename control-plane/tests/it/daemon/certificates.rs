@@ -42,7 +42,7 @@ fn secret(name: &str, cert: &str, key: &str, ca: Option<&str>) -> Secret {
     }
 }
 
-/// Writes a Secret as Helm does: it refuses to take a field from another owner.
+/// Writes a Secret as Helm does, which refuses to take a field from another owner.
 async fn helm(secrets: &Api<Secret>, secret: &Secret) -> Result<(), String> {
     let name = secret.metadata.name.as_deref().unwrap();
     let parameters = PatchParams::apply("helm");

@@ -311,7 +311,8 @@ fn check_answers_for_every_item() {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["errors"][0]["line"], 4);
     check(&["check", "/no/such/file"], 1, &["No such file"]);
-    // `check` also tries port 8002, Triton's. An address of its own is free of other programs.
+    // `check` also tries port 8002, Triton's. No other program uses this address, so the port is
+    // free.
     check(
         &["check", "--endpoint", "127.231.47.11:1"],
         1,

@@ -401,7 +401,7 @@ async fn pages_of_other_sites_get_nothing() {
     named.stop().await;
 }
 
-/// Questions that take long, or whose body comes slowly, hold up each other and nothing else.
+/// Questions that take long, or whose body comes slowly, delay only each other.
 #[tokio::test]
 async fn one_question_is_explained_at_a_time() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;

@@ -78,7 +78,7 @@ impl HandoverDrill {
             standby.health().await[..2] == [true, false]
         })
         .await;
-        tokio::time::sleep(Duration::from_millis(300 + 120 * round)).await; // it has read the lease
+        tokio::time::sleep(Duration::from_millis(300 + 120 * round)).await; // the standby has read the lease
         standby
     }
 }

@@ -21,8 +21,8 @@ use super::ext_proc::{plain, serving};
 use super::harness::{FilterStream, daemon, endpoints, get, get_json, names, until, write};
 use super::tls::{TlsAuthority, served, tls};
 
-/// A proper client is served while others hold all the connections they can, well before those time
-/// out (10 s).
+/// The time within which a proper client is served while others hold all the connections they can.
+/// Their connections time out later, after 10 s.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// Longer than a silent connection may stay open, also on a busy machine.
@@ -369,7 +369,7 @@ async fn a_standby_that_comes_to_lead_becomes_ready_on_the_same_port() {
         LoggedDaemon::start(1_024, &args, "standing by until this daemon gets the lease").await;
     assert_eq!(standby.health().await, [true, false, false, false]);
     let probe = plain(standby.at("health")).await;
-    // It gives its lease back: `handover` has the leader that is killed.
+    // The leader releases its lease. `handover` tests a leader that is killed.
     let pid = leader.child.id().unwrap().to_string();
     assert!(
         Command::new("kill")

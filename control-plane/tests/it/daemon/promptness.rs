@@ -66,7 +66,8 @@ async fn a_proxy_gets_additions_and_removals_in_time_and_nothing_else() {
         "added after {added:?}, removed after {removed:?}"
     );
 
-    // Written again and again, as a controller does for changes of pods that the daemon ignores.
+    // The slice is written again and again, as by a controller after changes of pods that the
+    // daemon ignores.
     for round in 0..20 {
         fake.put("endpointslices", slice(&["stays"], round));
     }

@@ -1,4 +1,4 @@
-//! A daemon that stands by: what it answers, and what it keeps when it begins and ends to lead.
+//! Tests of a standby: its answers, and what stays when it begins or stops to lead.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -244,8 +244,8 @@ async fn settled_models(filter: &mut FilterStream) -> LearnedModels {
 /// The limit until proxies have the models again: a second, and more on a busy machine.
 const TAKEN_OVER_MAX: Duration = Duration::from_secs(5);
 
-/// The standby has followed the pool all along and learned nothing. The proxies bring it what the
-/// leader before had learned, and a proxy without models gets them within a second.
+/// The standby has followed the pool all the time and has learned nothing. The proxies send it the
+/// models of the previous leader, and a proxy without models gets them within a second.
 #[tokio::test]
 #[allow(clippy::print_stdout, reason = "it is shown by `--nocapture`")]
 async fn a_live_standby_that_takes_over_goes_on_from_the_models_of_a_proxy() {

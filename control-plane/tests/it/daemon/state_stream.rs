@@ -1,4 +1,4 @@
-//! The state stream, used as filters use it and as none should.
+//! The state stream, used as filters use it, and in ways that no filter should.
 
 use std::time::{Duration, Instant};
 
@@ -164,7 +164,7 @@ async fn a_schema_that_is_too_old_is_refused_by_name() {
     );
 }
 
-/// A module of the next release knows by the Welcome that it must use this release's schema.
+/// By the Welcome, a module of the next release knows that it must use this release's schema.
 #[tokio::test]
 async fn a_newer_filter_is_served_in_the_schema_of_the_daemon() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
@@ -451,8 +451,8 @@ async fn an_empty_pool_is_sent_as_empty() {
 
 #[tokio::test]
 async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
-    // Rounds that prove something: on a busy machine most rounds end before the daemon could be too
-    // early.
+    // The number of rounds that prove something. On a busy machine most rounds end before the
+    // daemon could be too early.
     const ROUNDS: u32 = 8;
     const TRIES_MAX: u32 = 1_000;
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;

@@ -143,7 +143,7 @@ async fn only_clients_of_the_right_authority_are_served() {
     daemon.stop().await;
 }
 
-/// A daemon with the pools `a` and `b` that asks for client certificates of `authority`.
+/// A daemon with the pools `a` and `b` that requires client certificates from `authority`.
 async fn with_two_pools(authority: &TlsAuthority, folder: &Path, names: &str) -> Daemon {
     let (cert, key) = authority.put(folder);
     let ca = folder.join("ca.pem");
@@ -224,7 +224,7 @@ async fn each_pool_has_its_own_hash_secret() {
     daemon.stop().await;
 }
 
-/// `--state-tls-client-names` does the same for the certificates that the daemon had before.
+/// For earlier certificates of the daemon, `--state-tls-client-names` has this effect.
 #[tokio::test]
 async fn the_certificate_of_the_daemon_is_no_client() {
     let folder = TempDir::new().unwrap();

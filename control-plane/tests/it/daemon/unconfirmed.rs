@@ -230,7 +230,7 @@ async fn engines_that_answer_stay_when_all_nodes_are_reported_lost() {
     // The kubelets are back.
     drill.pod(3, PodState::Ready);
     drill.shows("p2 unconfirmed, p3 ready").await;
-    log.line("no endpoint is unconfirmed any more").await;
+    log.line("discovery confirms all endpoints again").await;
     assert_eq!(
         drill.metric().await,
         "switchpoint_endpoints_unconfirmed{pool=\"p\"} 0.0"

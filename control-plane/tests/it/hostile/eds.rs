@@ -11,7 +11,7 @@ use crate::daemon::harness::{
     DaemonHarness, EnvoyStream, FilterStream, PATIENCE, get, instance, names, ports, until,
 };
 
-/// Well before an EDS stream that does not answer stops counting.
+/// A time limit well below the time after which an EDS stream that does not answer is ignored.
 const SOON: Duration = Duration::from_secs(2);
 
 async fn rig() -> DaemonHarness {
@@ -86,7 +86,7 @@ async fn a_pool_update_waits_for_a_silent_eds_stream_so_long_and_no_longer_and_t
     );
     assert!(begun.elapsed() > EDS_ACK_WAIT_MAX / 2, "it did not wait");
     assert!(rig.shared.reports.counters().eds_unanswered > 0);
-    // The late Envoy answers in the end and counts again.
+    // The late Envoy answers in the end, and pool updates wait for it again.
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
     pool_update_of(&mut good, &["a", "b"]).await;
 }

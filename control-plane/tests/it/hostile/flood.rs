@@ -1,5 +1,5 @@
-//! Floods, and messages that never end: what they cost the daemon, which is a separate process, and
-//! whether another proxy notices.
+//! Floods, and messages that never end. The tests check what they cost the daemon, which is a
+//! separate process, and whether another proxy notices.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -15,14 +15,14 @@ use crate::daemon::harness::{
     DaemonHarness, FilterStream, PATIENCE, endpoints, instance, names, write,
 };
 
-/// How much the daemon may grow through one hostile host, in bytes: partial messages on all its
+/// The maximum growth of the daemon through one hostile host, in bytes: partial messages on all its
 /// streams, and its counts and placements.
 const GROWTH_MAX: u64 = 256 << 20;
 
 /// The most CPU that the floods may cost, in cores. Measured: 0.3 without optimization.
 const CORES_MAX: f64 = 1.2;
 
-/// How late a pool update or another proxy's placement may be during the floods.
+/// The maximum delay of a pool update, or of another proxy's placement, during the floods.
 const LATE_MAX: Duration = Duration::from_secs(10);
 
 /// The program and the address of its state listener.
@@ -302,7 +302,7 @@ async fn messages_that_never_end_take_bounded_memory_and_their_streams_are_close
     let growth = daemon.memory().saturating_sub(before);
     println!("half messages: {} MiB more", growth >> 20);
     assert!(growth < GROWTH_MAX, "{growth} bytes more");
-    // The share of streams is free again after the wait for their Hello.
+    // The host's share of streams is free again after the wait for their Hello.
     let again = async {
         loop {
             if let Ok(filter) = FilterStream::over(channel(daemon.state, ELSEWHERE).await).await {
@@ -380,7 +380,7 @@ mod slow {
     /// The streams of the hostile host: nearly all that it may have.
     const STREAMS: u32 = 250;
 
-    /// The connections that they share.
+    /// The number of connections that these streams share.
     const CONNECTIONS: u32 = 10;
 
     /// The length of the attack.
@@ -469,7 +469,7 @@ mod slow {
     }
 
     /// Rows with as many failures, SLOs and loads as a message may have, mostly of endpoints that
-    /// never were, then counters of those, in turn.
+    /// never existed, in turn with counters of those endpoints.
     fn attack(real: &[EndpointRef], process_id: u64) -> Vec<proxy_message::Message> {
         let made_up = (0..1_024).map(|slot| EndpointRef {
             slot: Slot(slot),
@@ -508,8 +508,8 @@ mod slow {
         messages
     }
 
-    /// Opens [`STREAMS`] streams, which read what they get, and once `go` is true send without end.
-    /// They have a thread of their own, so that they do not delay the good proxy in this process.
+    /// Opens [`STREAMS`] streams. They read what they get, and send without end once `go` is true.
+    /// They run in a separate thread, so that they do not delay the good proxy in this process.
     fn begin_attack(
         address: SocketAddr,
         real: &[EndpointRef],

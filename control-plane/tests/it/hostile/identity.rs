@@ -1,4 +1,4 @@
-//! Peers that claim to be another peer, or to be many.
+//! Peers that claim to be another peer, or to be many peers.
 
 use std::time::Duration;
 

@@ -117,7 +117,7 @@ pub(super) async fn peers(filter: &mut FilterStream) -> state::PeerLoad {
     }
 }
 
-/// The failures in a row that the daemon passed on, and the time at which it says it was written.
+/// The failures in a row that the daemon passed on, and the row's own time of writing.
 pub(super) fn failures(row: &[u8]) -> (Timestamp, Vec<Ejection>) {
     let mut read = PeerLoadReport::default();
     LoadReportSum::default().read(&mut read, row.to_vec());

@@ -182,7 +182,7 @@ async fn what_a_good_proxy_placed_arrives_though_a_hostile_one_places_without_en
             let mut placements = Vec::new();
             proto::placements::push(&mut placements, at, &[block]);
             third.say(share(Vec::new(), placements)).await;
-            // Reads too, as a proxy does.
+            // A proxy also reads its messages.
             let _ = third.next().await;
         }
         third

@@ -23,9 +23,9 @@ use proto::load_report::PEER_EJECTION_MS_MAX;
 use proto::state::{self, daemon_message, proxy_message};
 use tokio::time::Instant;
 
-/// The number of hostile peers. The good peer is extra.
+/// The number of hostile peers, without the good peer.
 const PEERS: u8 = 5;
-/// Number of hosts that they come from.
+/// The number of hosts of the hostile peers.
 const HOSTS: u8 = 2;
 
 /// The daemon's side.
@@ -46,7 +46,7 @@ struct ReceivedState {
     endpoints: usize,
 }
 
-/// The bytes that choose what happens next.
+/// The bytes that choose the next messages.
 struct SequenceBytes<'b>(&'b [u8]);
 
 /// Plays the messages that `bytes` choose; panics if the daemon breaks a promise.

@@ -50,7 +50,7 @@ async fn a_daemon_whose_term_is_behind_numbers_its_pool_updates_above_what_the_p
     .await;
 }
 
-/// A daemon that stood still may have lost its lease without knowing it.
+/// A daemon whose process was paused may have lost its lease without noticing.
 #[tokio::test]
 async fn a_leader_raises_its_term_only_after_its_lease_was_renewed() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;

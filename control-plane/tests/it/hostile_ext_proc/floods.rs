@@ -19,7 +19,7 @@ use crate::daemon::harness::until;
 /// How long each flood lasts.
 const FLOOD: Duration = Duration::from_secs(2);
 
-/// A daemon that takes little CPU for this long has read all that its peers sent.
+/// A daemon that uses little CPU for this long has read all that its peers sent.
 const SETTLED: Duration = Duration::from_millis(400);
 
 /// The most CPU that idle peers may cost, in cores. The daemon alone takes a few hundredths (a
@@ -99,7 +99,7 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     let channel = program.channel().await;
     let idle = program.rss();
     let limit = STREAMS_PER_CONNECTION_MAX as usize;
-    // More than the connection has room for: the rest waits at the client.
+    // There are more streams than the connection has room for. The rest wait at the client.
     let mut peers = Vec::new();
     for _ in 0..limit + 16 {
         let peer = RawStream::open(&channel);
@@ -114,7 +114,8 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     .await;
     assert!(program.metric("llm_d_epp_extproc_streams_inflight").await <= limit);
     let each = (program.rss() - idle) / u64::from(STREAMS_PER_CONNECTION_MAX);
-    // On a busy machine the daemon still reads what the last streams said: that is no idle time.
+    // On a busy machine the daemon still reads the messages of the last streams, so it is not idle
+    // yet.
     until("what was said is read", || async {
         let before = program.cpu();
         tokio::time::sleep(SETTLED).await;
@@ -141,7 +142,7 @@ async fn half_open_handshakes_leave_room_for_others() {
     let neighbour = SteadyClient::for_program(&program).await;
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
-    // Headers that never end, on a stream that is never finished.
+    // A HEADERS frame without the flags END_HEADERS and END_STREAM.
     let open_headers = [0, 0, 1, 1, 0, 0, 0, 0, 1, 0x82];
     let whole = [PREFACE, &settings, &open_headers].concat();
     let mut connections = Vec::new();
@@ -169,8 +170,8 @@ async fn half_open_handshakes_leave_room_for_others() {
     program.settled().await;
 }
 
-/// Peers that send whole bodies and do not read the replies. The daemon holds it, and that is
-/// limited too.
+/// Peers that send whole bodies and do not read the replies. The daemon holds the replies, and
+/// their memory is limited too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_are_not_read_are_bounded_too() {
     let program = DaemonProgram::start().await;

@@ -129,7 +129,7 @@ impl DaemonProgram {
         line.split_whitespace().next().unwrap().parse().unwrap()
     }
 
-    /// The most memory it has had so far, in bytes.
+    /// The maximum memory of the process so far, in bytes.
     pub(crate) fn peak_rss(&self) -> u64 {
         self.status("VmHWM:") * 1024
     }
@@ -139,7 +139,7 @@ impl DaemonProgram {
         self.status("VmRSS:") * 1024
     }
 
-    /// The CPU it has used so far.
+    /// The CPU time of the process so far.
     pub(crate) fn cpu(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
@@ -352,7 +352,7 @@ async fn read(
     let mut body = response.into_body();
     while let Some(frame) = body.frame().await {
         match frame {
-            // A body that failed once fails forever: reading on would never end.
+            // A body that has failed once fails forever, so reading on would never end.
             Err(status) => {
                 trailers = Some(status);
                 break;
@@ -390,7 +390,8 @@ pub(crate) fn immediate(answers: &[ProcessingResponse]) -> Option<&ImmediateResp
     })
 }
 
-/// Makes one whole chat as a well-behaved gateway does. Fails if it is not sent to the endpoint.
+/// Makes one complete chat request, as a well-behaved gateway does. Fails if the request is not
+/// sent to the endpoint.
 pub(crate) async fn pick(channel: &Channel) -> Result<(), String> {
     let peer = RawStream::open(channel);
     peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;

@@ -12,7 +12,7 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
 use super::*;
 
-/// A CA, a server with a certificate of it, and the files that a client needs.
+/// A CA, a server with a certificate from this CA, and the files that a client needs.
 struct TlsFixture {
     folder: tempfile::TempDir,
     server: ServerConfig,

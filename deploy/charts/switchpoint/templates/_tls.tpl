@@ -44,7 +44,7 @@
 {{- toYaml $pools -}}
 {{- end -}}
 
-{{- /* The names in client certificates that may have pools, as a list in YAML: NAME for every pool, POOL=NAME for one. */ -}}
+{{- /* The names of client certificates that give access to pools, as a list in YAML: NAME to every pool, POOL=NAME to one. */ -}}
 {{- define "switchpoint.clientNames" -}}
 {{- $root := . -}}{{- $names := list -}}
 {{- if not .Values.tls.existingSecret.daemon -}}

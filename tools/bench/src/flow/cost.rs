@@ -3,7 +3,7 @@
 //! One engine answers each request after 4 ms, and flow control lets it have [`SEATS`] requests.
 //! With this many connections nothing is held. With [`CONNECTIONS`], each request waits for the end
 //! of an earlier one. In both cases the same number of requests run and are answered per second, so
-//! the difference is the cost of holding and releasing one. Cases take turns in each round.
+//! the difference is the cost of holding and releasing a request. Cases take turns in each round.
 //!
 //! The time in the VMs is measured by a test build of the module, which reads the clock around each
 //! call of the proxy. CPU is measured with the shipped module.
@@ -25,7 +25,7 @@ const BODY_BYTES: usize = 10_000;
 const SEATS: usize = 4;
 const CONNECTIONS: usize = 16;
 const SECONDS: u32 = 2;
-/// The engine answers after a while.
+/// With this query the engine answers after 4 ms.
 const DELAYED: &str = "?chunks=1&every_ms=4";
 /// A new configuration reaches all workers within this time.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -66,7 +66,7 @@ struct CostCase {
     query: &'static str,
 }
 
-/// Not held at all: without flow control, and with it.
+/// No request is held: without flow control, and with it.
 const UNHELD: [CostCase; 2] = [
     CostCase {
         seats: None,
@@ -79,7 +79,7 @@ const UNHELD: [CostCase; 2] = [
         query: "",
     },
 ];
-/// As many connections as seats, and more.
+/// The cases in which requests are held: as many connections as seats, and more.
 const HELD: [CostCase; 2] = [
     CostCase {
         seats: Some(SEATS),
@@ -225,7 +225,7 @@ impl CostStack {
         })
     }
 
-    /// Requests held, ns in the VMs, interrupted calls.
+    /// Reads the counters: requests held, ns in the VMs, interrupted calls.
     async fn counters(&self) -> Result<[i64; 3]> {
         let held = self
             .stack

@@ -13,7 +13,7 @@ pub(super) const MODEL: &str = "demo";
 pub(super) struct TrafficClass {
     pub(super) name: &'static str,
     objective: &'static str,
-    /// Requests/s while they come.
+    /// Requests/s while requests arrive.
     rate: f64,
     prompt_tokens: usize,
     output_tokens: usize,

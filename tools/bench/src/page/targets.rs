@@ -1,4 +1,4 @@
-//! The targets of the page, each with the figure that it is about.
+//! The targets of the page, each with its measured figure.
 
 use std::fmt::Write as _;
 
@@ -197,7 +197,7 @@ impl BenchResults {
         })
     }
 
-    /// The two are measured in separate runs, so the spread is the sum of both.
+    /// Both figures are measured in separate runs, so the spread is the sum of both spreads.
     fn four_workers(&self) -> Option<FoundFigure> {
         let of = |workers| {
             self.request(

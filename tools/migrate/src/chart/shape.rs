@@ -22,7 +22,7 @@ pub(super) enum ValueShape {
 // === impl ValueShape ===
 
 impl ValueShape {
-    /// The value in this shape, if it has it.
+    /// Converts the value to this shape; `None` if that is impossible.
     pub(super) fn shaped(self, value: &YamlValue) -> Option<YamlValue> {
         match (self, value) {
             (Self::Map, YamlValue::Map(_)) => Some(value.clone()),
@@ -141,7 +141,7 @@ pub(super) fn ports(value: &YamlValue) -> Vec<f64> {
     }
 }
 
-/// The port for clients among further ports of llm-d's Service: the port named `http`, or else the
+/// The port for clients among further ports of llm-d's Service: the port named `http`, else the
 /// first port.
 pub(super) fn client_port(value: &YamlValue) -> Option<f64> {
     let YamlValue::List(items) = value else {

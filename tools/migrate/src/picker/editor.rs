@@ -218,7 +218,8 @@ impl ConfigEditor {
             return false;
         };
         let parameters = self.parameters(at, new);
-        // Renamed only if the name was that of the type, because other items then mean the type.
+        // The plugin is renamed only if its name was that of its type, because other items then
+        // refer to the type.
         let taken = self.names().iter().any(|other| other == new);
         let new_name = if name == plugin_type && !taken {
             new.to_owned()

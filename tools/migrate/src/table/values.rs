@@ -33,7 +33,7 @@ pub const VALUES: &[MigrationRow] = &[
         .older(&["inferenceExtension.metricsDataSource.scheme"]),
     kept("router.epp.metricsDataSource.path", "pools[].config", "a parameter of metrics-data-source")
         .older(&["inferenceExtension.metricsDataSource.path"]),
-    changed("router.epp.metricsDataSource.insecureSkipVerify", "", "counts only with https; then certificates are checked unless the daemon has --endpoint-tls-insecure")
+    changed("router.epp.metricsDataSource.insecureSkipVerify", "", "needs https; certificates are then checked unless the daemon has --endpoint-tls-insecure")
         .older(&["inferenceExtension.metricsDataSource.insecureSkipVerify"]),
     kept("router.epp.pluginsConfigFile", "pools[].config", "the file that it names is the pool's configuration")
         .older(&["inferenceExtension.pluginsConfigFile"]),

@@ -369,7 +369,7 @@ proptest! {
     }
 }
 
-/// With Helm, which `make e2e-long` builds; it runs this test.
+/// A test with Helm. `make e2e-long` builds Helm and runs the test.
 mod slow {
     use std::io::Write;
 

@@ -14,7 +14,7 @@ pub struct Cell {
     pub engines: CellEngines,
     /// What happens to the pool during the run.
     pub change: CellChange,
-    /// Processes of the router: sessions take them in turn.
+    /// The number of router processes. Sessions use them in turn.
     pub gateways: usize,
 }
 
@@ -24,7 +24,7 @@ pub enum CellSource {
     /// Sessions of a workload that arrive at random.
     Random {
         workload: RaceWorkload,
-        /// Load as a share of what round robin can serve of this workload, percent.
+        /// The load as a share of the rate of this workload that round robin can serve, percent.
         load_percent: u32,
     },
     /// The shape of a published table.
@@ -33,12 +33,12 @@ pub enum CellSource {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CellEngines {
-    /// How many there are.
+    /// The number of engines.
     pub count: usize,
     pub kind: CellEngine,
-    /// How fast they are.
+    /// How fast the engines are.
     pub speed: EngineSpeed,
-    /// Sequences that each runs at once.
+    /// The maximum number of sequences that each engine runs at once.
     pub sequences_max: usize,
     /// The KV blocks of each engine, of 16 tokens. `None`: as many as in the profile.
     pub kv_blocks: Option<u32>,
@@ -56,7 +56,8 @@ pub enum CellEngine {
     /// Dynamo's mocker, an engine that we did not write. The mocker has its own speed, and not that
     /// of a profile.
     DynamoMocker {
-        /// Sessions a second that round robin can serve of the cell's workload with its engines.
+        /// Sessions of the cell's workload that round robin can serve each second with these
+        /// engines.
         capacity_per_s: f64,
     },
 }
@@ -64,9 +65,9 @@ pub enum CellEngine {
 /// How fast the engines of a cell are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineSpeed {
-    /// All as fast as the profile.
+    /// All engines are as fast as the profile.
     Equal,
-    /// The second half of them takes twice as long for each step.
+    /// The second half of the engines takes twice as long for each step.
     HalfAreHalfAsFast,
 }
 
@@ -81,7 +82,7 @@ pub enum CellChange {
 }
 
 impl CellEngines {
-    /// The engines of the cells that judge. There are few sequences, so that a pool near its limits
+    /// The engines of the judged cells. There are few sequences, so that a pool near its limits
     /// sends few enough events for two cores.
     pub const EIGHT: Self = Self {
         count: 8,
@@ -112,15 +113,16 @@ impl Cell {
         Self::new("agents-50", RaceWorkload::Agents, 50),
         Self::new("agents-85", RaceWorkload::Agents, 85),
         // The largest request takes 1,900 blocks, so an engine cannot have fewer. Some 40 sessions
-        // are live; with the prompt that all share they take 19,000 blocks, 440 of them in every
-        // engine. Two thirds of them fit.
+        // are live. Together with the prompt that all share, they take 19,000 blocks. The shared
+        // prompt takes 440 of these in every engine. Two thirds of the blocks fit.
         Self::tight("agents-tight", RaceWorkload::Agents, 85, 2_200),
         Self::new("tenants-10", RaceWorkload::Tenants, 10),
         Self::new("tenants-50", RaceWorkload::Tenants, 50),
         Self::new("tenants-85", RaceWorkload::Tenants, 85),
-        // Some 110 sessions are live, of 10,700 blocks with each of the 16 prompts once. All fit
-        // once, but an engine holds only a third of the prompts (330 blocks each) beside its
-        // sessions. With half as much, not even the requests that run at a time fit.
+        // Some 110 sessions are live. With each of the 16 prompts once, they take 10,700 blocks.
+        // All of these fit once, but beside its sessions an engine holds only a third of the
+        // prompts (330 blocks each). With half as many blocks, not even the requests that run at
+        // the same time fit.
         Self::tight("tenants-tight", RaceWorkload::Tenants, 50, 2_000),
         Self::new("chat-50", RaceWorkload::Chat, 50),
         Self::new("documents-50", RaceWorkload::Documents, 50),
@@ -246,7 +248,8 @@ impl Cell {
         Self::judged().chain(Self::PUBLISHED).chain(Self::DYNAMO)
     }
 
-    /// The cells that judge, with every seed.
+    /// The cells that a full race plays with every seed. It plays the published cells and Dynamo's
+    /// with one seed.
     pub fn judged() -> impl Iterator<Item = Self> {
         Self::CORE.into_iter().chain([Self::TWO_GATEWAYS])
     }
@@ -265,7 +268,7 @@ impl Cell {
         }
     }
 
-    /// Whether its engines are Dynamo's.
+    /// Whether the cell's engines are Dynamo's.
     #[must_use]
     pub const fn is_dynamo(&self) -> bool {
         matches!(self.engines.kind, CellEngine::DynamoMocker { .. })
@@ -297,8 +300,9 @@ impl Cell {
             / CellEngines::EIGHT.count as f64
     }
 
-    /// The sessions of a run, in order of arrival; at random, those that arrive within `arrivals_s`
-    /// seconds. There are none for a recording, which is a file.
+    /// The sessions of a run, in order of arrival. If they arrive at random, those of the first
+    /// `arrivals_s` seconds. For a recording the list is empty, because recordings are read from a
+    /// file.
     #[must_use]
     pub fn sessions(&self, seed: u64, arrivals_s: f64) -> Vec<RaceSession> {
         match self.source {

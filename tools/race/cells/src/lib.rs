@@ -1,4 +1,4 @@
-//! The cells of the race: which sessions arrive when, at which engines.
+//! The cells of the race: which sessions arrive at which time at which engines.
 //!
 //! A cell is a workload, a load and a set of engines. The race plays a cell with real routers in
 //! real time, and the simulator plays it in virtual time. Both get the same sessions for the same

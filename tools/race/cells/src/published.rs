@@ -21,8 +21,8 @@ const LADDER_REPLY: u32 = 128;
 const SESSIONS: u32 = 120;
 /// See [`SESSIONS`].
 const TURNS: usize = 10;
-/// Words of a short, a medium and a long text: with the replies a prompt has some 1,400 tokens in
-/// the mean, as published. The mix itself is not published.
+/// Words of a short, a medium and a long text: with the replies, a prompt has some 1,400 tokens on
+/// average, as published. The mix itself is not published.
 const TEXT_WORDS: [usize; 3] = [30, 80, 180];
 /// Tokens of a short, a medium and a long reply.
 const REPLY_TOKENS: [u32; 3] = [30, 90, 180];
@@ -60,7 +60,7 @@ impl PublishedShape {
         }
     }
 
-    /// Sessions at a time, where the next one begins when one of them ends.
+    /// The number of sessions at the same time, if a session begins when another ends.
     #[must_use]
     pub const fn clients(self) -> Option<usize> {
         match self {
@@ -69,13 +69,13 @@ impl PublishedShape {
         }
     }
 
-    /// The sessions, in order of arrival; none of a recording.
+    /// Returns the sessions, in order of arrival. For a recording the list is empty.
     #[must_use]
     pub fn sessions(self, seed: u64) -> Vec<RaceSession> {
         let rng = &mut SmallRng::seed_from_u64(seed);
         match self {
             Self::SharedGroups { per_s } => shared_groups(per_s, rng),
-            // 2,300 tokens of 1.75 to a word.
+            // 2,300 tokens. A word has 1.75 tokens.
             Self::UniquePrompts { per_s } => {
                 ladder(per_s, |_, rng| ("".into(), words(1_314, rng)), rng)
             }
@@ -85,7 +85,7 @@ impl PublishedShape {
     }
 }
 
-/// More requests than there are questions ask the same ones again.
+/// If there are more requests than questions, the questions are asked again.
 fn shared_groups(per_s: u32, rng: &mut SmallRng) -> Vec<RaceSession> {
     // 2,048 and 256 tokens.
     let prompts: Vec<Arc<str>> = (0..GROUPS).map(|_| words(1_170, rng)).collect();

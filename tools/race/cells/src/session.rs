@@ -1,4 +1,5 @@
-//! A session: a client that sends one request after another, each with all that was said before.
+//! A session: a client that sends one request after another. Each request contains the conversation
+//! so far.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ pub struct RaceSession {
 pub struct Turn {
     /// The text of the user's message; the request also has everything before it.
     pub text: Arc<str>,
-    /// Tokens of the reply: the request asks for exactly so many.
+    /// Tokens of the reply. The request makes the engine generate exactly this number.
     pub output_tokens: u32,
     /// Time from the end of the previous reply until this request is sent, ms. 0 for the first
     /// request.
@@ -61,7 +62,7 @@ pub struct Message<'a> {
 
 impl RaceSession {
     /// The messages of the request of turn `turn` (from 0). `replies` are the replies of the
-    /// earlier turns, in order; a missing one counts as empty.
+    /// earlier turns, in order; a missing reply is treated as empty.
     pub fn messages<'a>(&'a self, turn: usize, replies: &'a [String]) -> Vec<Message<'a>> {
         let system = (!self.system.is_empty()).then_some(Message {
             role: Role::System,

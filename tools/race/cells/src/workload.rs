@@ -1,8 +1,8 @@
-//! The workloads: what the sessions of a cell say, and how often they arrive.
+//! The workloads: the texts of a cell's sessions, and how often sessions arrive.
 //!
-//! Words have 3 to 9 letters, which is 1.75 tokens of four bytes with the space. Output lengths are
-//! 30 to 200 tokens where nothing else is said. Sessions arrive at random (Poisson). Equal seeds
-//! give equal sessions.
+//! Words have 3 to 9 letters. With the space, a word has 1.75 tokens of four bytes on average.
+//! Output lengths are 30 to 200 tokens where nothing else is said. Sessions arrive at random
+//! (Poisson). Equal seeds give equal sessions.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ const TENANT_SKEW: f64 = 0.9;
 const DOCUMENTS: usize = 40;
 /// Prompts of one wave of batch work.
 const WAVE: usize = 12;
-/// Share of the sessions that are chats where batch work is beside them.
+/// Share of the sessions that are chats, in the workload with batch work.
 const CHAT_SHARE: f64 = 0.4;
 /// Tokens of a reply.
 const REPLY: RangeInclusive<u32> = 30..=200;
@@ -47,7 +47,8 @@ const BATCH_REPLY: RangeInclusive<u32> = 150..=400;
 struct SharedTexts {
     /// One for each tenant or document, or one for all.
     systems: Vec<Arc<str>>,
-    /// The share of the sessions that have each text or an earlier one; the last is 1.
+    /// For each text, the share of the sessions that have this text or an earlier one. The last
+    /// share is 1.
     cumulative: Vec<f64>,
 }
 
@@ -78,7 +79,7 @@ impl RaceWorkload {
     /// in order of arrival.
     #[must_use]
     pub fn sessions(self, seed: u64, per_s: f64, arrivals_s: f64) -> Vec<RaceSession> {
-        // One generator for arrivals and one for texts: another rate gives the same texts.
+        // Arrivals and texts have separate generators, so that another rate gives the same texts.
         let mut arrivals = SmallRng::seed_from_u64(seed.wrapping_mul(2));
         let mut texts = SmallRng::seed_from_u64(seed.wrapping_mul(2) + 1);
         let shared = self.shared(&mut texts);
@@ -90,7 +91,7 @@ impl RaceWorkload {
             }
             let batch = self == Self::BatchBesideChat && !arrivals.random_bool(CHAT_SHARE);
             if batch && !arrivals.random_bool(1.0 / WAVE as f64) {
-                continue; // a whole wave arrives in place of so many single prompts
+                continue; // a whole wave arrives in place of as many single prompts
             }
             for _ in 0..if batch { WAVE } else { 1 } {
                 let id = u32::try_from(sessions.len()).unwrap_or(u32::MAX);
@@ -135,7 +136,7 @@ impl RaceWorkload {
         let turns = (0..rng.random_range(turns)).map(|turn| Turn {
             text: some_words(said.clone(), rng),
             output_tokens: rng.random_range(reply.clone()),
-            // The recorded pauses of people differ by a half.
+            // Recorded pauses of people differ from the mean by up to a half.
             pause_ms: if turn == 0 {
                 0.0
             } else {
@@ -198,7 +199,7 @@ fn some_words(count: RangeInclusive<usize>, rng: &mut SmallRng) -> Arc<str> {
     words(count, rng)
 }
 
-/// So many random words, each with a space behind it.
+/// Makes `count` random words, each followed by a space.
 pub(crate) fn words(count: usize, rng: &mut SmallRng) -> Arc<str> {
     let mut text = String::with_capacity(count * 8);
     for _ in 0..count {

@@ -8,15 +8,15 @@ pub(super) const GROUP: &str = "dynamo";
 
 const HEAD: &str = "## Engines that we did not write
 
-Three of Dynamo's mockers, which have a scheduler, a KV cache and a speed of their own, at half of what round robin
-serves. Switchpoint and smg have a frontend before each mocker, `dynamo-kv` is one frontend with `--router-mode kv`
-before all three. The routers ran one after the other on a busy machine, without a second Switchpoint run: a small
-difference means nothing. Only end-to-end times are compared, because the frontends delay single tokens (no
-`TCP_NODELAY`). vllm-router 0.1.17 fails on these engines: the frontend refuses parameters that it adds.
+The engines are three of Dynamo's mockers, which have a scheduler, a KV cache and a speed of their own. The load is half
+of what round robin serves. Switchpoint and smg have a frontend before each mocker; `dynamo-kv` is one frontend with
+`--router-mode kv` before all three. The routers ran one after the other on a busy machine, without a second Switchpoint
+run, so a small difference means nothing. Only end-to-end times are compared, because the frontends delay single tokens
+(no `TCP_NODELAY`). vllm-router 0.1.17 fails here, because the frontend refuses parameters that vllm-router adds.
 
 ";
 
-/// The table of these cells; empty without a result.
+/// Returns the section with the table of these cells, or an empty text if there are no results.
 pub(super) fn section(results: &RaceResults) -> String {
     if results.of_group(GROUP).next().is_none() {
         return String::new();

@@ -19,13 +19,13 @@ const COUNTS: [&str; 4] = ["hits", "smg's", "failed", "smg's"];
 /// The second table has only the first figures: end to end and TTFT.
 const COLD_FIGURES: usize = 3;
 
-/// Cells with this load or more count in the mean, in per cent.
+/// The minimum load of the cells in the mean, in per cent.
 const HALF_LOAD: u32 = 50;
 
 /// The figures of a router for cold or for warm sessions.
 type FiguresOf = fn(&RouterResult) -> &[FigureResult];
 
-/// The tables; empty without a comparison.
+/// Returns the tables, or an empty text if no cell has both routers.
 pub(super) fn section(results: &RaceResults) -> String {
     let compared: Vec<[&RouterResult; 2]> = results.of_group("core").filter_map(pair).collect();
     if compared.is_empty() {

@@ -14,8 +14,7 @@ const PREFILL_TOKENS_PER_S: u32 = 11_800;
 // === impl LlmDProfile ===
 
 impl LlmDProfile {
-    /// The plugins with weights and parameters; the filter has a weight too, which counts for
-    /// nothing.
+    /// The plugins with weights and parameters; the filter has a weight too, which has no effect.
     pub(super) fn plugins(self) -> Vec<(&'static str, u32, Value)> {
         match self {
             Self::Default => {
@@ -56,9 +55,9 @@ pub(super) fn parameters_of(text: &str) -> Result<Value> {
     ))
 }
 
-/// Writes a picker configuration of one profile with these plugins, weights and parameters, or of
-/// the default policy if there are none, for engines whose metrics are at `metrics_port`. Returns
-/// its path; `None` if there is nothing to configure.
+/// Writes a picker configuration for engines whose metrics are at `metrics_port`. The configuration
+/// has one profile with these plugins, weights and parameters, or the default policy if there are
+/// none. Returns its path; `None` if there is nothing to configure.
 pub(super) fn write_plugins(
     plugins: &[(&str, u32, Value)],
     metrics_port: Option<u16>,

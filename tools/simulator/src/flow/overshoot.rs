@@ -1,14 +1,14 @@
-//! Counts the requests that an engine had too many, because proxies find the same room before they
-//! receive each other's reports.
+//! Counts the requests beyond the room of an engine. Such requests exist because proxies find the
+//! same room before they receive each other's reports.
 //!
-//! A request is *beyond* the room if its engine had no room for it when a proxy sent it, given all
-//! requests that the proxies had sent to that engine. A proxy that knew all these requests would
-//! have held it. Until its first token, the request is one too many at its engine; from then on it
-//! has a place.
+//! A request is *beyond* the room if the engine had no room for the request when a proxy sent it,
+//! given all requests that the proxies had sent to that engine. A proxy that knew all these
+//! requests would have held the request. The request is beyond the room until its first token. From
+//! then on it has a place.
 
 use crate::world::RequestOutcome;
 
-/// The maximum number of requests that one engine had too many at once.
+/// The maximum number of requests beyond the room that were at one engine at once.
 pub(super) fn most_at_once(sent: &[&RequestOutcome]) -> usize {
     most_open(
         sent,

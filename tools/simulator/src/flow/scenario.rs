@@ -21,7 +21,7 @@ const WAVE: BatchWave = BatchWave {
 /// median TTFT of the last 30 % of arrivals stays under 5 s.
 const CHAT_CAPACITY: f64 = 209.0;
 
-/// The share of capacity that chat takes, and a tenant below its share.
+/// The share of capacity that chat takes, and also a tenant below its fair share.
 const CHAT_LOAD: f64 = 0.5;
 const SMALL_LOAD: f64 = 0.3;
 
@@ -44,8 +44,8 @@ const SPLIT_CAPACITY: f64 = 0.8;
 /// 0.74 and 1.35 times as many.
 const PROMPT_ERROR: f64 = 0.3;
 
-/// How much longer the engines of `two-engines` take, the waves there, and the load of the rates
-/// that [`FlowScenario::classes`] has for them.
+/// The scenario `two-engines`: how much longer its engines take, its waves, and the load that its
+/// rates in [`FlowScenario::classes`] make.
 const TWO_SLOWDOWN: f64 = 5.0;
 const TWO_WAVE: BatchWave = BatchWave {
     on_s: 24.0,
@@ -61,7 +61,7 @@ pub(super) struct BatchKind {
     /// The spreads of the lengths, log-normal.
     prompt_spread: f64,
     output_spread: f64,
-    /// Tokens of the prompt that all requests of one of 150 tenants share.
+    /// Tokens of the prompt that all requests of a tenant share. There are 150 tenants.
     shared: u32,
     /// The rate that eight engines sustain without other requests, in requests a second. The rate
     /// is what `none` serves beside chat when far too many requests arrive, divided by the share
@@ -90,7 +90,7 @@ const PREFIXES: BatchKind = BatchKind {
     ..PROMPTS
 };
 
-/// A tenth of [`PROMPTS`] in each request, at ten times the rate.
+/// Requests with a tenth of the prompt tokens of [`PROMPTS`], at ten times the rate.
 const SHORT_PROMPTS: BatchKind = BatchKind {
     prompt: 600,
     output: 20.0,
@@ -98,7 +98,7 @@ const SHORT_PROMPTS: BatchKind = BatchKind {
     ..PROMPTS
 };
 
-/// Five of [`PROMPTS`] in one.
+/// Requests with five times the prompt tokens of [`PROMPTS`].
 const HUGE_PROMPTS: BatchKind = BatchKind {
     prompt: 30_000,
     capacity: 8.4,
@@ -131,7 +131,7 @@ pub(super) enum FlowScenario {
     Unknown(BatchKind),
     /// One tenant below its share, and another that demands the rest of the load.
     Tenants,
-    /// Two tenants that ask for half of the load each; the requests of one are ten times as long.
+    /// Two tenants that demand half of the load each. The requests of one are ten times as long.
     Lengths,
     /// Chat, a band that demands the rest of the load, and a band below that band.
     Bands,
@@ -190,7 +190,7 @@ impl FlowScenario {
         }
     }
 
-    /// The requests by class, for so many seconds.
+    /// The requests by class, for `seconds` seconds.
     pub(super) fn classes(
         self,
         load: f64,
@@ -287,7 +287,7 @@ impl FlowArrivals<'_> {
         Ok(lines)
     }
 
-    /// Chat, and waves of two tenants with so many times their usual rate.
+    /// Chat, and waves of two tenants with this many times their usual rate.
     fn of_two_engines(&mut self, times: f64) -> Vec<(RequestClass, Vec<TraceRequest>)> {
         let share = TWO_WAVE.on_s / TWO_WAVE.period_s;
         let mut of_flow = |name: &'static str, kind: BatchKind| {
@@ -337,7 +337,7 @@ impl FlowArrivals<'_> {
 
 // === impl BatchKind ===
 
-/// Requests of one length, which come at this rate, requests a second.
+/// Requests of one length, at this rate in requests a second.
 fn of_length(prompt: u32, output: u32, rate: f64) -> BatchKind {
     BatchKind {
         prompt,

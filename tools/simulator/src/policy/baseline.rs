@@ -11,8 +11,9 @@ use crate::engine::{BLOCK_TOKENS, EngineJob, SimulatedEngine};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BaselinePolicy {
     RoundRobin,
-    /// Blocks to prefill + blocks in use: NVIDIA Dynamo's KV router at temperature 0. Where engines
-    /// have roles, blocks to prefill among those that prefill, and blocks in use among the others.
+    /// Blocks to prefill + blocks in use: NVIDIA Dynamo's KV router at temperature 0. If engines
+    /// have roles, the cost of a prefill engine is the blocks to prefill, and that of other engines
+    /// the blocks in use.
     Dynamo,
     /// SGLang's gateway 1.13, policy `cache_aware`: see [`gateway`].
     Smg,
@@ -45,13 +46,13 @@ impl BaselinePolicy {
         })
     }
 
-    /// Whether it picks two engines for a request where engines have roles.
+    /// Whether the policy picks two engines for a request if engines have roles.
     pub(crate) fn knows_roles(self) -> bool {
         self == Self::Dynamo
     }
 
     /// The position of the engine that computes the prompt for the decode engine. `None` if engines
-    /// have no roles. The router of prefill engines counts no sequences that decode.
+    /// have no roles. The router of prefill engines does not count sequences that decode.
     pub(crate) fn pick_prefill(self, view: &PolicyView<'_, '_>, rng: &mut Rng) -> Option<usize> {
         let prefillers: Vec<usize> = view.ready(|endpoint| !endpoint.decodes());
         lowest(&prefillers, &|at| view.waiting(at) + view.uncached(at), rng)
@@ -68,7 +69,7 @@ impl BaselinePolicy {
         let lowest = |cost: &dyn Fn(usize) -> f64, rng: &mut Rng| lowest(&ready, cost, rng);
         match self {
             Self::RoundRobin => ready.get(view.turn % ready.len().max(1)).copied(),
-            // Prefixes cached where others prefill save nothing.
+            // If other engines prefill, a prefix cached at a decode engine saves nothing.
             Self::Dynamo if has_roles(view.snapshot) => lowest(&|at| view.context(at), rng),
             Self::Dynamo => lowest(
                 &|at| {
@@ -88,7 +89,7 @@ impl BaselinePolicy {
 // === impl PolicyView ===
 
 impl PolicyView<'_, '_> {
-    /// The positions of the ready endpoints that are so.
+    /// The positions of the ready endpoints for which `is` holds.
     fn ready(&self, is: impl Fn(&Endpoint) -> bool) -> Vec<usize> {
         let endpoints = self.snapshot.endpoints().iter().enumerate();
         endpoints
@@ -134,7 +135,7 @@ impl PolicyView<'_, '_> {
         (self.load(at).decode_tokens + self.load(at).prefills.prompt_tokens) as f64
     }
 
-    /// Tokens of the prompt that are not cached there, as estimated.
+    /// An estimate of the prompt's tokens that engine `at` has not cached.
     fn uncached(&self, at: usize) -> f64 {
         let matched =
             self.local.matched_blocks.get(at).copied().unwrap_or(0) as usize * BLOCK_TOKENS;

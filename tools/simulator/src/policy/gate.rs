@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 
 use crate::workload::RequestClass;
 
-/// When another router (llm-d's or Dynamo's) sends the requests that it holds. Both routers check
-/// the pool as a whole, send the request at the head of the highest priority, and let no request
-/// pass it.
+/// Decides when another router (llm-d's or Dynamo's) sends the requests that it holds. Both routers
+/// check the pool as a whole. They always send the first request of the highest priority next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum GateRule {
     /// llm-d: at most one request for each arrival and each millisecond, while the detector of the
@@ -20,9 +19,9 @@ pub(crate) enum GateRule {
 /// Which flow of a priority is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GateFairness {
-    /// The one whose request came first: llm-d's `global-strict-fairness-policy`.
+    /// The flow whose request came first: llm-d's `global-strict-fairness-policy`.
     Strict,
-    /// Each in turn: llm-d's `round-robin-fairness-policy`.
+    /// Each flow in turn: llm-d's `round-robin-fairness-policy`.
     RoundRobin,
 }
 
@@ -60,7 +59,7 @@ impl RequestGate {
         }
     }
 
-    /// A request arrives.
+    /// Adds a request that has arrived.
     pub(crate) fn hold(&mut self, request: u32, class: RequestClass) {
         // Dynamo sends a request at once only if none waits.
         self.due |= matches!(self.rule, GateRule::Paced(_)) || !self.holds();
@@ -85,13 +84,13 @@ impl RequestGate {
         begins
     }
 
-    /// A millisecond has passed.
+    /// Records that a millisecond has passed.
     pub(crate) fn tick(&mut self) {
         self.ticks = false;
         self.due |= matches!(self.rule, GateRule::Paced(_));
     }
 
-    /// A prompt or a request has ended.
+    /// Records that a prompt or a request has ended.
     pub(crate) fn room_changed(&mut self) {
         self.due |= matches!(self.rule, GateRule::PrefillTokens(_));
     }

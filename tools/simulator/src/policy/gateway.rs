@@ -22,9 +22,9 @@
 //! 5. Every minute the least recently used text is forgotten while there are more than 67,108,864
 //!    characters in all.
 //!
-//! Requests in flight are all that have no whole reply, and not only those sent since the last
-//! poll: smg's help text names an estimate in flight, and only so waves of requests wait as long as
-//! in the race.
+//! Requests in flight are all requests without a complete reply, not only those sent since the last
+//! poll. smg's help text names an estimate in flight, and only with this rule do waves of requests
+//! wait as long as in the race.
 //!
 //! Not modelled: `overlap-decay`, `selection-temperature`, `cache-index hash` and thresholds of KV
 //! use, which are off by default; the warm-up of workers in the first minute.
@@ -50,11 +50,11 @@ pub(crate) struct PolicyMemory {
     evicted: f64,
 }
 
-/// Which workers got which text. A node is a block of text with all before it, so the prefixes of a
-/// text are the nodes on its way.
+/// Which workers got which text. A node is a block of text with all text before it, so the prefixes
+/// of a text are the nodes on its path.
 #[derive(Debug, Default)]
 struct TextTree {
-    /// By node: when each worker last got it, in numbers that grow with every prompt.
+    /// For each node, when each worker last got it, in numbers that grow with every prompt.
     nodes: BTreeMap<u64, BTreeMap<usize, u64>>,
     prompts: u64,
     /// Pairs of a node and a worker.
@@ -90,7 +90,7 @@ const OVERLOAD_WAITING: f64 = 8.0;
 const OVERLOAD_KV_USE: f64 = 0.8;
 
 const EVICTION_MS: f64 = 60_000.0;
-/// The maximum number of characters of text, and how many a token has.
+/// The maximum number of characters of text, and the number of characters of a token.
 const CHARACTERS_MAX: usize = 1 << 26;
 const TOKEN_CHARACTERS: usize = 4;
 
@@ -108,8 +108,8 @@ impl TextTree {
             .collect()
     }
 
-    /// How many nodes of the path some worker got, and which of `workers` got the last of them: at
-    /// most [`HOLDERS_MAX`].
+    /// Returns how many nodes of the path are in the tree, and at most [`HOLDERS_MAX`] of the
+    /// `workers` that got the last of these nodes.
     fn longest(&self, path: &[u64], workers: &[usize]) -> (usize, Vec<usize>) {
         let matched = path
             .iter()
@@ -188,7 +188,7 @@ impl LoadPolls {
         self.workers.get(&worker).copied().unwrap_or_default()
     }
 
-    /// The expected wait at a worker with so many requests in flight, s.
+    /// The expected wait at a worker with `in_flight` requests in flight, s.
     fn wait_s(&self, worker: usize, in_flight: f64) -> f64 {
         let PolledLoad { waiting, kv_use } = self.of(worker);
         let used = kv_use.clamp(0.0, KV_USE_MAX);
@@ -203,7 +203,8 @@ impl LoadPolls {
 // === impl PolicyMemory ===
 
 impl PolicyMemory {
-    /// The position of the worker that smg picks of the ready ones.
+    /// Returns the position of the worker that smg picks. `ready` are the positions of ready
+    /// workers.
     pub(super) fn pick_smg(
         &mut self,
         view: &PolicyView<'_, '_>,
@@ -250,8 +251,7 @@ impl PolicyMemory {
     }
 }
 
-/// Whether a worker has so many more requests in flight than the mean that its match does not
-/// count.
+/// Whether a worker has so many more requests in flight than the mean that its match is ignored.
 fn is_beyond(loads: &[(usize, f64)], worker: usize) -> bool {
     let mean = loads.iter().map(|(_, load)| load).sum::<f64>() / loads.len().max(1) as f64;
     let margin = (SPILL_DEVIATIONS * mean.sqrt()).clamp(SPILL_ABS_MIN, SPILL_ABS);
@@ -260,7 +260,8 @@ fn is_beyond(loads: &[(usize, f64)], worker: usize) -> bool {
         .any(|&(at, load)| at == worker && load > SPILL_REL * mean && load > mean + margin)
 }
 
-/// The position of the worker that vllm-router picks of the ready ones.
+/// Returns the position of the worker that vllm-router picks. `ready` are the positions of ready
+/// workers.
 pub(super) fn pick_vllm_router(view: &PolicyView<'_, '_>, ready: &[usize]) -> Option<usize> {
     ready
         .iter()

@@ -1,10 +1,11 @@
-//! The capacity of a policy, mostly of round robin: the highest rate of arrivals at which sessions
-//! end as fast as they begin.
+//! Finds the capacity of a policy, mostly of round robin: the highest rate of arrivals at which
+//! sessions end as fast as they begin.
 //!
-//! Sessions arrive for ten minutes. A rate is sustained if the mean number of live sessions in the
-//! last 100 s exceeds the mean of the 100 s around the middle by at most a tenth and two standard
-//! deviations (of the difference of two Poisson numbers, over the seeds). A session is live from
-//! its first request to the end of its last reply.
+//! Sessions arrive for ten minutes. A rate is sustained if the number of live sessions hardly
+//! grows. The mean number in the last 100 s may exceed the mean number in the 100 s around the
+//! middle by a tenth plus two standard deviations. The standard deviation is that of the difference
+//! of two Poisson numbers over the seeds. A session is live from its first request to the end of
+//! its last reply.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -36,8 +37,8 @@ const ENGINES: CellEngines = CellEngines::EIGHT;
 struct RateOutcome {
     /// Mean number of live sessions in the middle and at the end.
     live: [f64; 2],
-    /// KV blocks of 16 tokens that the sessions live at the end need. Blocks that several sessions
-    /// share are counted once.
+    /// The number of KV blocks (16 tokens each) that the live sessions need at the end. Blocks that
+    /// several sessions share are counted once.
     blocks: f64,
     /// KV blocks of the largest request.
     largest: f64,
@@ -47,7 +48,7 @@ struct RateOutcome {
 struct SessionSpan {
     from_ms: f64,
     to_ms: f64,
-    /// The number of its last request that was sent while sessions arrived.
+    /// The number of the session's last request that was sent while sessions arrived.
     latest: u32,
 }
 
@@ -75,7 +76,7 @@ impl SessionSpan {
         spans
     }
 
-    /// How long it was live in this time, s.
+    /// How long the session was live in this time, s.
     fn live_s(&self, [from_s, to_s]: [f64; 2]) -> f64 {
         ((self.to_ms / 1e3).min(to_s) - (self.from_ms / 1e3).max(from_s)).max(0.0)
     }
@@ -135,7 +136,7 @@ impl RateOutcome {
         })
     }
 
-    /// Whether it is sustained, as the mean of so many seeds.
+    /// Whether the rate is sustained. The outcome is the mean over `seeds` seeds.
     fn is_sustained(&self, seeds: usize) -> bool {
         let [middle, end] = self.live;
         end - middle

@@ -1,6 +1,6 @@
 //! Compares the race in virtual time with the race in real time: the ratio of ours to each other
-//! router. The table has p99 but does not judge it. The table compares warm requests only, except
-//! in hit rates, which the race has for all requests only.
+//! router. The table shows p99 without a verdict. It compares warm requests only. The exception are
+//! hit rates, which the race has only for all requests together.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -13,14 +13,14 @@ use crate::policy::OURS;
 /// Ours once more, which shows how far two runs of the race differ.
 const AGAIN: &str = "ours-again";
 
-/// The largest difference of two ratios that agree.
+/// The maximum difference of two ratios that agree.
 const AGREED: f64 = 0.1;
 
 /// Figures of a row of [`super::play`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlayedFigures<'a>(&'a Value);
 
-/// Ours beside another router in the race.
+/// The ratios of Switchpoint to another router in a cell of the race.
 #[derive(Clone, Debug, PartialEq)]
 struct RaceRatios {
     router: String,
@@ -35,15 +35,15 @@ struct RaceRatios {
     is_one_run: bool,
 }
 
-/// A ratio of the simulator beside that of the race.
+/// Whether a ratio of the simulator agrees with the same ratio of the race.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RatioVerdict {
     Agrees,
     /// The difference is larger, but the ratio is within the race's interval of 95 %.
     WithinInterval,
-    /// The ratios neither agree nor lie in the interval, but the race has a single run, which is
-    /// like a run of the simulator, or lies between two runs. The interval of the race comes from
-    /// the requests of its run, and does not cover other runs.
+    /// The ratios neither agree nor lie in the interval. But the race has a single run, and its
+    /// ratio agrees with a run of the simulator or lies between two runs. The interval of the race
+    /// comes from the requests of that run, and does not cover other runs.
     WithinRuns,
     Differs,
 }
@@ -84,7 +84,7 @@ impl<'a> PlayedFigures<'a> {
             .map(Self)
     }
 
-    /// Not a number if there is none.
+    /// The figure `key`; not a number if there is none.
     pub(super) fn number(self, key: &str) -> f64 {
         self.0.get(key).and_then(Value::as_f64).unwrap_or(f64::NAN)
     }
@@ -185,7 +185,7 @@ fn played_as(router: &str) -> &str {
     }
 }
 
-/// A line of the table; `None` where one of both was not played.
+/// A line of the table; `None` if the simulator did not play both routers.
 fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<String> {
     let figures = |router: &str, row: &str| {
         PlayedFigures::from_results(played, [cell, played_as(router), row])
@@ -240,7 +240,7 @@ fn seeds(results: &Value) -> BTreeSet<u64> {
         .collect()
 }
 
-/// A line for each cell and router that both have.
+/// Returns a table with a line for each cell and router that are in both files.
 ///
 /// # Errors
 /// Fails when a file has another form.

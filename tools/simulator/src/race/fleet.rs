@@ -1,6 +1,6 @@
-//! Many engines behind several gateways, in the shape of smg's pull request 2438: each request of a
-//! session arrives at any gateway, and a gateway that never received a request of the session may
-//! choose an engine that has cached nothing of it.
+//! Many engines behind several gateways, in the shape of smg's pull request 2438. Each request of a
+//! session arrives at any gateway. A gateway that never received a request of the session may
+//! choose an engine that has cached nothing of the session.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -29,11 +29,12 @@ struct FleetFigures {
     requests: f64,
     e2e_ms: f64,
     ttft_ms: f64,
-    /// Cached tokens, divided by the tokens that one endless cache for all engines would have had.
+    /// Cached tokens, divided by the tokens that one endless cache for all engines would have had
+    /// cached.
     of_endless: f64,
     /// The share of later requests of sessions that went to the engine of the request before.
     same_engine: f64,
-    /// Standard deviation of the requests by engine over their mean.
+    /// The standard deviation of the engines' requests, divided by the mean.
     variation: f64,
 }
 

@@ -13,7 +13,7 @@ use crate::results;
 use crate::workload::{Workload, mix};
 use crate::world::{self, RequestOutcome};
 
-/// The routers of the race; of those that go round robin only one.
+/// The routers of the race, with only one of those that use round robin.
 pub(super) const ROUTERS: [&str; 6] = [
     "ours",
     "smg",
@@ -25,18 +25,18 @@ pub(super) const ROUTERS: [&str; 6] = [
 
 /// What is played.
 pub(super) struct RacePlan<'a> {
-    /// Names; empty for all.
+    /// The names of the cells; an empty list means all cells.
     pub(super) cells: &'a [String],
     pub(super) routers: &'a [String],
     pub(super) seeds: &'a [u64],
-    /// Runs of each seed: with the same sessions a little later, and other random numbers in the
-    /// routers.
+    /// Runs with each seed. Later runs have the same sessions a little later, and other random
+    /// numbers in the routers.
     pub(super) repeats: u64,
     /// Seconds of arrivals.
     pub(super) seconds: f64,
 }
 
-/// How much later the sessions of a run are than those of the run before, ms.
+/// How much later the sessions of each run arrive than those of the run before, ms.
 const LATER_MS: f64 = 37.0;
 
 /// The outcomes of a run: cold and warm.

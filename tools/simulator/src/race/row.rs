@@ -20,7 +20,7 @@ pub(super) struct RaceRow {
     pub(super) tpot_p99: f64,
     /// Share of the prompt tokens that were cached.
     pub(super) hits: f64,
-    /// Requests of the busiest engine over the mean of all, mean over the runs.
+    /// Requests of the busiest engine divided by the mean over all engines; mean over the runs.
     pub(super) busiest: f64,
     /// Requests by engine in the first run.
     pub(super) by_engine: Vec<usize>,
@@ -31,8 +31,8 @@ pub(super) struct RaceRow {
 /// The means of each run in a file of results.
 pub(super) const MEANS_BY_RUN: &str = "e2e_ttft_mean_ms_by_run";
 
-/// A request is cold if its session started in the first quarter of the arrivals: caches were empty
-/// then.
+/// A request is cold if its session started in this first part of the arrivals, when caches were
+/// empty.
 pub(super) const COLD_SHARE: f64 = 0.25;
 
 /// Splits the outcomes of a run: cold and warm.

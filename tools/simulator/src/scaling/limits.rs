@@ -4,7 +4,7 @@
 pub(super) const TTFT_SLO_S: f64 = 2.0;
 pub(super) const TPOT_SLO_S: f64 = 0.1;
 
-/// The fewest and the most replicas, and those at the start.
+/// The minimum and the maximum number of replicas, and the number at the start.
 pub(super) const REPLICAS_MIN: usize = 1;
 pub(super) const REPLICAS_MAX: usize = 24;
 pub(super) const REPLICAS_FIRST: usize = 3;

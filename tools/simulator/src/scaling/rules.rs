@@ -1,7 +1,7 @@
 //! The compared signals, and the autoscaler that follows them.
 //!
-//! Ours and llm-d's signals go to a horizontal pod autoscaler with its default behaviour. The
-//! oracle orders replicas itself.
+//! A horizontal pod autoscaler (HPA) with its default behaviour follows our signal and llm-d's. The
+//! oracle sets the number of replicas itself.
 
 use std::collections::VecDeque;
 
@@ -19,8 +19,9 @@ use crate::hardware::QWEN_32B_H200;
 /// A scaling signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ScalingRule {
-    /// `switchpoint_desired_replicas`. The value of a setting is the replicas to spare. A negative one
-    /// has none, and raises the HPA's target of 1, which orders fewer than desired.
+    /// `switchpoint_desired_replicas`. The value of a setting is the number of spare replicas. A
+    /// negative value means no spare replicas, and a higher target than 1 for the HPA, which then
+    /// sets fewer replicas than desired.
     Ours,
     /// Requests waiting in the engines, for each replica.
     QueueLength,
@@ -40,9 +41,9 @@ pub(crate) enum ScalingRule {
 /// One point of a signal's curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ScalingSetting {
-    /// The target of the signal, or what [`ScalingRule`] says.
+    /// The target of the signal, unless [`ScalingRule`] gives another meaning.
     pub(crate) value: f64,
-    /// The HPA's stabilization window of scaling down, seconds; 0 without an HPA.
+    /// The HPA's stabilization window for scaling down, in seconds. 0 without an HPA.
     pub(crate) window_s: f64,
 }
 
@@ -70,7 +71,7 @@ pub(super) struct EngineSample {
 pub(super) struct PoolSample<'s> {
     pub(super) now_s: f64,
     pub(super) engines: Vec<EngineSample>,
-    /// Seconds since the order of each replica that starts.
+    /// For each replica that starts, the seconds since it was ordered.
     pub(super) starting: Vec<f64>,
     pub(super) totals: TrafficTotals,
     pub(super) step: &'s StepModel,
@@ -84,7 +85,7 @@ pub(super) struct Autoscaler {
     window: TrafficWindow,
     /// For the oracle: the work of the requests that arrive in each [`Self::TICK_S`].
     future: Vec<f64>,
-    /// The HPA's recommendations of the stabilization window: time and replicas.
+    /// The HPA's recommendations within the stabilization window: time and replicas.
     recommended: VecDeque<(f64, usize)>,
 }
 
@@ -135,8 +136,8 @@ impl ScalingSetting {
 
     const SHORT_WINDOW_S: f64 = 60.0;
 
-    /// Our drain time, seconds: [`ScalingGoal::drain_s`]. The cheap settings of the usual window
-    /// drain slowly, those of the short one quickly.
+    /// Our drain time, seconds: [`ScalingGoal::drain_s`]. The settings with the usual window, which
+    /// are cheap, drain slowly. Those with the short window drain quickly.
     fn drain_s(self) -> f64 {
         match (self.window_s < Self::WINDOW_S, self.value < 0.0) {
             (true, _) => 30.0,
@@ -152,7 +153,7 @@ impl Autoscaler {
     /// The interval at which a rule reads the pool's state, as in our daemon.
     pub(super) const TICK_S: f64 = 5.0;
 
-    /// The HPA looks at every third tick: its default sync period is 15 s.
+    /// The HPA acts at every third tick, because its default sync period is 15 s.
     const HPA_TICKS: u64 = 3;
 
     /// The HPA's default tolerance.
@@ -185,7 +186,8 @@ impl Autoscaler {
         }
     }
 
-    /// The replicas that should be there from now on; `tick` counts the calls.
+    /// Returns the number of replicas that the pool should have from now on. `tick` counts the
+    /// calls.
     pub(super) fn replicas(&mut self, tick: u64, pool: &PoolSample<'_>) -> usize {
         let ordered = pool.engines.len() + pool.starting.len();
         self.window.record(pool.now_s, pool.totals);

@@ -17,7 +17,7 @@ pub(crate) enum TrafficShape {
     Day,
     /// A base load, and a burst of four minutes every 20 minutes.
     Bursts,
-    /// A step to three times the load after 15 minutes, and back 25 minutes later; long outputs.
+    /// A step to three times the load after 15 minutes, which ends 25 minutes later; long outputs.
     Step,
 }
 
@@ -74,7 +74,7 @@ impl TrafficShape {
         let mut at_s = 0.0;
         let mut requests = Vec::new();
         loop {
-            // The rate changes slowly against the time between two requests.
+            // The rate changes slowly compared with the time between two requests.
             at_s += dice.exponential() * each_s / self.busy(at_s);
             if at_s >= LASTING_S {
                 return requests;
@@ -128,7 +128,7 @@ pub(super) fn seats() -> EngineSeats {
     }
 }
 
-/// The time that a request of these tokens keeps a replica busy, s, by the exact costs.
+/// The time for which a request with these tokens keeps a replica busy, s, by the exact costs.
 pub(super) fn seconds(prompt_tokens: f64, output_tokens: f64) -> f64 {
     let step = exact_step();
     let mix = RequestMix {
@@ -178,7 +178,8 @@ mod tests {
                 .iter()
                 .map(|r| seconds(f64::from(r.prompt), f64::from(r.output)))
                 .sum();
-            // The shape counts mean requests. Long ones cost more than their share of tokens.
+            // The shape is made for mean requests. Long requests cost more than their share of
+            // tokens.
             assert!(
                 (found / wanted - 1.0).abs() < 0.2,
                 "{shape:?}: {found} of {wanted}"

@@ -1,7 +1,7 @@
 //! The closed sessions of the race as a workload.
 //!
 //! Prompts are rendered as the testbed's model server renders chat requests; a token is four bytes.
-//! The engine's blocks are those of prompt and reply, since the next prompt repeats the reply.
+//! The engine's blocks contain prompt and reply, because the next prompt repeats the reply.
 
 use race_cells::{RaceSession, Role};
 use scheduler::Rng;
@@ -15,11 +15,11 @@ pub(crate) const SESSION_BLOCK_TOKENS: usize = 16;
 const TOKEN_BYTES: usize = 4;
 const BLOCK_BYTES: usize = SESSION_BLOCK_TOKENS * TOKEN_BYTES;
 
-/// The text of a session so far, and the sums that a proxy has of it.
+/// The text of a session so far, and a proxy's checksums of it.
 struct SessionText {
     text: Vec<u8>,
     sums: SectionSums,
-    /// Bytes of the text that the sums have.
+    /// Bytes of the text that the checksums cover.
     summed: usize,
 }
 
@@ -41,13 +41,13 @@ impl SessionText {
             .extend_from_slice(format!("<|{}|>{text}\n", role.name()).as_bytes());
     }
 
-    /// The mark after which the model's reply begins.
+    /// Appends the mark after which the model's reply begins.
     fn ask(&mut self) {
         self.text
             .extend_from_slice(format!("<|{}|>", Role::Assistant.name()).as_bytes());
     }
 
-    /// A reply of so many tokens, the same for the same seed.
+    /// Appends a reply of `tokens` tokens, which depends only on the seed.
     fn reply(&mut self, tokens: u32, seed: u64) {
         let mut rng = Rng::seeded(seed);
         for _ in 0..tokens {

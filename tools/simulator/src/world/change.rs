@@ -9,7 +9,7 @@ pub(super) enum PoolChange {
     /// An engine dies with its requests and its cache. Proxies notice at once, by the streams that
     /// break.
     Dies { engine: usize },
-    /// An engine is there again, with an empty cache.
+    /// An engine is available again, with an empty cache.
     Returns { engine: usize },
 }
 
@@ -98,7 +98,7 @@ impl Simulation<'_> {
         Ok(failed)
     }
 
-    /// A request fails, if it is in flight. Returns how many ended with that.
+    /// Fails a request if it is in flight. Returns how many requests ended with that.
     pub(super) fn fails(&mut self, request: u32, now: f64) -> usize {
         let Some(engine) = self.leaves(request, now) else {
             return 0;

@@ -14,7 +14,7 @@ impl Simulation<'_> {
             .collect()
     }
 
-    /// The proxy of an arrival: any one, or each closed session's in turn.
+    /// The proxy of an arrival: a random one, or for closed sessions each proxy in turn.
     pub(super) fn proxy_of_arrival(&self, arrival: usize, dice: &mut Sampler) -> usize {
         match self.setting.proxies {
             0 | 1 => 0,
@@ -23,7 +23,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// The proxy of a later turn: that of the turn before, or any one.
+    /// The proxy of a later turn: that of the turn before, or a random one if sessions roam.
     pub(super) fn proxy_of_turn(&self, request: u32) -> usize {
         if self.workload.roams {
             return (mix(u64::from(request), 31) % self.setting.proxies.max(1) as u64) as usize;

@@ -1,5 +1,5 @@
-//! Whether an engine had room for a request, by the requests of all proxies at that time. A proxy
-//! learns of the requests of the others one sharing delay later.
+//! Whether an engine had room for a request, given the requests of all proxies at that time. A
+//! proxy learns of the others' requests one sharing delay later.
 
 use pool_state::LedgerHold;
 use scheduler::flow::RoomLimits;
@@ -10,9 +10,9 @@ use super::Simulation;
 use crate::engine::EngineJob;
 
 impl Simulation<'_> {
-    /// Whether the engine had room for the request just before the request was sent, by the rule of
-    /// flow control and given all requests that the proxies had sent to the engine. Without flow
-    /// control every engine has room.
+    /// Whether the engine had room for the request just before the request was sent. Decides by the
+    /// rule of flow control, given all requests that the proxies had sent to the engine. Without
+    /// flow control every engine has room.
     pub(super) fn has_room(&self, job: &EngineJob<'_>, engine: usize, hold: &LedgerHold) -> bool {
         let class = self.workload.class(job.request);
         let Some((index, endpoint)) = self

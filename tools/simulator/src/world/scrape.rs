@@ -14,20 +14,20 @@ pub(super) struct EngineState {
     pub(super) steps_made: u64,
     /// Requests that the last step left in the queue.
     pub(super) left_waiting: usize,
-    /// Whether it was picked after the last report of the proxies.
+    /// Whether the endpoint was picked after the last report from the proxies.
     is_picked: bool,
     /// The time when the proxies next report where they have requests.
     report_due: f64,
-    /// Until then it counts as busy.
+    /// The time until which the engine is considered busy.
     busy_until: f64,
-    /// Before then it is not scraped.
+    /// The time before which the engine is not scraped.
     due: f64,
 }
 
-/// How long an engine counts as busy after it had work or was reported, ms.
+/// How long an engine is considered busy after it had work or was reported, ms.
 const BUSY_HOLD_MS: f64 = 2_000.0;
 
-/// The time between two reports of a proxy, ms.
+/// The time between two reports from a proxy, ms.
 const REPORT_MS: f64 = 1_000.0;
 
 /// The states of `count` idle engines. Each engine is scraped at its own random time. If all
@@ -66,7 +66,7 @@ impl EngineState {
         }
     }
 
-    /// Whether it is scraped now, having work or not. The next time is decided then.
+    /// Whether the engine is scraped now. If so, sets the time of the next scrape.
     fn is_due(&mut self, has_work: bool, idle_ms: f64, now: f64) -> bool {
         if now < self.due {
             return false;
@@ -99,9 +99,9 @@ impl Simulation<'_> {
                     if !state.is_due(has_work, self.setting.idle_scrape_ms, now) {
                         return before.clone();
                     }
-                    // An engine looks for new requests between its steps. Until then it does not
-                    // report them; of open workloads it does, which the published campaigns were
-                    // run with.
+                    // An engine looks for new requests between its steps, and does not report them
+                    // before. In open workloads it reports them at once, because the published
+                    // campaigns were run that way.
                     let waiting = if self.workload.is_closed {
                         state.left_waiting
                     } else {

@@ -7,10 +7,10 @@ use crate::engine::SimulatedEngineSpec;
 pub(crate) struct PoolSetting {
     pub(crate) engine: SimulatedEngineSpec,
     pub(crate) replicas: usize,
-    /// The first engines, this many, compute prompts for the others, which decode. With 0 every
-    /// engine does both.
+    /// The number of engines that compute prompts for the other engines, which decode. The first
+    /// engines compute. With 0 every engine does both.
     pub(crate) prefillers: usize,
-    /// Every other engine takes this many times as long.
+    /// Every second engine takes this many times as long.
     pub(crate) odd_slowdown: f64,
     /// Each engine of the second half takes this many times as long.
     pub(crate) half_slowdown: f64,

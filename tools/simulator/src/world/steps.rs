@@ -79,7 +79,7 @@ impl Simulation<'_> {
             .is_some_and(|flight| matches!(flight.prompt, PrefillLocation::At(at) if at == engine))
     }
 
-    /// The prompt was computed by another engine; its KV goes to the engine that decodes.
+    /// Another engine has computed the prompt. Its KV goes to the engine that decodes.
     fn prefilled(&mut self, request: u32, now: f64) {
         let (Some(job), Some(Some(flight))) = (
             self.workload.job(request),
@@ -185,8 +185,8 @@ impl Simulation<'_> {
         });
     }
 
-    /// Learns from the next gap between tokens of an engine's streams, with the engine's load as
-    /// known to the proxy that has most requests there.
+    /// Learns from the next gap between tokens of an engine's streams. The engine's load is what
+    /// the proxy with the most requests there knows.
     fn gap(&mut self, at: usize, now: f64) {
         let (Some(engine), Some(endpoint)) = (self.engines.get(at), self.endpoint(at)) else {
             return;

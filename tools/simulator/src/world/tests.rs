@@ -101,8 +101,8 @@ fn all_requests_are_served_by_split_pools() {
     );
 }
 
-/// Where the requests are that this policy sends of the first 24, all at once: how many each engine
-/// computes the prompt of, or decodes. Four engines compute prompts for four others.
+/// Gives the policy 24 requests at once. Returns how many requests each engine has, to compute the
+/// prompt or to decode. Four engines compute prompts for four others.
 fn sent(policy: &RoutingPolicy) -> Vec<usize> {
     let workload = workload();
     let setting = PoolSetting {
@@ -131,7 +131,7 @@ fn the_queues_of_others_look_at_each_stage() {
         "{:?}",
         sent(&dynamo)
     );
-    // Two of these prompts have more than 4,200 uncached tokens, or three.
+    // Two or three of these prompts have more than 4,200 uncached tokens.
     let queued = sent(&RoutingPolicy::Gated(
         Box::new(dynamo),
         GateRule::PrefillTokens(4_200.0),
@@ -156,7 +156,8 @@ fn the_queues_of_others_look_at_each_stage() {
 
 #[test]
 fn prefixes_are_found_where_policies_look_for_them() {
-    // Each of sixty prefixes comes ten times. Of three, all engines would soon have a copy.
+    // Each of sixty prefixes occurs ten times. With only three prefixes, all engines would soon
+    // have a copy of each.
     let workload = workload_of(60);
     let setting = PoolSetting::plain(LLAMA_8B_H100);
     let hits = |policy: &str| {

@@ -12,16 +12,16 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Time limit for requests in flight after SIGTERM or SIGINT.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Simulated model servers: for a client they behave like vLLM pods, with real queues, KV blocks,
-/// prefix hits and measured step times, but with seeded text and without a GPU.
+/// Simulated model servers. For a client they behave like vLLM pods, with real queues, KV blocks,
+/// prefix hits and measured step times. The text is seeded, and no GPU is needed.
 #[derive(Debug, Parser)]
 #[command(name = "model-server", version, after_long_help = EXAMPLES)]
 struct Args {
-    /// Address to serve on; repeat for more engines in this process
+    /// Address to serve on; repeat the flag for several engines in this process
     #[arg(long, value_name = "HOST:PORT", required = true)]
     listen: Vec<SocketAddr>,
 
-    /// Control listener for all engines: it still answers while an engine refuses connections
+    /// Control listener for all engines, which still answers while an engine refuses connections
     #[arg(long, value_name = "HOST:PORT")]
     admin: Option<SocketAddr>,
 
@@ -49,7 +49,7 @@ Orders, at /admin/... of an engine or /servers/HOST:PORT/... of the control list
                  none (ends them all). One fault for each kind of path.
   POST lie       {"num_requests_waiting":50,"kv_cache_usage_perc":"NaN"}; {} ends it
   POST pace      {"slowdown":3}: steps take three times as long as measured, from now on
-  POST restart   a cold start: cache, queue and counters gone; {"for_ms":500} stays down so long
+  POST restart   a cold start: cache, queue and counters gone; {"for_ms":500} stays down this long
 
   curl 127.0.0.1:8000/servers
   curl 127.0.0.1:8000/servers/127.0.0.1:8001/faults -d '{"mode":"refuse","for_ms":2000}'

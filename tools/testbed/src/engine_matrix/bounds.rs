@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct MatrixResult {
     pub engine: &'static str,
-    /// The maximum number of requests of one burst at one server.
+    /// The maximum number of requests in one burst at one server.
     pub worst_burst: u64,
     /// Servers that got the first turn of a conversation. `None` if prompts are not read.
     pub servers_used: Option<usize>,
@@ -23,11 +23,11 @@ pub struct MatrixResult {
 /// The bounds of an engine. The steady load has one bound for all engines, [`BUSIEST_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MatrixBounds {
-    /// The maximum number of requests of a burst at one server.
+    /// The maximum number of requests in a burst at one server.
     pub burst_max: u64,
     /// The minimum number of servers that conversations use.
     pub servers_used_min: usize,
-    /// The smallest share of later turns that go to the server of the first turn.
+    /// The minimum share of later turns that go to the server of the first turn.
     pub returned_min: f64,
 }
 
@@ -40,7 +40,7 @@ pub const BOUNDS: MatrixBounds = MatrixBounds {
 
 /// The bounds of most engines in tests. The bounds are wide, because tests run beside others on a
 /// busy machine, where workers learn of each other's picks late. A random choice of servers still
-/// breaks them: of 64 requests it gives one of 16 servers 9. `crates/exchange/tests/engines` has
+/// breaks them: it gives 9 of 64 requests to one of 16 servers. `crates/exchange/tests/engines` has
 /// tight bounds, in virtual time.
 const BUSY_BOUNDS: MatrixBounds = MatrixBounds {
     burst_max: 7,
@@ -99,8 +99,8 @@ pub(super) const AT_ONCE: &str = "at-once";
 
 /// Bounds for all engines if requests alternate between two proxies, on a busy machine. Proxies
 /// learn of each other's requests through the daemon, later than the workers of one proxy do. So a
-/// turn 20 ms after the previous one may reach a proxy that does not know of it yet. On a quiet
-/// machine all turns return.
+/// turn 20 ms after the previous one may reach a proxy that does not know of the previous turn yet.
+/// On a quiet machine all turns return.
 const OPEN_OF_TWO_PROXIES: MatrixBounds = MatrixBounds {
     burst_max: 7,
     servers_used_min: 2,

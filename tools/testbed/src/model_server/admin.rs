@@ -32,8 +32,8 @@ struct PaceRequest {
     slowdown: f64,
 }
 
-/// Carries out an order. `spare` is the connection of the order: it stays open when the socket is
-/// closed, and closes after the answer.
+/// Carries out an order. `spare` is the connection of the order. This connection stays open when
+/// the socket is closed, and closes after the answer.
 pub(super) async fn handle(
     server: &ModelServerState,
     action: &str,
@@ -102,7 +102,7 @@ fn read<T: for<'de> Deserialize<'de>>(body: &[u8]) -> Result<T, String> {
     serde_json::from_slice(body).map_err(|error| error.to_string())
 }
 
-/// Parses `{"name": number or text}`. Text appears on the page as it is.
+/// Parses `{"name": number or text}`. Text appears on the metrics page as it is.
 fn parse_overrides(value: &Value) -> Result<MetricOverrides, String> {
     let object = value
         .as_object()

@@ -3,7 +3,7 @@
 //!
 //! Engine time runs `speed` times as fast as wall time. If a timer fires late, tokens are late but
 //! steps are not longer: the task catches up step by step, at the times that the engine planned. At
-//! speed 0 it does not wait.
+//! speed 0 the task does not wait.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use super::engine::{
 };
 use super::stats::{EngineStats, RequestParameters};
 
-/// The maximum number of series of `lora_requests_info` kept. Real pages keep one per combination
-/// ever seen, and readers take the newest.
+/// The maximum number of series of `lora_requests_info` kept. Real metrics pages keep one series
+/// per combination ever seen, and readers take the newest.
 const LORA_SERIES_MAX: usize = 8;
 
-/// Bounds of the speed. Slower, engine time would not fit a `Duration`; faster, there is no
-/// difference to no waiting.
+/// Bounds of the speed. At a lower speed, wall time would not fit a `Duration`. A higher speed is
+/// like not waiting at all.
 const SPEED_MIN: f64 = 1e-3;
 const SPEED_MAX: f64 = 1e6;
 
@@ -74,8 +74,8 @@ pub(super) struct EngineHandle {
     next_id: Arc<AtomicU64>,
 }
 
-/// The sequences of one request. Dropping it aborts those still running, as if the client
-/// disconnected.
+/// The sequences of one request. Dropping this value aborts the sequences that still run, as if the
+/// client disconnected.
 pub(super) struct GenerationHandle {
     outputs: mpsc::UnboundedReceiver<SequenceOutput>,
     commands: mpsc::UnboundedSender<DriverCommand>,

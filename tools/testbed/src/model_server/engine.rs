@@ -34,14 +34,14 @@ pub(super) struct ModelSequence {
     pub prompt_tokens: u32,
     /// Tokens to generate; 0 ends the sequence with its prefill (embeddings).
     pub output_tokens: u32,
-    /// How it finishes if the client does not abort it.
+    /// How the sequence finishes if the client does not abort it.
     pub finish: FinishReason,
     /// Hashes of the full blocks of prompt and output.
     pub hashes: Vec<u64>,
     pub adapter: Option<AdapterIndex>,
 }
 
-/// When things happened to a sequence, in engine ms.
+/// The times of a sequence's events, in engine ms.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct SequenceTimeline {
     pub arrived_ms: f64,
@@ -53,11 +53,12 @@ pub(super) struct SequenceTimeline {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum SequenceEvent {
-    /// A step ended that computed this many tokens.
+    /// A step that computed this many tokens ended.
     Stepped { tokens: u32 },
     /// First admission only: a preempted sequence that is admitted again gives no event.
     Admitted { id: SequenceId, cached_tokens: u32 },
-    /// `since_ms` is the time since arrival for the first token, else since the token before.
+    /// `since_ms` is the time since arrival for the first token, and since the previous token for
+    /// others.
     Token {
         id: SequenceId,
         first: bool,
@@ -129,7 +130,7 @@ impl TimedSequence {
     }
 
     fn finished(&mut self, finish: FinishReason, generated: u32, now_ms: f64) -> SequenceEvent {
-        // The prefill of an embedding ends with it, without a token.
+        // The sequence of an embedding ends with its prefill, without a token.
         if generated == 0 && finish != FinishReason::Abort {
             self.timeline.first_token_ms = now_ms;
             self.timeline.last_token_ms = now_ms;
@@ -148,7 +149,7 @@ impl TimedSequence {
 #[derive(Debug)]
 pub(super) struct ModelEngine {
     engine: BatchingEngine<TimedSequence>,
-    /// With the time at which each enters the queue.
+    /// The sequences that arrive, with the time when each enters the queue.
     arriving: VecDeque<(f64, TimedSequence)>,
 }
 
@@ -169,7 +170,7 @@ impl ModelEngine {
         }
     }
 
-    /// Sets how many times as long as measured steps take, from the next step on.
+    /// Sets the factor on the measured step times, from the next step on.
     pub(super) fn set_slowdown(&mut self, slowdown: f64) {
         self.engine.set_slowdown(slowdown);
     }
@@ -193,8 +194,7 @@ impl ModelEngine {
         })
     }
 
-    /// Takes a sequence in. The caller keeps prompt and output within the KV memory, and `id`
-    /// unique.
+    /// Adds a sequence. The caller keeps prompt and output within the KV memory, and `id` unique.
     pub(super) fn submit(&mut self, now_ms: f64, id: SequenceId, sequence: ModelSequence) {
         let timeline = SequenceTimeline {
             arrived_ms: now_ms,

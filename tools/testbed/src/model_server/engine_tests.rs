@@ -1,5 +1,5 @@
-//! Tests of the engine: what a user of one would see, and laws over random loads. The batching
-//! itself is tested in `engine-sim`.
+//! Tests of the engine as its callers see it, and laws over random loads. The batching itself is
+//! tested in `engine-sim`.
 
 use engine_sim::EngineProfile;
 use proptest::prelude::*;
@@ -30,7 +30,7 @@ fn sequence(kind: u8, prompt_tokens: u32, output_tokens: u32) -> ModelSequence {
     }
 }
 
-/// Runs until idle; events with the time of the step that gave them.
+/// Runs until the engine is idle. Returns the events with the times of their steps.
 fn drain(engine: &mut ModelEngine) -> Vec<(f64, SequenceEvent)> {
     let mut events = Vec::new();
     while let Some(at_ms) = engine.next_event_ms() {

@@ -63,11 +63,11 @@ pub struct ServerFault {
     pub retry_after: Option<u32>,
     /// For `reset_mid_stream`; 1 by default.
     pub after_chunks: Option<u32>,
-    /// Requests after which it ends; unlimited by default.
+    /// The number of requests after which the fault ends; unlimited by default.
     pub count: Option<u32>,
-    /// Duration, ms; by default until `none`.
+    /// How long the fault lasts, in ms. By default it lasts until an order with the mode `none`.
     pub for_ms: Option<u64>,
-    /// The requests that it affects.
+    /// The requests that the fault affects.
     #[serde(default)]
     pub paths: FaultPaths,
 }
@@ -106,7 +106,7 @@ impl FaultTable {
         self.active.insert(fault.paths, (fault, until));
     }
 
-    /// The fault for this request, which counts as one affected request.
+    /// Returns the fault for this request, and counts the request as affected.
     pub(super) fn hit(&mut self, path: &str, now: Instant) -> Option<ServerFault> {
         self.active.retain(|_, (fault, until)| {
             fault.count != Some(0) && until.is_none_or(|until| now < until)

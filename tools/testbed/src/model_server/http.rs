@@ -34,12 +34,12 @@ use super::stats::RequestParameters;
 use super::text::{self, TextRng};
 use super::{ModelServerState, admin, metrics};
 
-/// Larger than the largest body that a filter forwards (a prompt of 1M tokens is 4 to 8 MB), and
-/// small enough for the machine.
+/// The maximum size of a body: more than a filter forwards (a prompt of 1M tokens is 4 to 8 MB),
+/// and little enough for the machine.
 const BODY_BYTES_MAX: usize = 128 << 20;
 /// The largest body that an echo returns as text. For a larger body the echo returns the digest.
 const ECHO_BYTES_MAX: usize = 64 << 10;
-/// Requests kept for `/admin/state`, enough for one test.
+/// The maximum number of requests kept for `/admin/state`, enough for one test.
 const RECORDS_MAX: usize = 256;
 /// A request that reached the engine.
 #[derive(Clone, Debug)]
@@ -290,8 +290,8 @@ impl ServerExchange {
         typed(EVENT_STREAM, Body::from_stream(stream::iter(chunks)))
     }
 
-    /// Resets the connection: the engine was restarted during the request, so its process counts as
-    /// gone.
+    /// Resets the connection, because the engine was restarted during the request, as if its
+    /// process had ended.
     async fn lost(&self) -> Response<Body> {
         self.connection.reset(b"");
         std::future::pending().await

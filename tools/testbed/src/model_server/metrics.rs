@@ -1,5 +1,5 @@
 //! The `/metrics` page, with vLLM's families as prometheus_client prints them or the core gauges of
-//! another engine; and the ORCA header.
+//! another engine, and the ORCA header.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,11 +23,11 @@ pub enum EngineNames {
     /// vLLM, the whole page.
     #[default]
     Vllm,
-    /// SGLang, the core gauges.
+    /// SGLang, with only the core gauges.
     Sglang,
-    /// TensorRT-LLM's own server, the core gauges.
+    /// TensorRT-LLM's own server, with only the core gauges.
     Trtllm,
-    /// Triton with the TensorRT-LLM backend, the core gauges.
+    /// Triton with the TensorRT-LLM backend, with only the core gauges.
     Triton,
 }
 

@@ -37,7 +37,7 @@ const PREFILLER: &str = "x-prefiller-host-port";
 const ENCODERS: &str = "x-encoder-hosts-ports";
 const RANK: &str = "x-data-parallel-host-port";
 
-/// The stage that a sidecar requests. Clients never send this header.
+/// Names the stage that a sidecar requests. Clients never send this header.
 const STAGE: &str = "x-stage";
 
 // === impl ModelServerState ===
@@ -128,7 +128,7 @@ impl ModelServerState {
         .await
     }
 
-    /// The answer of the rank.
+    /// Forwards the request to the rank, and returns the rank's answer.
     async fn pass_on(&self, rank: &str, parts: &Parts, body: &Bytes) -> Response<Body> {
         let passed = async {
             let mut request = Request::builder()

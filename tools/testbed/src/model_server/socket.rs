@@ -25,12 +25,12 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Linux's default. The server must not drop connections of a burst.
+/// Linux's default. The server must not drop connections in a burst.
 const BACKLOG: u32 = 4096;
 /// Delay before the next try after a failed accept, for example without free descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(20);
-/// Streams per HTTP/2 connection; with hyper's default of 200 a proxy's burst would queue in the
-/// proxy.
+/// The maximum number of streams of an HTTP/2 connection. With hyper's default of 200, a burst
+/// would queue in the proxy.
 const H2_STREAMS_MAX: u32 = 4096;
 
 /// A connection as seen by its requests.
@@ -45,7 +45,7 @@ pub(super) struct ServedConnection {
 impl ServedConnection {
     /// Ends the connection with RST, after writing `parting` directly to the socket.
     pub(super) fn reset(&self, parting: &'static [u8]) {
-        let _ = self.parting.set(Bytes::from_static(parting)); // the first reset counts
+        let _ = self.parting.set(Bytes::from_static(parting)); // only the first reset has an effect
         self.resetting.store(true, Ordering::Release);
         self.wake.notify_one();
     }
@@ -103,7 +103,7 @@ impl ListenState {
         let until = reopen_after.map(|after| Instant::now() + after);
         Self::Closed {
             held: bind(address)
-                .inspect_err(|error| tracing::warn!(%address, %error, "port not held while closed"))
+                .inspect_err(|error| tracing::warn!(%address, %error, "cannot hold the port"))
                 .ok(),
             until,
         }

@@ -82,7 +82,8 @@ impl PlainRequest {
         })
     }
 
-    /// The request as an engine sees it that generates nothing.
+    /// Changes the request so that its reply has no tokens, like that of an engine that generates
+    /// nothing.
     pub(super) fn aborted(self) -> Self {
         Self {
             tokens: 0,
@@ -131,7 +132,7 @@ impl PlainRequest {
         json!({"id": "0", "object": object, "created": 0, "model": MODEL, "choices": choices})
     }
 
-    /// The stream event of one token, or the last of a reply without any.
+    /// The stream event of one token, or the last event of a reply without tokens.
     fn token(&self, last: bool) -> Value {
         let finish_reason = if last {
             json!(self.finish_reason)
@@ -232,7 +233,7 @@ fn streamed(
     response
 }
 
-/// A body of these pieces that then fails, which closes the connection.
+/// A body that sends these pieces and then fails, which closes the connection.
 fn cut_after(pieces: impl futures::Stream<Item = Bytes> + Send + 'static) -> Body {
     let end = stream::once(async {
         sleep(FLUSH).await;

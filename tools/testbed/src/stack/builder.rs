@@ -262,8 +262,8 @@ impl StackBuilder {
         self
     }
 
-    /// Starts no daemon, to test how a proxy starts without one. The stack counts as started when
-    /// Envoy runs.
+    /// Starts no daemon, to test how a proxy starts without one. The stack is ready when Envoy
+    /// runs.
     #[must_use]
     pub fn without_daemon(mut self) -> Self {
         self.daemon = false;
@@ -302,8 +302,8 @@ impl StackBuilder {
         };
         let mut servers = Vec::new();
         for options in &self.servers {
-            // A leased port: no other process can take it while the server closes its socket to
-            // refuse connections.
+            // The port is leased, so that no other process can take it while the server closes its
+            // socket to refuse connections.
             servers.push(ModelServer::start(ModelServerOptions {
                 listen: lease()?,
                 ..options.clone()

@@ -317,7 +317,7 @@ async fn lies_stand_on_the_page_and_in_the_reply_until_taken_back() {
 
 #[tokio::test]
 async fn steps_take_as_long_as_ordered() {
-    // A token takes some ms. A hundredth of that is far below what a busy machine adds.
+    // A token takes some ms. A busy machine adds far more than a hundredth of that.
     let server = with(ModelServerOptions {
         slowdown: 0.01,
         ..ModelServerOptions::default()

@@ -7,14 +7,14 @@ use super::*;
 /// Some day in 2026.
 const MADE: u64 = 20_500 * DAY;
 
-/// As Helm makes them: RSA.
+/// An RSA key, as Helm makes it.
 const CA_KEY: &str = include_str!("../test_ca.key");
 
 fn names() -> [String; 2] {
     ["daemon.sp.svc.cluster.local", "daemon.sp.svc"].map(str::to_owned)
 }
 
-/// A CA that begins at that time and is valid for so long.
+/// A CA that is valid from `from` on, for `lifetime`.
 fn ca(from: u64, lifetime: u64) -> TlsPair {
     let mut params = params(&[], from, from + lifetime).unwrap();
     params.extended_key_usages.clear();
@@ -36,7 +36,7 @@ fn present() -> String {
     params.self_signed(&key).unwrap().pem()
 }
 
-/// What replaces [`present`] by certificates of 90 days.
+/// The replacement of [`present`], valid for 90 days.
 fn renewed(trusted: &str, ca: &TlsPair, now: u64) -> Result<Option<TlsPair>, String> {
     let wanted = WantedCertificate {
         names: &names(),

@@ -7,10 +7,10 @@ use crate::policy::DemoPolicy;
 /// Ticks per second of the kernel's CPU counters (`USER_HZ`): 100 on all common systems.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The highest busy share of the machine that does not add to the measured times, 0 to 1.
+/// The maximum busy share of the machine at which the measured times are valid, 0 to 1.
 const BUSY_MAX: f64 = 0.9;
 
-/// The longest delay of a request behind its arrival time that does not matter.
+/// The maximum delay of a request behind its arrival time at which the measured times are valid.
 const LATE_MAX: Duration = Duration::from_millis(100);
 
 /// Measures how busy the machine is, and how much CPU the demo's own processes use. Needs Linux; on

@@ -18,7 +18,7 @@ pub(crate) struct DemoPolicy {
     _servers: Vec<ModelServer>,
 }
 
-/// The figures of a policy so far. Times and tokens count only answered requests.
+/// The figures of a policy so far. Times and tokens are those of answered requests only.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PolicyFigures {
     /// Requests sent.

@@ -177,7 +177,7 @@ pub(crate) fn comparison(policies: &[DemoPolicy; 2]) -> String {
     format!("{}\nFailed requests: {}.", right(table), failed.join(", "))
 }
 
-/// How many times shorter `ours` is than `theirs`; below 1 if it is longer.
+/// The ratio of `theirs` to `ours`: below 1 if ours is longer.
 fn gain(theirs: Duration, ours: Duration) -> String {
     if ours.is_zero() {
         "-".to_owned()

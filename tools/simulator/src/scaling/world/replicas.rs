@@ -13,7 +13,7 @@ pub(super) enum ReplicaState {
     Off,
     Starting,
     Ready,
-    /// Gets no more requests and ends with the last one.
+    /// The replica gets no more requests, and ends with its last request.
     Draining,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Replica<'w> {
     pub(super) engine: SimulatedEngine<'w>,
     pub(super) state: ReplicaState,
     generation: u32,
-    /// When it was ordered, ms.
+    /// When the replica was ordered, ms.
     pub(super) ordered_at: f64,
     pub(super) steps: u64,
     pub(super) in_flight: usize,
