@@ -111,7 +111,7 @@ pub enum BackendEvent {
     Reset(Vec<Arc<InstanceRecord>>),
     /// A new record, or a new value of a known record.
     Apply(Arc<InstanceRecord>),
-    /// The record of this name was removed.
+    /// The record with this name was removed.
     Delete(Arc<str>),
     /// The backend cannot be reached or read, for this reason. The last set stays in use.
     Failed(String),

@@ -42,8 +42,8 @@ use crate::instance::{INSTANCES_MAX, Instance, LocalAddresses, validate_instance
 /// servers that are really gone fail over.
 pub const HOLD: Duration = Duration::from_secs(10);
 
-/// With fewer published instances, no removal is delayed, because half of a small pool may well
-/// disappear at once.
+/// The minimum number of published instances for a delay of removals. Half of a smaller pool may
+/// well disappear at once.
 pub const HOLD_INSTANCES_MIN: usize = 4;
 
 /// The maximum number of removed instances kept for display.

@@ -28,8 +28,8 @@ use crate::table::InstanceTable;
 use crate::wait::sleep_until;
 use crate::{SetChange, SetChanges};
 
-/// The number of events that a follower may lag behind before it gets the current table instead.
-/// The number covers the additions and removals in a rollout of a full pool.
+/// The maximum number of events that a follower may lag behind. A follower that lags more gets the
+/// current table instead. A rollout of a full pool has fewer additions and removals.
 const EVENTS_MAX: usize = 2048;
 
 /// How long additions are collected before the daemon gets them. A rollout comes in bursts, and 20
@@ -69,7 +69,7 @@ pub enum DiscoveryError {
     /// The namespace or component is not a valid name.
     #[error(transparent)]
     Name(#[from] InvalidName),
-    /// The backend was never reached; try again.
+    /// The backend was never reached. A later attempt may succeed.
     #[error("discovery is not possible now: {0}")]
     Unavailable(String),
 }
