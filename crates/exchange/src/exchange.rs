@@ -159,7 +159,7 @@ impl Exchange {
         self
     }
 
-    /// The reasons of the decision, as JSON ([`crate::explain::reasons`]); `None` after they were
+    /// The reasons for the decision, as JSON ([`crate::explain::reasons`]); `None` after they were
     /// put into the response headers.
     #[must_use]
     pub fn reasons(&self) -> Option<&str> {

@@ -52,7 +52,7 @@ pub struct FlowRequestSettings {
     pub namespace: String,
     /// Path of the fairness id in that namespace; keys are separated by `/`.
     pub key: String,
-    /// Whether the header with the fairness id counts.
+    /// Whether the header with the fairness id is trusted.
     pub header: HeaderTrust,
     /// The header with the longest wait of a request, in ms. Empty means no header. A request can
     /// shorten the wait that its band allows, but not prolong it.
@@ -127,7 +127,7 @@ pub struct ExchangeSettings {
     pub unread_reset_ms: u64,
     /// Path that answers 200 once all pools have state.
     pub ready_path: String,
-    /// Whether a client may request the reasons of a decision by header.
+    /// Whether a client may request the reasons for a decision by header.
     pub explain: bool,
     /// The header by which a proxy in front names the authenticated client. The proxy must replace
     /// the client's own header. Empty means no header.
@@ -135,9 +135,10 @@ pub struct ExchangeSettings {
     /// The key from which each authenticated client gets its own `cache_salt`, which replaces the
     /// client's own `cache_salt`. If it is empty, clients choose.
     pub cache_salt_key: String,
-    /// Whether the objective header counts.
+    /// Whether the objective header is trusted.
     pub objective_header: HeaderTrust,
-    /// Whether the SLO headers count. An SLO limits the service of other requests at its endpoint.
+    /// Whether the SLO headers are trusted. An SLO limits the service of other requests at its
+    /// endpoint.
     pub slo_headers: HeaderTrust,
     /// The values that flow control reads from a request.
     pub flow: FlowRequestSettings,

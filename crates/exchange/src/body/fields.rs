@@ -15,8 +15,8 @@ use crate::json::write::JsonWriter;
 use crate::json::{JsonKind, JsonStr};
 use crate::number;
 
-/// The number of levels of nested objects (message, part, tool result, its part) that are
-/// distinguished. Anything deeper is one piece of text.
+/// The maximum number of levels of nested objects (message, part, tool result, its part) that are
+/// read by field. Anything deeper is one piece of text.
 const LEVELS_MAX: u32 = 4;
 
 /// The fields seen so far. A later duplicate replaces an earlier one.

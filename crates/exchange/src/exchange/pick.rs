@@ -17,7 +17,8 @@ use crate::hint;
 use crate::reply::Refusal;
 use crate::settings::{ExchangeSettings, HeaderTrust};
 
-/// The number of times that a request is planned again because the pool has changed since its plan.
+/// The maximum number of times that a request is planned again because the pool has changed since
+/// its plan.
 const REPLANS_MAX: u32 = 2;
 
 /// The result of an attempt to send a queued request.
@@ -357,8 +358,8 @@ impl HeaderFacts {
             .sum()
     }
 
-    /// The fairness id. The id comes from the proxy's metadata, or else from the header if that is
-    /// trusted, and is empty if there is none.
+    /// The fairness id. The proxy's metadata has precedence over the header, which is read only if
+    /// it is trusted. The id is empty if neither has one.
     pub(super) fn flow_id(&self, settings: &ExchangeSettings) -> &str {
         let header = |name: &&str| {
             self.captured

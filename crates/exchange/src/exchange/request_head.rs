@@ -106,8 +106,8 @@ impl<'h> HeaderPair<'h> {
         }
     }
 
-    /// Returns the value under the current name, or else under the older name. An empty value, or a
-    /// value that is not text, counts as absent.
+    /// Returns the value under the current name. Without one, returns the value under the older
+    /// name. An empty value, or a value that is not text, counts as absent.
     pub(super) fn get(&self) -> Option<&'h str> {
         self.0
             .iter()

@@ -15,9 +15,9 @@ pub(crate) const RELEASE_MS: u64 = 5_000;
 /// slow prefill. Some engines count no request whose prompt they compute.
 const PREFILL_MS_PER_TOKEN: u64 = 1;
 
-/// From this number of bytes on, a stream certainly waits for its client if the engine has no
-/// request. It is what Envoy holds of an HTTP/2 stream in the shipped files. With fewer bytes, the
-/// engine may run a tool for the request.
+/// The minimum number of bytes with which a stream certainly waits for its client if the engine has
+/// no request. In the shipped files, Envoy holds this much of an HTTP/2 stream. With fewer bytes,
+/// the engine may run a tool for the request.
 const STREAM_BYTES_MIN: u64 = 1_048_576;
 
 /// The status of an upgraded connection, on which both sides may be silent.

@@ -105,8 +105,8 @@ fn most(picked: &[HostPick]) -> usize {
     by_server(picked).into_values().max().unwrap_or(0)
 }
 
-/// Returns the maximum number of requests of a burst at one server, over three bursts. The first
-/// burst comes while the engine is unknown, the other two when it is known.
+/// Sends three bursts. Returns the maximum number of requests in one burst that one server got. The
+/// first burst comes while the engine is unknown, the other two when it is known.
 fn worst_burst(engine: EngineBehaviour, workers: usize, seed: u64) -> usize {
     let mut host = EnginesHost::new(engine, workers, BURST_SERVERS, seed);
     let burst = |round: usize| {
