@@ -142,7 +142,7 @@ impl ExtProcStream {
         self.driver.is_routed() && !self.driver.restores_response() && !duplex
     }
 
-    /// Handles a message of the proxy. Returns what the stream needs next.
+    /// Handles a message from the proxy. Returns what the stream needs next.
     pub fn receive(&mut self, mut message: ProcessingRequest) -> StreamAction {
         // In observability mode Envoy ignores answers, so no pick is counted.
         if message.observability_mode {

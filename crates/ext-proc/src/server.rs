@@ -36,8 +36,8 @@ const PARKED_MAX: usize = 1_024;
 const ALL_POOLS_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The server prunes its list of streams with held requests once the list is longer than this
-/// constant plus twice the number of requests held now. A stream whose request was sent leaves the
-/// list only when it is pruned.
+/// constant plus twice the number of requests held now. Until then, streams whose requests were
+/// sent stay in the list.
 const ENDED_STREAMS_MAX: usize = 64;
 
 /// Knows which pool a gateway wants by the Service that it calls.
@@ -129,7 +129,7 @@ impl ExtProcServer {
         &self.destination_namespace
     }
 
-    /// The pool of that name; without a name the only one.
+    /// The pool with this name. Without a name, the only pool, if there is just one.
     #[must_use]
     pub fn pool(&self, name: Option<&str>) -> Option<&Arc<ServedPool>> {
         match name {

@@ -1,4 +1,4 @@
-//! Streams as transcripts (`transcripts.txt`): the messages of the proxy, and the answers.
+//! Streams as transcripts (`transcripts.txt`): the messages from the proxy, and the answers.
 
 mod traced;
 
