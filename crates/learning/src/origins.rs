@@ -34,11 +34,12 @@ const VOTE_SAMPLES: f64 = 8.0;
 /// The number of samples from which on a vote counts.
 const VOTE_FROM: f64 = 4.0;
 
-/// How far one sample may be from the vote so far, as a logarithm. A stall is not a change.
+/// The maximum distance by which one sample moves a vote, as a logarithm, because a stall is not a
+/// change.
 const STEP_MAX: f64 = 2.0;
 
-/// How far a vote may be from the median, as a logarithm: a factor of 1.5. The noise of a vote is a
-/// quarter of that.
+/// The maximum distance of a trusted vote from the median, as a logarithm: a factor of 1.5. The
+/// noise of a vote is a quarter of that.
 const APART_MAX: f64 = 0.405;
 
 /// An origin may teach this many times as much about an endpoint as all others together, and a few
@@ -50,7 +51,7 @@ const MORE_SAMPLES: f64 = 8.0;
 /// Share of the counts of learned samples that each sample keeps.
 const TAUGHT_KEEP: f64 = 0.98;
 
-/// The number of unconfirmed samples that justifies forgetting.
+/// The minimum number of unconfirmed samples that justifies forgetting.
 const UNCONFIRMED_MIN: u64 = 8;
 
 /// One of the two times of an endpoint.

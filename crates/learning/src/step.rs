@@ -149,8 +149,8 @@ impl StepLearner {
         self.now_ms
     }
 
-    /// The time of a prefill as a logarithm of a multiple of that of an average endpoint; `None`
-    /// for an impossible sample.
+    /// The logarithm of the ratio between the time of this prefill and the time on an average
+    /// endpoint. `None` if the sample is impossible.
     pub fn prefill_log(&self, sample: &FirstToken) -> Option<f64> {
         let inputs = prefill_inputs(sample).filter(|_| SAMPLE_MS.contains(&sample.service_ms))?;
         Some(self.prefill.log_of(&inputs, sample.service_ms))
@@ -162,9 +162,9 @@ impl StepLearner {
         Some(self.decode.log_of(&inputs, sample.gap_ms))
     }
 
-    /// Learns from a first token. `queued` says whether first tokens of other requests came at its
-    /// endpoint between its pick and its own first token. Returns `false` for an impossible sample,
-    /// which is ignored.
+    /// Learns from a first token. `queued` says whether the endpoint sent first tokens of other
+    /// requests between the pick of this request and its first token. Returns `false` for an
+    /// impossible sample, which is ignored.
     pub fn first_token(
         &mut self,
         endpoint: EndpointRef,

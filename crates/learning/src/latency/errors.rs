@@ -39,7 +39,8 @@ pub(super) struct ErrorWindow {
     losses: PinballLosses,
 }
 
-/// The number of errors kept: few enough to follow changes, and enough for a p90 of each bin.
+/// The maximum number of errors kept: few enough to follow changes, and enough for a p90 of each
+/// bin.
 const ERRORS_MAX: usize = 1_600;
 
 /// `multiple` is recomputed after this many new errors, because sorting them costs some tens of µs.

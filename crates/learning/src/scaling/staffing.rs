@@ -3,7 +3,7 @@
 /// The share of requests that may wait longer than the SLO's wait.
 const LATE_SHARE: f64 = 0.05;
 
-/// How busy the replicas of a large group may be. Full ones have no room for bursts.
+/// The maximum utilization of the replicas in a large group. Full replicas have no room for bursts.
 pub(super) const UTILIZATION_MAX: f64 = 0.95;
 
 /// The replicas that a demand of `busy` replicas needs, so that at most [`LATE_SHARE`] of the

@@ -62,8 +62,9 @@ fn assert_near(found: f64, expected: f64) {
 
 #[test]
 fn the_figures_of_an_example() {
-    // A prefill takes 10 × 1,000/8,192 + 1,000 × (0.05 + 1e-6 × 3,000) = 54.2 ms, alone 63 ms; a
-    // token 10/256 + 0.02 + 1e-4 × 2,050 = 0.2640625 ms, 100 of them 26.40625 ms.
+    // With shared steps, a prefill takes 10 × 1,000/8,192 + 1,000 × (0.05 + 1e-6 × 3,000) = 54.2
+    // ms. A prefill that shares its step with no other takes 10 + 53 = 63 ms. A token takes 10/256
+    // + 0.02 + 1e-4 × 2,050 = 0.2640625 ms, so 100 tokens take 26.40625 ms.
     let loaded = OutstandingWork {
         requests: 30.0,
         prompts: 20.0,

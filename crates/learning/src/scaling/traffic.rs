@@ -38,8 +38,8 @@ impl TrafficWindow {
     /// The window that notices a burst.
     pub const SHORT_S: f64 = 20.0;
 
-    /// With fewer ended requests than this in the window, the mean is over all requests since the
-    /// start.
+    /// The minimum number of ended requests in the window for a mean. With fewer, the mean is over
+    /// all requests since the start.
     const ENDED_MIN: f64 = 20.0;
 
     /// Adds the counts at a time, in seconds. A time that is not later than the last is ignored.
