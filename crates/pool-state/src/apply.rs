@@ -16,7 +16,7 @@ use scheduler::{Snapshot, Timestamp, Version};
 
 use crate::pool::ManagedPool;
 
-/// A decoded message of the daemon.
+/// A decoded message from the daemon.
 #[derive(Debug)]
 pub enum DaemonUpdate {
     /// The daemon's greeting.
@@ -35,7 +35,7 @@ pub enum DaemonUpdate {
     Peers(state::PeerLoad),
     /// The learned models of a pool.
     Learned(Box<proto::LearnedModels>),
-    /// Learned models for the pool of this name. The pool keeps its own models, because they are
+    /// Learned models for the pool with this name. The pool keeps its own models, because they are
     /// better. The daemon wants to have the pool's models.
     Outweighed(String),
     /// There is nothing to apply. The pool has no pool update here yet, or a newer daemon sent a

@@ -107,8 +107,8 @@ pub(super) fn is_mark(block: u64) -> bool {
 // === impl CrashCorrelator ===
 
 impl CrashCorrelator {
-    /// Records that the connection to `endpoint` was lost during a request with the prompt of this
-    /// mark, as another proxy told or not.
+    /// Records that the connection to `endpoint` was lost during a request whose prompt has this
+    /// mark. If `from_peer`, another proxy reported the loss.
     pub(super) fn record(
         &mut self,
         mark: u64,
@@ -138,7 +138,7 @@ impl CrashCorrelator {
         }
     }
 
-    /// Judges the prompt of this hash, for this client. A probe is recorded, and the next one is
+    /// Judges the prompt with this hash, for this client. A probe is recorded, and the next one is
     /// due after [`PROBE_MS`].
     pub(super) fn judge(
         &mut self,

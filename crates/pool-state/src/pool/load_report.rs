@@ -16,8 +16,8 @@ use scheduler::{ENDPOINTS_MAX, EndpointRef, Timestamp};
 
 use super::ejection::Ejection;
 
-/// The number of empty loads that a report may carry before it is rebuilt. They have 2 KB, which is
-/// too little to matter.
+/// The maximum number of empty loads in a report. With more, the report is rebuilt without them.
+/// This many take 2 KB, which is too little to matter.
 const EMPTY_LOADS_MAX: usize = 64;
 
 /// The number of loads compared in one step, because most are unchanged.
@@ -244,8 +244,8 @@ impl PeerLoadReport {
         });
     }
 
-    /// Replaces a load of this report or of the one before it. The reports of other VMs of the
-    /// process are trusted. The reports of other proxies are claims.
+    /// Replaces a load of this report or of the one before it. Reports from other VMs of the
+    /// process are trusted. Reports from other proxies are claims.
     fn change(
         &self,
         endpoint: EndpointRef,

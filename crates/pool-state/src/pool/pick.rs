@@ -48,7 +48,8 @@ pub struct LedgerHold {
     /// Where the prompt was cached at the pick; `None` under the same condition as
     /// `cache_estimate`.
     pub(super) places: Option<CachePlaces>,
-    /// The prompt, until its endpoint has shown that it works on it, or has refused it.
+    /// The prompt. `None` once the endpoint has shown that it works on the prompt, or has refused
+    /// the prompt.
     pub(super) unconfirmed: Option<UnconfirmedPrompt>,
     /// The measurement of the request; `None` when it is not measured.
     pub(super) watch: Option<Box<RequestTiming>>,

@@ -13,7 +13,7 @@ use super::{
 };
 use scheduler::Timestamp;
 
-/// How long the claims of other proxies may be unconfirmed, in ms: half the age at which a scrape
+/// How long the claims from other proxies may be unconfirmed, in ms: half the age at which a scrape
 /// is too old, within these bounds. With the default intervals, the next scrape and its message
 /// take a quarter of that time.
 const PATIENCE_MS: std::ops::RangeInclusive<u64> = 1_000..=5_000;

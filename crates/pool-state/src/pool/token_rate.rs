@@ -29,7 +29,8 @@ struct EndpointRate {
 /// the end of each request.
 const ENDPOINTS_KEPT: usize = 32;
 
-/// Shorter prompts are not used, because the chat template is too large a part of them.
+/// The minimum length of a prompt that the rate is learned from, in bytes. The chat template is too
+/// large a part of shorter prompts.
 const LEARNED_BYTES_MIN: u32 = 1024;
 
 /// How far one prompt moves the estimate. Some tens of prompts are enough, and one has little

@@ -239,7 +239,7 @@ impl BandQueue {
         Some(entry)
     }
 
-    /// Takes out the newest request of an owner, and says in which flow it was.
+    /// Removes the newest request of an owner. Returns the position of its flow, and the request.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn take_newest_of(&mut self, owner: u64) -> Option<(usize, QueuedEntry)> {
         let mut newest = (0, 0, 0);

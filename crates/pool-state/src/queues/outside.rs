@@ -29,8 +29,9 @@ const MARGIN_PARTS: u64 = 16;
 /// as the daemon's bound for equal bands: a proxy that makes up a high priority leaves a quarter.
 const LOWER_PARTS: u64 = 4;
 
-/// How often in [`UNUSED_MS`] room may be left without being used. Honest proxies leave some room
-/// unused: a request may not fit, or its client has left.
+/// The maximum number of times in [`UNUSED_MS`] that room left to other proxies may stay unused.
+/// Honest proxies also pass over some room, because a request does not fit, or because its client
+/// has left.
 const UNUSED_MAX: u32 = 4;
 
 /// How long unused room is remembered, in ms. With [`UNUSED_MAX`] times [`PATIENCE_MS`], a backlog

@@ -29,9 +29,9 @@ const ROW_ENTRIES_MAX: usize = 256;
 /// The next step of a host for queued requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowTurn {
-    /// Resume the request of this number, to refuse it.
+    /// Resume the request with this number, to refuse it.
     Resume(u64),
-    /// Read the loads of the other VMs, then resume the request of this number.
+    /// Read the loads of the other VMs, then resume the request with this number.
     Try(u64),
     /// Write the order, then wake this VM. If it was written, nothing else has to be done.
     Write(Option<u64>),

@@ -9,8 +9,8 @@ use scheduler::Timestamp;
 
 use super::{CountedRequest, MODELS_MAX, ModelCounters, ModelLabel, PoolCounters, other};
 
-/// The length in bytes at which an unlisted model name is cut. Each name is written into some 90
-/// lines of the daemon's page.
+/// The maximum length of an unlisted model name, in bytes. The rest is cut, because each name is
+/// written into some 90 lines of the daemon's `/metrics` page.
 pub const UNLISTED_NAME_BYTES_MAX: usize = 64;
 
 /// How long an unlisted name without a success keeps its label, in ms: some scrapes.

@@ -333,7 +333,7 @@ impl Process {
         vm.woken || !vm.asks.is_empty() || vm.pool.has_due()
     }
 
-    /// A callback of the VM, which first receives the asks of others.
+    /// A callback of the VM. Before it, the VM receives each [`RoomAsk`] from other VMs.
     fn steps(&mut self, at: usize) {
         while let Some((ask, left, waits)) = self.vms[at].asks.pop_front() {
             self.hears(at, ask, left, waits);
@@ -345,7 +345,7 @@ impl Process {
         self.callback(at);
     }
 
-    /// The VM receives an ask. It gives up a request, or asks the next VM.
+    /// The VM receives a [`RoomAsk`]. It gives up a request, or asks the next VM.
     fn hears(&mut self, at: usize, ask: RoomAsk, left: usize, waits: usize) {
         self.read(at);
         match self.vms[at].pool.queues_mut().give_room(ask, self.now) {
