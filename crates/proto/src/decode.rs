@@ -64,7 +64,7 @@ pub struct PoolUpdate {
     pub staleness_max_ms: u32,
 }
 
-/// Decodes the bytes of a message of the daemon, after its entries were counted.
+/// Decodes the bytes of a message from the daemon, after counting its entries.
 ///
 /// # Errors
 /// Returns [`InvalidState::TooMany`], or the reason why the bytes are not a message.
@@ -72,7 +72,7 @@ pub fn daemon_message(bytes: &[u8]) -> Result<state::DaemonMessage, InvalidState
     state::DaemonMessage::decode_limited(bytes)
 }
 
-/// Decodes the bytes of a message of a proxy, after its entries were counted.
+/// Decodes the bytes of a message from a proxy, after counting its entries.
 ///
 /// # Errors
 /// Returns [`InvalidState::TooMany`], or the reason why the bytes are not a message.
@@ -113,8 +113,8 @@ pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidStat
 /// endpoints of `onto`.
 ///
 /// # Errors
-/// Returns [`InvalidState::OtherPoolUpdate`] if the metrics belong to another pool update;
-/// otherwise the broken rule.
+/// Returns [`InvalidState::OtherPoolUpdate`] if the metrics belong to another pool update. Any
+/// other error names the broken rule.
 pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, InvalidState> {
     let pool_update = version(message.pool_update.as_ref(), "pool_update")?;
     if pool_update != onto.version() {

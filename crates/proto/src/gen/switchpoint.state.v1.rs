@@ -261,7 +261,7 @@ pub struct Objects {
     /// Rules of all rewrites, in order.
     #[prost(message, repeated, tag = "3")]
     pub rewrites: ::prost::alloc::vec::Vec<Rewrite>,
-    /// Whether a model that no object names is unknown.
+    /// If true, a model is unknown unless an object or the metadata of an endpoint names it.
     #[prost(bool, tag = "4")]
     pub strict_models: bool,
 }

@@ -80,7 +80,7 @@ impl VmEntry {
 // === impl RemotePeers ===
 
 impl RemotePeers {
-    /// Takes the numbers from a message of the daemon, with the age of its reports.
+    /// Takes the numbers from a daemon's message. `delay_us` is the age of the reports in it.
     #[must_use]
     pub fn of_message(message: &state::PeerLoad, delay_us: u32) -> Self {
         Self {
