@@ -91,8 +91,8 @@ impl Endpoint {
         self.labels.get(at).map(|(_, value)| &**value)
     }
 
-    /// Whether the endpoint may get whole requests. False if its [`ROLE_LABEL`] names only earlier
-    /// stages.
+    /// Whether the endpoint can serve the decode stage, and so can answer requests. False if its
+    /// [`ROLE_LABEL`] names only earlier stages.
     pub fn decodes(&self) -> bool {
         decodes(self.label(ROLE_LABEL))
     }

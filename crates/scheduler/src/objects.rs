@@ -38,8 +38,8 @@ pub struct ObjectsSpec {
     pub models: Vec<ModelSpec>,
     /// The rules of all rewrites: rules of older objects first, rules of one object in its order.
     pub rewrites: Vec<RewriteSpec>,
-    /// Whether a model that neither an object nor the metadata of an endpoint names is unknown even
-    /// without any [`ModelSpec`].
+    /// If true, only models that an object or an endpoint's metadata names are known, even if the
+    /// pool has no [`ModelSpec`].
     pub strict_models: bool,
 }
 

@@ -39,7 +39,7 @@ pub trait ProfileHandler: PluginDebug + Send + Sync {
         false
     }
 
-    /// The part of a request that the profile of this name picks for.
+    /// The stage of a request for which the profile with this name picks an endpoint.
     fn stage_of(&self, _profile: &str) -> Stage {
         Stage::Serving
     }
@@ -54,7 +54,7 @@ pub enum Reference<'a> {
     /// The only profile; an error if there are several.
     OnlyProfile,
     Profile(&'a str),
-    /// The profile of this name. If there is only one profile, its name does not matter.
+    /// The profile with this name. If there is only one profile, its name does not matter.
     ProfileOfSeveral(&'a str),
     /// A plugin of kind decider.
     Decider(&'a str),
@@ -118,7 +118,7 @@ impl<'r> SchedulingRun<'r> {
         self.profiles.count()
     }
 
-    /// Whether there is a profile of this name.
+    /// Whether there is a profile with this name.
     pub fn has_profile(&self, name: &str) -> bool {
         self.profiles.get(name).is_some()
     }

@@ -171,7 +171,7 @@ impl FlowControl {
     }
 }
 
-/// Returns the policy of that name. A declared policy has precedence over a default one.
+/// Returns the policy with this name. A declared policy has precedence over a default one.
 fn named<'p, P: ?Sized>(policies: &'p [(Box<str>, Box<P>)], name: &str) -> Option<&'p P> {
     policies
         .iter()

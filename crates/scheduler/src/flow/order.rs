@@ -34,9 +34,9 @@ pub const TRIES_AT_ENDPOINT: u32 = 2;
 /// left out.
 const SHARED_FLOWS_MAX: usize = 256;
 
-/// A flow that is behind by more tokens than this does not wait: it would have been next long
-/// before. A flow can be behind because a request gives back tokens if its output was shorter than
-/// expected.
+/// The maximum number of tokens by which a waiting flow can be behind. With more, its request would
+/// have been sent long before. A flow falls behind when it gets tokens back, because an output was
+/// shorter than expected.
 const OWED_TOKENS_MAX: f64 = 10_000.0;
 
 /// The place of a request among all that wait.

@@ -106,7 +106,7 @@ impl InFlight {
         }
     }
 
-    /// The requests of other proxies that count.
+    /// The requests from other proxies in the claims that are believed.
     pub fn outside_requests(&self) -> u64 {
         self.others.outside_requests()
     }

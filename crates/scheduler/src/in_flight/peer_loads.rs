@@ -30,8 +30,8 @@ const YOUNG_MAX: usize = 1_024;
 pub struct PeerLoads {
     /// Loads by slot, up to the highest current one.
     rows: Vec<Option<(Generation, EndpointLoad)>>,
-    /// The claims of other proxies, by slot. The part that counts is in the rows. The list is empty
-    /// if there are no other proxies.
+    /// The claims from other proxies, by slot. The part that counts is in the rows. The list is
+    /// empty if there are no other proxies.
     claims: Vec<(Generation, OutsideClaim)>,
     /// The number of other proxies that a pick made here counts for, and for how long, µs.
     stands_for: u32,
@@ -126,8 +126,8 @@ impl PeerLoads {
         }
     }
 
-    /// Compares the claims of other proxies about `endpoint` with its new scrape, which shows this
-    /// load. The VM has `own` requests there. See [`OutsideClaim::judge`].
+    /// Compares the claims from other proxies about `endpoint` with its new scrape, which shows
+    /// this load. The VM has `own` requests there. See [`OutsideClaim::judge`].
     pub(super) fn judge(
         &mut self,
         endpoint: EndpointRef,
@@ -176,7 +176,7 @@ impl PeerLoads {
         }
     }
 
-    /// The requests of other proxies that count.
+    /// The requests from other proxies in the claims that are believed.
     pub fn outside_requests(&self) -> u64 {
         let counted = self.claims.iter().map(|(_, claim)| claim.counted());
         counted.map(|load| u64::from(load.requests)).sum()

@@ -11,7 +11,7 @@ use super::words::{InvalidModel, WordReader, put};
 use super::{Conditions, NoPrediction, Prediction};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
-/// The number of samples of each time that a model needs before it predicts.
+/// The minimum number of samples of each time that a model needs before it predicts.
 pub const SAMPLES_MIN: u32 = 64;
 
 /// A model extrapolates up to this many times the largest value seen of a feature; beyond that it

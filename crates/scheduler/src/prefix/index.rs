@@ -31,17 +31,18 @@ pub const ENTRIES_DEFAULT: usize = 1_572_864;
 /// buckets.
 pub const ENTRIES_MAX: usize = 1 << 26;
 
-/// Epochs during which as many blocks are touched as the table has places. A shorter epoch measures
-/// age, and how often a prefix is requested, more finely: at the default an epoch is 192 blocks,
-/// two or three prompts. A longer one reaches further back before the 16 bits wrap: [`AGE_MAX`] is
-/// four tables full of touches, 6 million at the default, ten times what the endpoints it is sized
-/// for can cache.
+/// The number of epochs in which as many blocks are touched as the table has places. A shorter
+/// epoch measures age, and how often a prefix is requested, more finely: at the default an epoch is
+/// 192 blocks, two or three prompts. A longer one reaches further back before the 16 bits wrap:
+/// [`AGE_MAX`] is four tables full of touches, 6 million at the default, ten times what the
+/// endpoints it is sized for can cache.
 const EPOCHS_PER_TABLE: usize = 8192;
 
-/// Entries not touched for this many epochs are dropped: half the range of a stamp.
+/// The maximum age of an entry: it is dropped if it is not touched for this many epochs. This is
+/// half the range of a stamp.
 const AGE_MAX: u16 = 1 << 15;
 
-/// Epochs in which the sweep covers the whole table once. Together with [`AGE_MAX`] this stays
+/// The sweep covers the whole table once in this many epochs. The sum of this and [`AGE_MAX`] stays
 /// below 2^16, where stamps repeat.
 const EPOCHS_PER_SWEEP: usize = 1 << 14;
 

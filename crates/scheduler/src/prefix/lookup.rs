@@ -20,8 +20,9 @@ use super::hash::blocks_of;
 use super::owners::{OwnerTable, REGION_OWNERS, region, region_bit};
 use super::table::{BlockTable, ByClass, epoch_of};
 
-/// Holes that a look-up steps over. In a table that has lost 7 %, one in two look-ups of 400 blocks
-/// meets a hole, so eight are not met by chance.
+/// The maximum number of holes that a look-up steps over. In a table that has lost 7 % of its
+/// entries, one in two look-ups of 400 blocks meets a hole, so a look-up does not meet eight by
+/// chance.
 const HOLES_MAX: u32 = 8;
 
 /// One look-up.

@@ -16,8 +16,8 @@ use super::table::{BlockEntry, ByClass, EntryClass, NO_OWNER};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use std::collections::VecDeque;
 
-/// Number of ids: one for each possible endpoint, and as many again for generations whose entries
-/// are not swept yet. Id 0 is [`NO_OWNER`].
+/// The maximum number of ids: one for each possible endpoint, and as many again for generations
+/// whose entries are not swept yet. Id 0 is [`NO_OWNER`].
 pub(super) const OWNERS_MAX: usize = 2 * ENDPOINTS_MAX;
 
 // An entry has eleven bits for the id.

@@ -34,7 +34,7 @@ const LLM_D: &str = "llm-d-router, ";
 /// How the description of state begins that engines report.
 const SCRAPED: &str = "scraped: ";
 
-/// With this many equal parameters, a plugin refers to an earlier one.
+/// The minimum number of equal parameters for which a plugin refers to an earlier plugin.
 const SHARED_MIN: usize = 2;
 
 /// Every plugin with its formula, source, parameters and defaults, as Markdown.
