@@ -17,7 +17,8 @@ const WORKERS: u32 = 4;
 const SEATS: u32 = 6;
 const DELAY: Duration = Duration::from_millis(150);
 
-/// For each proxy and sharing delay, one request too many may be sent.
+/// The maximum number of requests above the limit: one for each proxy, sent before it knows the
+/// picks of the other.
 const OVERSHOOT_MAX: usize = 2;
 
 struct TwoProxies {
