@@ -206,14 +206,14 @@ impl StateLink {
     }
 
     /// Handles a connection that the daemon or the network ended. A stream's handle must be
-    /// released here; later it could belong to another stream.
+    /// released here, because the host may later give the same handle to another stream.
     pub fn on_closed<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         self.close(leader.host, leader.root);
         self.schedule_retry(leader, why);
     }
 
-    /// Handles the answer to a call, which may belong to this connection. The error says that a
-    /// later leader has written.
+    /// Handles the answer to a call, which may belong to this connection. Fails if a later leader
+    /// has written.
     pub fn on_response<H: Host>(
         &mut self,
         leader: &mut LeaderContext<'_, H>,
@@ -248,7 +248,7 @@ impl StateLink {
         Ok(())
     }
 
-    /// Handles a message of the daemon. The error says that a later leader has written.
+    /// Handles a message from the daemon. Fails if a later leader has written.
     pub fn on_message<H: Host>(
         &mut self,
         leader: &mut LeaderContext<'_, H>,

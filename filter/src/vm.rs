@@ -34,14 +34,14 @@ use replica::{PoolReplica, SharedReplica};
 use vm_slot::VmSlot;
 use watched::WatchedStreams;
 
-/// Tick period. It is the longest delay until a lost wake-up is noticed, a parked request is
-/// answered, or a free lease is taken. A tick takes a few µs.
+/// Tick period, in ms. A lost wake-up, a parked request, or a free lease waits at most this long. A
+/// tick takes a few µs.
 pub const TICK_MS: u32 = 100;
-/// The maximum number of requests parked in one VM. Further requests are answered at once. Holding
-/// more would not help a worker that got this many in two seconds without state.
+/// The maximum number of requests parked in one VM. Further requests are answered at once. A worker
+/// that got this many in two seconds without state gains nothing by holding more.
 const PARKED_MAX: usize = 2_048;
-/// Tick period while requests are held, in ms. It is the longest delay of a lost wake-up, and of
-/// room that another worker made.
+/// Tick period while requests are held, in ms. After a lost wake-up, and after another worker made
+/// room, a held request waits at most this long.
 const HOLDING_TICK_MS: u32 = 10;
 
 /// One VM. Its fields are the parts that change independently of each other.

@@ -19,7 +19,7 @@ pub const COST: &[u8] = b"x-drill-cost";
 
 /// The header value that requests the cost of sharing in the last picks of real requests.
 const LIVE: &[u8] = b"live";
-/// The number of picks that are kept.
+/// The maximum number of picks that are kept.
 const PICKS_MAX: usize = 4_096;
 
 /// The number of measurements of each operation.

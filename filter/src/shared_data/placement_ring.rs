@@ -92,7 +92,7 @@ impl PlacementRingWriter {
         }
     }
 
-    /// Sets the VM and its VM slot, which name the keys for writing.
+    /// Sets the VM and its slot. The slot is part of the keys that this VM writes.
     pub fn set_vm_slot(&mut self, vm: u64, vm_slot: u16) {
         if (self.vm, self.vm_slot) != (vm, vm_slot) {
             self.vm = vm;

@@ -16,8 +16,8 @@ use exchange::Timestamp;
 
 use super::parked_request::ParkedRequest;
 
-/// Shorter bodies are not counted, because Envoy needs about as much memory for a stream without a
-/// body.
+/// The minimum length of a body that is counted. For a shorter body, Envoy needs little more memory
+/// than for a stream without a body.
 pub const COUNTED_BYTES_MIN: usize = 16_384;
 
 /// A body that has been arriving for less time is not slow. In this time a line of 10 Mbit/s

@@ -67,7 +67,8 @@ struct QueuedStreams {
     alive: usize,
 }
 
-/// Ended streams are removed when there are twice as many as before and this many more.
+/// The list is pruned when it reaches this length plus twice its length after the last pruning.
+/// Until then, ended streams stay in the list.
 const ENDED_STREAMS_MAX: usize = 64;
 
 /// A snapshot store, and this VM's position in it.
@@ -378,7 +379,7 @@ impl PoolReplica {
     }
 }
 
-/// Decodes a message of the daemon; `find` returns the replica of a pool.
+/// Decodes a message from the daemon; `find` returns the replica of a pool.
 ///
 /// # Errors
 /// [`RejectedMessage`] says why no part of it may be used.
