@@ -76,7 +76,7 @@ impl Etcd {
     /// A backend for that cluster. The backend does not connect yet.
     ///
     /// # Errors
-    /// The error says what is invalid in the configuration.
+    /// Fails if no endpoint is given, or if an endpoint or a certificate is invalid.
     pub fn new(config: EtcdConfig) -> Result<Self, String> {
         Ok(Self {
             connection: EtcdConnection::open(config)?,

@@ -79,7 +79,7 @@ fn limited(mut instances: Vec<Instance>) -> Vec<SetChange> {
 /// Reads the text of an endpoints file, which may have more than [`INSTANCES_MAX`].
 ///
 /// # Errors
-/// The error says which entry is invalid and why.
+/// Fails if the text is not an endpoints file or an entry is invalid, and names the entry.
 pub fn parse(text: &str) -> Result<Vec<Instance>, String> {
     let file: EndpointsFile =
         serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;

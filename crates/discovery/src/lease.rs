@@ -112,8 +112,8 @@ impl Election {
         }
     }
 
-    /// The latest time to read the lease again: the next period with its jitter, and exactly the
-    /// time when a lease that is not renewed expires.
+    /// The time to read the lease again: after a period with its jitter. If the lease of another
+    /// process expires earlier, a standby reads it exactly then.
     fn next_attempt(&self, began: Instant, jitter: f64) -> Instant {
         if self.renewed.is_some() {
             return began + RENEW_PERIOD.mul_f64(1.0 + jitter);

@@ -47,8 +47,8 @@ pub trait ServiceDiscovery: Send + Sync {
     /// backend has sent its whole set once.
     ///
     /// # Errors
-    /// [`DiscoveryError`] says what has to change. If the backend was reached before and is not
-    /// reachable now, this returns the last known set.
+    /// Fails if a name is invalid, or if the backend was never reached. If the backend was reached
+    /// before and is not reachable now, this returns the last known set.
     fn list_instances<'a>(
         &'a self,
         namespace: &'a str,
@@ -59,7 +59,8 @@ pub trait ServiceDiscovery: Send + Sync {
     /// get traffic, then every change, without a gap.
     ///
     /// # Errors
-    /// Only [`DiscoveryError::Name`], because a watch waits for a backend that cannot be reached.
+    /// Returns only [`DiscoveryError::Name`], because a watch waits for a backend that cannot be
+    /// reached.
     fn watch(&self, namespace: &str, component: &str) -> Result<InstanceEvents, DiscoveryError>;
 }
 
@@ -91,8 +92,9 @@ pub struct BackendStatus {
     pub warning: Option<String>,
 }
 
-/// [`ServiceDiscovery`] over any [`Backend`]. A component is followed from its first use until this
-/// is dropped. So listing it again costs nothing, and returns the last known set during an outage.
+/// [`ServiceDiscovery`] over any [`Backend`]. A component is followed from its first use until the
+/// `Discovery` is dropped. So listing a component again costs nothing, and returns the last known
+/// set during an outage.
 #[derive(Debug)]
 pub struct Discovery<B> {
     backend: B,
