@@ -1,5 +1,5 @@
-//! The driver of one request, which every host uses. It receives the events of a stream, and calls
-//! the host for the necessary actions.
+//! The driver of one request, which every host uses. A driver receives the events of a stream, and
+//! calls the host for the necessary actions.
 //!
 //! A host connects a proxy with this crate: the wasm filter, the ext_proc server, a native Envoy
 //! module. A host only translates calls. The driver decides the rest: the phases, parking, whether

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 /// The maximum number of significant decimal digits that always fit into a mantissa of 64 bits.
 const DIGITS_MAX: u32 = 19;
 
-/// Exponents are limited to this value. Beyond it, every mantissa gives infinity or zero.
+/// The maximum exponent. Beyond it, every mantissa gives infinity or zero.
 const EXPONENT_MAX: u32 = 400;
 
 /// Powers of ten up to this exponent are exact in an `f64`.

@@ -26,7 +26,7 @@ pub enum DecideAt {
     Headers,
 }
 
-/// The treatment of a request if the proxy has never had state and the wait for it is over.
+/// What happens to a request if the proxy still has no state when the wait for it is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureMode {
     /// The filter refuses the request (503).
@@ -35,13 +35,14 @@ pub enum FailureMode {
     Open,
 }
 
-/// The party that sets a header that affects other clients: the objective, the fairness id, or the
+/// Whether to trust a header that affects other clients: the objective, the fairness id, or the
 /// SLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderTrust {
-    /// Clients set it. Clients may not affect other clients, so the header has no effect.
+    /// The header has no effect, because clients can set it, and must not affect other clients.
     Ignore,
-    /// A proxy or gateway in front, which sets the header and removes the client's own.
+    /// The header is used, because a proxy or gateway in front sets it and removes the client's
+    /// own.
     Trust,
 }
 
@@ -118,7 +119,8 @@ pub struct ExchangeSettings {
     /// prompt is about 5 MB. Envoy's own limit (32 MiB in the shipped files) is higher, so that the
     /// error comes from here.
     pub body_limit_bytes: usize,
-    /// The treatment of a request if the proxy never received state.
+    /// What happens to a request if the proxy receives no state within
+    /// [`Self::cold_start_wait_ms`].
     pub failure_mode: FailureMode,
     /// How long a request may wait for the first state, ms.
     pub cold_start_wait_ms: u64,

@@ -186,7 +186,7 @@ mod tests {
 
     const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-    /// What mutations put into it.
+    /// The bytes that mutations write into a header.
     const BYTES: &[u8] = b"0123456789abcdefABCF-+ \x00\xff";
 
     fn parse(text: &str) -> Option<TraceContext> {

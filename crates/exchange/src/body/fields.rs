@@ -237,7 +237,8 @@ impl<P: PromptSink> BodyFields<P> {
     /// Returns the meaning of a top-level field, if it belongs to the prompt.
     fn prompt_field(&mut self, name: &[u8]) -> Field {
         match (name, self.api) {
-            // Nothing is generated. So nothing is cached, or it is not known what is cached.
+            // These APIs generate nothing. So the engine caches no prompt, or it is not known what
+            // it caches.
             (_, RequestApi::Render | RequestApi::CountTokens | RequestApi::Task) => Field::Other,
             (b"tools", _) => Field::Text(self.section(PromptSection::Tools)),
             (b"system", RequestApi::Messages)
