@@ -1,11 +1,12 @@
 //! Decides how far the observations of one origin are trusted, if several origins observe.
 //!
-//! Each origin has a vote on how long each endpoint takes. The vote follows its samples. An origin
-//! whose vote is far from the median of all is not learned from. Two origins alone cannot outvote
-//! each other. A sample that no other origin confirms teaches the cost of a step, which is common
-//! to all endpoints, but not the speed of its endpoint. Everything is forgotten if an origin that
-//! alone taught a part of it becomes silent or is outvoted, and the samples of the others do not
-//! fit the model. A single origin is trusted completely.
+//! Each origin has a vote on how long each endpoint takes. The vote follows the samples from this
+//! origin. The learner does not learn from an origin whose vote is far from the median of all
+//! votes. Two origins alone cannot outvote each other. A sample that no other origin confirms
+//! teaches the cost of a step, which is common to all endpoints, but not the speed of its endpoint.
+//! The learner forgets everything in one case: an origin that alone taught a part of it becomes
+//! silent or is outvoted, and the samples from the others do not fit the model. A single origin is
+//! trusted completely.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ const VOTERS_MAX: usize = 16;
 /// How long an origin counts as observing, and its vote counts, in ms.
 const ACTIVE_MS: u64 = 30_000;
 
-/// The time after which an origin counts as silent, in ms. It is long enough for a pause, and short
+/// The time after which an origin counts as silent, in ms: longer than a usual pause, and short
 /// enough that its teaching is forgotten within 30 s.
 const SILENT_MS: u64 = 20_000;
 
@@ -27,11 +28,10 @@ const SILENT_MS: u64 = 20_000;
 /// must not prevent others from teaching.
 const FORGET_INTERVAL_MS: u64 = 60_000;
 
-/// The number of samples that a vote remembers. It is small, so that votes follow an endpoint that
-/// changes.
+/// The number of samples that a vote remembers: few, so that votes follow an endpoint that changes.
 const VOTE_SAMPLES: f64 = 8.0;
 
-/// The number of samples from which on a vote counts.
+/// A vote needs at least this many samples to be used.
 const VOTE_FROM: f64 = 4.0;
 
 /// The maximum distance by which one sample moves a vote, as a logarithm, because a stall is not a

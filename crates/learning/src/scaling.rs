@@ -64,7 +64,7 @@ pub enum ScalingRole {
     Prefill,
     /// Only output.
     Decode,
-    /// Whole requests.
+    /// Prompts and output.
     Both,
 }
 

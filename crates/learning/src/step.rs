@@ -60,7 +60,7 @@ struct EndpointEvidence {
     used_ms: u64,
 }
 
-/// How a sample counts for the speed of its endpoint.
+/// How a sample changes the learned speed of its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
     /// Compared with samples of similar inputs.
@@ -183,7 +183,7 @@ impl StepLearner {
     }
 
     /// Learns from a first token as [`Self::first_token`] does; `comparison` says how the sample
-    /// counts for the endpoint.
+    /// changes the learned speed of the endpoint.
     pub(crate) fn prefill_step(
         &mut self,
         endpoint: EndpointRef,
@@ -221,7 +221,7 @@ impl StepLearner {
     }
 
     /// Learns from a gap between tokens as [`Self::gap`] does; `comparison` says how the sample
-    /// counts for the endpoint.
+    /// changes the learned speed of the endpoint.
     pub(crate) fn decode_step(
         &mut self,
         endpoint: EndpointRef,

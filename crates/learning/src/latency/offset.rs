@@ -76,10 +76,10 @@ const NOTHING: OffsetRow = OffsetRow {
     middle: QuantileTracker::starting_at(0.0),
 };
 
-/// The maximum number of samples that each average remembers. An average takes effect as many
-/// outcomes late as come between a pick and its own. An average that follows faster than that
-/// oscillates. So the slow one remembers ten times as many outcomes as that delay, if this is less
-/// than `SLOW`.
+/// The maximum number of samples that each average remembers. An average is late by the number of
+/// outcomes that come between a pick and its own outcome. An average that follows faster than this
+/// delay oscillates. So the slow one remembers ten times as many outcomes as the delay, but at most
+/// `SLOW`.
 const SLOW: f32 = 100.0;
 const FAST: f32 = 10.0;
 const NEWEST: f32 = 2.0;

@@ -229,7 +229,7 @@ fn a_slow_engine_is_learned_from_origins_of_equal_and_unequal_traffic() {
 
 #[test]
 fn what_a_liar_taught_alone_is_forgotten_within_30_s_of_its_silence() {
-    // It was the only one that observed, then others observe.
+    // At first only the origin that lies observes, then others too.
     let mut drill = OriginDrill::new();
     drill.run(10, &[(LIAR, 100, LIE)]);
     assert!(drill.spread() > 4.0, "{:?}", drill.speeds());

@@ -234,7 +234,8 @@ fn a_starting_replica_is_capacity_that_comes() {
         found(&[], 0.0).desired,
         "the desired number includes those that start"
     );
-    // Of a start-up of 30 s, one of 9 s ago leaves 9 s of work by a replica that is ordered now.
+    // Start-up takes 30 s. A replica that was ordered 9 s ago works for 9 s before a replica that
+    // is ordered now serves.
     let [fresh, old, late] = [0.0, 9.0, 1e3].map(|age| found(&[age], 30.0).desired);
     assert_eq!(fresh, found(&[], 30.0).desired);
     assert_near(fresh - old, 9.0 / (60.0 + 2.0 - 0.063));

@@ -14,11 +14,11 @@ pub struct TrafficTotals {
     pub picked: f64,
     /// Requests that ended with a reported usage.
     pub ended: f64,
-    /// Prompt tokens of these.
+    /// Prompt tokens of the ended requests.
     pub prompt_tokens: f64,
-    /// Cached tokens of their prompts.
+    /// Cached prompt tokens of the ended requests.
     pub cached_tokens: f64,
-    /// Output tokens of these.
+    /// Output tokens of the ended requests.
     pub output_tokens: f64,
 }
 
