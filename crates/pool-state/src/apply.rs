@@ -4,7 +4,7 @@
 //!  message ── DaemonUpdate::decode ──► update ── AppliedVersions::apply ──► pool, Applied
 //!                     └─► RejectedMessage ──► log line, refusal
 //! ```
-//! A message applies as a whole or not at all. A host decides when to decode, and where updates
+//! A message is applied as a whole or not at all. A host decides when to decode, and where updates
 //! come from. The host also sends the acknowledgement, and turns an outcome into log lines and
 //! statistics. The load of other proxies goes to [`crate::peers`].
 
@@ -36,7 +36,7 @@ pub enum DaemonUpdate {
     /// The learned models of a pool.
     Learned(Box<proto::LearnedModels>),
     /// Learned models for the pool with this name. The pool keeps its own models, because they are
-    /// better. The daemon wants to have the pool's models.
+    /// better. The daemon should get the pool's models instead.
     Outweighed(String),
     /// There is nothing to apply. The pool has no pool update here yet, or a newer daemon sent a
     /// message of an unknown kind.
@@ -82,7 +82,7 @@ impl DaemonUpdate {
     /// Decodes a message; `find` returns the current state of a pool by name.
     ///
     /// # Errors
-    /// [`RejectedMessage`] says why no part of it may be used.
+    /// Returns [`RejectedMessage`] if no part of the message may be used.
     pub fn decode<R>(
         message: state::DaemonMessage,
         find: impl FnOnce(&str) -> Option<R>,
@@ -134,7 +134,7 @@ impl DaemonUpdate {
     /// Decodes the bytes of a message, like [`Self::decode`].
     ///
     /// # Errors
-    /// [`RejectedMessage`] says why no part of it may be used.
+    /// Returns [`RejectedMessage`] if no part of the message may be used.
     pub fn decode_bytes<R>(
         message: &[u8],
         find: impl FnOnce(&str) -> Option<R>,
@@ -253,7 +253,7 @@ impl AppliedVersions {
         self.pool_update
     }
 
-    /// The sequence of the metrics in force; 0 for none since the last pool update.
+    /// The sequence of the metrics in force; 0 if none arrived since the last pool update.
     #[must_use]
     pub fn metrics_sequence(&self) -> u64 {
         self.metrics_sequence

@@ -266,7 +266,7 @@ mod tests {
         (0..64).for_each(|n| adapters.record_model(0, model_mark(&n.to_string()), true));
         let is_loaded =
             |model: &&str| rooms(&adapters, &endpoints, model)[0] == AdapterRoom::Loaded;
-        // When they took any place, a, b and c were gone.
+        // Adapters that only other proxies reported do not displace all of a, b and c.
         assert_eq!(["a", "b", "c"].iter().filter(|of| is_loaded(of)).count(), 2);
         assert_eq!(["62", "63"].iter().filter(|of| is_loaded(of)).count(), 2);
         assert!(!is_loaded(&"61"));

@@ -26,7 +26,8 @@ pub enum FlowAdmission {
 
 /// The room of a queued request that has left its queue. Its load already counts. The host
 /// publishes that load and then writes the order of all VMs, so a reader of the order also sees the
-/// load. If it was the first to write, it redeems the claim. Otherwise it gives the claim back.
+/// load. If no other VM wrote first, the host redeems the claim. Otherwise the host gives the claim
+/// back.
 #[derive(Debug)]
 #[must_use = "the request is in no queue"]
 pub struct Claim {
@@ -96,8 +97,8 @@ impl ManagedPool {
         }
     }
 
-    /// Queues an arriving request. Returns its ticket, and whether it is so near to the head of its
-    /// band that it is tried at once.
+    /// Queues an arriving request. Returns the ticket, and whether the request is so near to the
+    /// head of its band that it is tried at once.
     fn queue(
         &mut self,
         request: &Request<'_>,

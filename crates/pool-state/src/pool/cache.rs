@@ -98,7 +98,7 @@ impl Cache {
         }
     }
 
-    /// Records that `endpoint` gets a prompt of these hashes and has `known` of them cached. The
+    /// Records that `endpoint` gets a prompt with these hashes and has `known` of them cached. The
     /// endpoint's reply will show whether that is true. Returns the earlier estimate.
     pub(super) fn place(
         &mut self,

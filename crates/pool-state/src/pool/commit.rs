@@ -24,7 +24,7 @@ impl ManagedPool {
     /// Records a plan at `endpoint`, which is [`Plan::endpoint`] or any other endpoint of the pool.
     ///
     /// # Errors
-    /// [`Stale`]: nothing was recorded.
+    /// Returns [`Stale`] if the pool has changed since the plan. Then nothing was recorded.
     pub fn commit(
         &mut self,
         mut plan: Plan,

@@ -158,7 +158,7 @@ impl PeerLoadReport {
     }
 
     /// Replaces the last read bytes by `bytes`. An invalid report counts as empty and without a
-    /// writer. `counts` says whether its load counts from now on. Returns whether SLOs must be
+    /// writer. `counts` says whether its load is included from now on. Returns whether SLOs must be
     /// computed again.
     pub(super) fn replace(&mut self, bytes: Vec<u8>, counts: bool, others: &mut PeerLoads) -> bool {
         let next = Self::parse(bytes).unwrap_or_default();
@@ -181,7 +181,8 @@ impl PeerLoadReport {
         slos || turned
     }
 
-    /// Sets whether the load of the report counts. Returns whether SLOs must be computed again.
+    /// Sets whether the load of the report is included. Returns whether SLOs must be computed
+    /// again.
     pub(super) fn count(&mut self, counts: bool, others: &mut PeerLoads) -> bool {
         match (std::mem::replace(&mut self.counts, counts), counts) {
             (true, false) => self.subtract_from(others),
@@ -336,7 +337,7 @@ impl PeerLoadReport {
 // === impl LoadReportSum ===
 
 impl LoadReportSum {
-    /// Starts again. Only these generations of endpoints count, with the loads of those `rows` that
+    /// Starts again with these generations of endpoints, and with the loads of those `rows` that
     /// count.
     pub fn reset<'r>(
         &mut self,

@@ -119,7 +119,7 @@ impl Cache {
         Some(estimate)
     }
 
-    /// Where the prompt of these hashes is cached, before `endpoint` gets it.
+    /// Where the prompt with these hashes is cached, before `endpoint` gets it.
     fn places(
         &self,
         lookups: &EndpointLookups,

@@ -179,8 +179,8 @@ impl ManagedPool {
         held.cache_estimate = placed.map(|(estimate, _)| estimate);
     }
 
-    /// Records once that the endpoint has shown that it works on the prompt of these hashes. Other
-    /// VMs learn of it by the first token or the end, which is recorded then too.
+    /// Records once that the endpoint has shown that it works on the prompt with these hashes.
+    /// Other VMs learn this from the first token or the end, which is recorded then too.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn confirm_placement(&mut self, held: &mut LedgerHold, hashes: &[u64]) {
         if let Some(prompt) = held.unconfirmed.take() {

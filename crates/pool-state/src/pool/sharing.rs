@@ -18,8 +18,8 @@ use scheduler::Timestamp;
 /// take a quarter of that time.
 const PATIENCE_MS: std::ops::RangeInclusive<u64> = 1_000..=5_000;
 
-/// The kind as which a placement of another proxy counts here; `None` if it counts only between
-/// workers of one process. A mark has no share, so it counts as over it.
+/// The kind that a placement from another proxy has here; `None` for a kind that only workers of
+/// one process accept from each other. A mark has no share, so it counts as over its share.
 pub(crate) fn peer_kind(kind: PlacementKind, blocks: &[u64]) -> Option<PlacementKind> {
     match blocks {
         [mark] if shared_streak::is_mark(*mark) => None,
@@ -74,8 +74,8 @@ impl ManagedPool {
         slos
     }
 
-    /// Sets whether the load of a report counts. Returns whether [`Self::recompute_peer_slos`] must
-    /// follow.
+    /// Sets whether the load of a report is included. Returns whether [`Self::recompute_peer_slos`]
+    /// must follow.
     pub fn count_load_report(&mut self, row: &mut PeerLoadReport, counts: bool) -> bool {
         row.count(counts, self.ledger.others_mut())
     }
@@ -109,7 +109,7 @@ impl ManagedPool {
         }
     }
 
-    /// Counts all reports of others again. It is called after [`Self::install`], when endpoints
+    /// Counts all reports of others again. Must follow [`Self::install`], because endpoints may
     /// have other generations.
     pub fn recount_load_reports<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
         let others = self.ledger.others_mut();
@@ -118,7 +118,7 @@ impl ManagedPool {
         self.drop_impossible_slos();
     }
 
-    /// Sets the load of all others, which another host has added up. It is for a host that reads no
+    /// Sets the load of all others, which another host has added up. For hosts that read no
     /// reports.
     pub fn set_peer_loads(&mut self, loads: impl IntoIterator<Item = (EndpointRef, EndpointLoad)>) {
         self.recount_load_reports([]);
@@ -158,9 +158,9 @@ impl ManagedPool {
         }
     }
 
-    /// Records that another worker or proxy sent `endpoint` a prompt of these blocks, with the
+    /// Records that another worker or proxy sent `endpoint` a prompt with these blocks, with the
     /// evidence for that. A single block that is a mark is not a prompt: see [`Placement::blocks`].
-    /// The marks of other proxies count as over their share, and so displace nothing that this
+    /// Marks from other proxies count as over their share, so they displace nothing that this
     /// process saw.
     pub fn record_peer_placement(
         &mut self,

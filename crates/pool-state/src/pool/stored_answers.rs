@@ -18,8 +18,8 @@ const ANSWERS_MAX: usize = 16_384;
 /// oldest.
 const WAYS: usize = 4;
 
-/// The first ways of a set are of answers that this process saw. When newer ones displace them,
-/// they go to the others.
+/// The first ways of a set have answers that this process saw. An answer that a newer one displaces
+/// there moves to the other ways.
 const OWN_WAYS: usize = WAYS / 2;
 
 /// The upper half of a mark: "Kept" in ASCII. Hashes of blocks have another.
@@ -156,7 +156,7 @@ mod tests {
         for id in &own {
             answers.record(mark(*id), endpoint(9), true);
         }
-        // When all ways were for all, 0 were left.
+        // If other proxies' answers could take all ways, none of the own answers would be left.
         assert!(
             before > 1_990 && kept(&answers) > 1_900,
             "{}",

@@ -37,8 +37,7 @@ const LEARNED_BYTES_MIN: u32 = 1024;
 /// effect.
 const STEP: f64 = 1.0 / 16.0;
 
-/// An outlier counts as at most this many times the estimate, and as at least the same fraction of
-/// it.
+/// An outlier counts as at most this many times the estimate, and as at least this part of it.
 const OUTLIER: f64 = 2.0;
 
 /// The range is from one token for 16 bytes (runs of spaces) to one token for each byte (bytes that

@@ -158,9 +158,9 @@ impl ManagedPool {
     }
 
     /// Returns the witness of a verdict, if the endpoint may be the reason. A failure may be the
-    /// engine's fault. A refusal is its fault only if another endpoint recently accepted the same
-    /// kind of request. While other clients succeed, all failures of a client without a success
-    /// count as one, and refused credentials count as none.
+    /// engine's fault. A refusal is the engine's fault only if another endpoint recently accepted
+    /// the same kind of request. While other clients succeed, all failures of a client without a
+    /// success count as one, and refused credentials count as none.
     fn witness(
         &self,
         endpoint: EndpointRef,

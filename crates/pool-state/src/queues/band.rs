@@ -38,7 +38,7 @@ pub(super) struct BandQueue {
     pub(super) turns: u64,
     /// The time when the band last had a request.
     pub(super) seen: Timestamp,
-    /// How many requests this VM has refused because others asked it to, until the order says so.
+    /// How many requests this VM has refused for other VMs, until it writes this into the order.
     pub(super) refused: u64,
     pub(super) counters: BandCounters,
 }
@@ -59,7 +59,7 @@ pub(super) struct FlowQueue {
     pub(super) queued: VecDeque<QueuedEntry>,
 }
 
-/// One request. Most fields are what the policies and limits read of it.
+/// One request. The policies and limits read most of its fields.
 #[derive(Clone, Debug)]
 pub(super) struct QueuedEntry {
     pub(super) key: u64,

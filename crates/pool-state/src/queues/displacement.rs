@@ -1,8 +1,9 @@
-//! Which queued requests are refused, so that an arriving one fits.
+//! Chooses the queued requests that are refused, so that an arriving one fits.
 //!
-//! Requests of lower bands go first; if its own band is full, those of a flow that has more of it.
-//! The flow with most of a band loses its newest request where it has most: in this VM, or in
-//! another one, which is asked to refuse it.
+//! Requests of lower bands are refused first. If the band of the arriving request is full, requests
+//! of a flow that has more of the band are refused. The flow with most of a band loses its newest
+//! request in the VM where it has most. If that is another VM, this VM asks it to refuse the
+//! request.
 
 use scheduler::Timestamp;
 use scheduler::flow::{BandRules, FlowControl, OwnerShare, QueuedInBand, RowBand};
@@ -11,7 +12,7 @@ use super::band::QueuedEntry;
 use super::other_vms::OtherBand;
 use super::{FlowArrival, FlowOutcome, FlowQueues};
 
-/// A request that is taken out for an arriving one, until that is known to fit.
+/// A request that was removed for an arriving one, until the arriving one is known to fit.
 #[derive(Debug)]
 struct DisplacedEntry {
     priority: i32,

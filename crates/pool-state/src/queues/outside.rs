@@ -2,14 +2,14 @@
 //!
 //! Proxies have no common order, because a hand-over would cost a sharing delay each time. Each
 //! proxy takes room at once while its share of the running requests is at most its share of the
-//! backlog plus a sixteenth, rounded up to a request. Above that share it leaves the room that it
-//! finds to the others for [`PATIENCE_MS`] and twice the sharing delay. After that it takes the
-//! room. While other proxies hold requests of a higher band, its share is that of a
-//! [`LOWER_PARTS`]th of all room.
+//! backlog plus a sixteenth, rounded up to a request. Above that share, a proxy leaves the room
+//! that it finds to the others for [`PATIENCE_MS`] and twice the sharing delay. After that, the
+//! proxy takes the room. While other proxies hold requests of a higher band, this share is divided
+//! by [`LOWER_PARTS`].
 //!
-//! Other proxies may be hostile. A proxy that holds requests takes room that is left to it. If such
-//! room stayed unused [`UNUSED_MAX`] times, none is left for [`UNUSED_MS`]. A priority that this
-//! proxy does not know counts as the highest that it knows.
+//! Other proxies may be hostile. A proxy that really holds requests takes room that is left to it.
+//! If such room stayed unused [`UNUSED_MAX`] times, none is left for [`UNUSED_MS`]. A priority that
+//! this proxy does not know counts as the highest that it knows.
 
 use scheduler::Timestamp;
 use scheduler::flow::QueuedInBand;
@@ -38,7 +38,8 @@ const UNUSED_MAX: u32 = 4;
 /// that does not exist costs one twenty-fifth of the time.
 const UNUSED_MS: u64 = 1_000;
 
-/// Room that was found longer ago than this, in multiples of the patience, was other room.
+/// Room that was found longer ago than this, in multiples of the patience, is no longer the same
+/// room.
 const STALE: u64 = 8;
 
 /// The other proxies.
@@ -103,9 +104,9 @@ impl OutsideQueues {
         !self.left.is_empty()
     }
 
-    /// How many picks of other proxies a pick here counts for: one of each active proxy. It is none
-    /// while this proxy and others hold requests. In that case the shares separate them, and a
-    /// guess would leave room empty.
+    /// How many picks of other proxies a pick here counts for: one of each active proxy. The result
+    /// is 0 while this proxy and others hold requests. In that case the shares separate the
+    /// proxies, and a guess would leave room empty.
     pub(super) fn stands_for(&self, holds: bool, active: u32) -> u32 {
         if holds && self.holds_any() { 0 } else { active }
     }
@@ -146,8 +147,8 @@ impl OutsideQueues {
     }
 
     /// Records that a band over its share has found room. Returns whether it leaves the room to
-    /// others. It no longer does once its patience is over, until [`Self::took_room`]. So a claim
-    /// that fails because another VM was first costs no further wait.
+    /// others. The band no longer leaves room once its patience is over, until [`Self::took_room`].
+    /// So a claim that fails because another VM was first costs no further wait.
     pub(super) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
         let patience_us = PATIENCE_MS * 1_000 + 2 * self.delay_us.min(1_000_000);
         self.left

@@ -169,9 +169,9 @@ impl FlowQueues {
         )
     }
 
-    /// Records that a waiting request found no room. It asks for a running request to be given up,
-    /// here or in another VM. If no request of its band has room there (`is_full`), the other
-    /// requests that wait for this endpoint are not tried now, and ask too.
+    /// Records that a waiting request found no room. The request asks for a running request to be
+    /// given up, here or in another VM. If no request of its band has room there (`is_full`), the
+    /// other requests that wait for this endpoint are not tried now, and ask too.
     pub(crate) fn ask_for_room(
         &mut self,
         ticket: &QueuedTicket,

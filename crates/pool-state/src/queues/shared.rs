@@ -76,8 +76,8 @@ impl FlowQueues {
         };
         self.shared.others = others;
         let holds = others == OtherVms::Holding;
-        // Another VM may have begun to wait when room was made here. A VM that began later has read
-        // of it.
+        // Another VM may have begun to wait when room was made here. A VM that began later already
+        // knew of the room.
         if std::mem::take(&mut self.shared.room_unclaimed) && holds && before != others {
             self.shared.round.room_changed();
         }
@@ -177,8 +177,8 @@ impl FlowQueues {
     }
 
     /// Called at a tick, because room that was left to other proxies may belong to this proxy now.
-    /// It is not called for a wake-up, because VMs would wake each other for new rounds as long as
-    /// room is left.
+    /// Not called after a wake-up, because VMs would wake each other for new rounds as long as room
+    /// is left.
     pub fn retry_left_room(&mut self) {
         if self.outside.is_patient() {
             self.room_changed();
@@ -288,8 +288,7 @@ impl FlowQueues {
         self.shared.look = false;
     }
 
-    /// Records that the order was written. If it was not (another VM wrote first), it is read
-    /// again.
+    /// Records whether the order was written. If another VM wrote first, the order is read again.
     pub fn order_written(&mut self, written: bool) {
         if !written {
             self.shared.look = true;

@@ -209,7 +209,7 @@ proptest! {
                 RunEvent::Arrives { priority, tokens } => {
                     let sent = drill.sent;
                     drill.arrives(priority, "", tokens);
-                    // It waits, or another one was given up for it at once.
+                    // The request waits, or another one was given up for it at once.
                     waited += usize::from(priority > -3 && (drill.sent == sent || drill.given_up.len() > given_up));
                 }
                 RunEvent::FirstByte(at) => {

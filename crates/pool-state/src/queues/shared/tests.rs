@@ -29,7 +29,7 @@ struct Vm {
     peers: Vec<PeerReport>,
     queued: Vec<(QueuedTicket, usize)>,
     woken: bool,
-    /// Asks of other VMs for room: how many VMs may still be asked, and the job that waits.
+    /// Each [`RoomAsk`] from other VMs, how many VMs may still be asked, and the job that waits.
     asks: VecDeque<(RoomAsk, usize, usize)>,
 }
 
@@ -70,7 +70,7 @@ struct Process {
     now: Timestamp,
     /// The jobs in the order in which they were sent.
     sent: Vec<usize>,
-    /// At one in this many writes, another VM seems to have written first; 0 means never.
+    /// In one of this many writes, another VM seems to have written first; 0 means never.
     conflict_each: u64,
     writes: u64,
     /// How often a queued request was tried, and a VM woken.
@@ -362,8 +362,8 @@ impl Process {
             .for_each(|left| self.vms[next].asks.push_back((ask, left, waits)));
     }
 
-    /// The job was tried. The VM's asks to others, and the requests that it gives up itself, are
-    /// for this job.
+    /// The job was tried. For this job, the VM asks other VMs for room, or gives up requests
+    /// itself.
     fn sends_asks(&mut self, at: usize, job: usize) {
         let others = self.vms.len() - 1;
         self.vms[at]
