@@ -382,7 +382,7 @@ impl PoolReplica {
 /// Decodes a message from the daemon; `find` returns the replica of a pool.
 ///
 /// # Errors
-/// [`RejectedMessage`] says why no part of it may be used.
+/// Returns [`RejectedMessage`] if no part of the message may be used.
 pub fn decode<R: Deref<Target = PoolReplica>>(
     message: &[u8],
     find: impl FnOnce(&str) -> Option<R>,
