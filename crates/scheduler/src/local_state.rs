@@ -87,7 +87,8 @@ impl<'a> LocalState<'a> {
         self.matched_blocks.get(index.get()).copied().unwrap_or(0)
     }
 
-    /// The time when this endpoint last got a request whose prefix was cached nowhere; 0 is never.
+    /// The number of the last pick that sent this endpoint a request whose prefix was cached
+    /// nowhere; 0 means never.
     pub fn last_cold_pick(&self, index: EndpointIndex) -> u64 {
         self.last_cold_picks.get(index.get()).copied().unwrap_or(0)
     }
@@ -100,7 +101,8 @@ impl<'a> LocalState<'a> {
             .unwrap_or_default()
     }
 
-    /// The time when the endpoint in this slot last answered a request of this proxy; 0 is never.
+    /// The time when the endpoint in this slot last answered a request of this proxy; 0 means
+    /// never.
     pub fn last_answer(&self, slot: Slot) -> u64 {
         self.last_answers
             .get(usize::from(slot.0))

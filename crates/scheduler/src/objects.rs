@@ -13,8 +13,8 @@ use std::fmt;
 
 use crate::rng::Rng;
 
-/// The maximum number of objectives, models or rewrite rules of one pool. It equals the maximum
-/// number of endpoints, because every worker keeps the tables.
+/// The maximum number of objectives, models or rewrite rules of one pool. The same limit as for
+/// endpoints, because every worker keeps the tables.
 pub const OBJECTS_MAX: usize = 1024;
 
 /// The maximum number of matches or targets of one model or rule. The CRD allows ten targets.
@@ -190,7 +190,7 @@ impl Criticality {
 
 impl Objects {
     /// Checks and compiles the objects. If two objectives or models have the same name, the first
-    /// one counts.
+    /// one is used.
     ///
     /// # Errors
     /// [`InvalidObjects`] names the limit that is exceeded.
@@ -259,8 +259,9 @@ impl Objects {
     /// of this pool has precedence over the model's criticality.
     ///
     /// # Errors
-    /// Returns [`UnknownModel`] if the pool lists its models, and the request's model (or the model
-    /// in `rewrite`) is not listed, or is listed with targets of weight 0 only.
+    /// Returns [`UnknownModel`] if the request's model (or the model in `rewrite`) is unknown: see
+    /// [`ObjectsSpec::models`] and [`ObjectsSpec::strict_models`]. Also if all targets of the model
+    /// have weight 0.
     pub fn resolve<'a>(
         &'a self,
         asked: ModelRequest<'a>,

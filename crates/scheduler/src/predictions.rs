@@ -1,9 +1,9 @@
 //! The predicted latency of one request at each endpoint, and the headroom to the SLOs that count
 //! there: the request's own, and the lowest of the requests already there.
 //!
-//! It is computed when the first plugin of a decision needs it, for all endpoints in one pass, and
-//! kept for the others. There is no prediction where prediction is off or the model abstains: an
-//! unknown latency neither meets an SLO nor breaks it.
+//! The predictions are computed when the first plugin of a decision reads them, for all endpoints
+//! in one pass. They are kept for the other plugins. There is no prediction where prediction is off
+//! or the model abstains: an unknown latency neither meets an SLO nor breaks it.
 
 mod conditions;
 
@@ -247,7 +247,8 @@ pub(crate) fn tracked_slo(
     }
 }
 
-/// The SLOs of another proxy's requests that an idle endpoint could meet with the shortest prompt.
+/// The SLOs in `slo`, of another proxy's requests, that an idle endpoint could meet with the
+/// shortest prompt.
 pub(crate) fn possible_slo(
     table: &EndpointTable,
     settings: Option<LatencySettings>,

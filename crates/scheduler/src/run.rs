@@ -60,7 +60,7 @@ pub enum Reference<'a> {
     Decider(&'a str),
 }
 
-/// The part of a request that a profile picks for.
+/// The stage of a request for which a profile picks an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Serving the request.
@@ -176,7 +176,7 @@ impl<'r> SchedulingRun<'r> {
         ranked
     }
 
-    /// Whether this decider wants the request disaggregated, with `decode` for the rest.
+    /// Whether this decider runs the stage on another endpoint, if `decode` serves the rest.
     pub fn disaggregates(&self, decider: &str, decode: EndpointIndex) -> bool {
         self.profiles
             .decider(decider)

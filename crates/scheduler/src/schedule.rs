@@ -53,7 +53,7 @@ pub fn schedule(
     decide(snapshot, request, local, &predictions, rng, explanation)
 }
 
-/// Repeats an earlier decision. It works like [`schedule`], but with the predictions of that time,
+/// Repeats an earlier decision: like [`schedule`], but with the predictions of that time,
 /// `predicted`, instead of the current model's.
 #[must_use]
 pub fn schedule_again(
@@ -100,7 +100,8 @@ pub fn tracked_slo(
     )
 }
 
-/// The SLOs of another proxy's requests that an idle endpoint could meet. No prediction, no limit.
+/// The SLOs in `slo`, of another proxy's requests, that an idle endpoint could meet. All of them if
+/// there is no prediction.
 #[must_use]
 pub fn possible_slo(snapshot: &Snapshot, endpoint: EndpointRef, slo: Slo) -> Slo {
     let settings = snapshot.pipeline().latency_settings();
@@ -146,7 +147,7 @@ pub fn is_full(
     })
 }
 
-/// The saturation of the endpoints of the pool that count, by its detector; 1 is full.
+/// The saturation of the endpoints for which `counts` is true, by the pool's detector; 1 is full.
 #[must_use]
 pub fn saturation(
     snapshot: &Snapshot,

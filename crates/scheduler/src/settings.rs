@@ -116,7 +116,8 @@ impl PrefixSettings {
 // === impl LoadSettings ===
 
 impl LoadSettings {
-    /// Output tokens that a request counts for from its pick to its end, beside its prompt.
+    /// The output tokens with which a request is counted from its pick to its end, in addition to
+    /// its prompt.
     pub fn output_tokens(&self, prompt_tokens: u32, max_tokens: Option<u32>) -> u32 {
         // Not negative, and saturating above.
         let expected = (f64::from(prompt_tokens) * self.output_ratio) as u32;

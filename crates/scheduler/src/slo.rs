@@ -44,7 +44,7 @@ impl Slo {
 }
 
 /// Microseconds as milliseconds.
-// The last digits of minutes in microseconds do not count.
+// The last digits of minutes in microseconds may be lost.
 pub(crate) fn ms(us: u32) -> f32 {
     us as f32 / 1_000.0
 }

@@ -43,9 +43,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 
 #[derive(Debug)]
 struct ConcurrencyDetector {
-    /// `None` if requests do not count.
+    /// The maximum number of requests at an endpoint; `None` means no limit.
     requests_max: Option<f64>,
-    /// `None` if tokens do not count.
+    /// The maximum number of tokens at an endpoint; `None` means no limit.
     tokens_max: Option<f64>,
     /// A filter keeps an endpoint whose saturation is below this.
     kept_below: f64,

@@ -95,7 +95,7 @@ impl FlowControl {
     /// Finds the policies of the settings among the declared and the default ones.
     ///
     /// # Errors
-    /// The error has the kind and the name of a policy that does not exist.
+    /// Fails if a policy does not exist, and returns its kind and name.
     pub(crate) fn build(
         settings: FlowSettings,
         mut policies: Policies,

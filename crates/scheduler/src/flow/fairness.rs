@@ -81,8 +81,8 @@ const LEAST_SERVICE_PARAMETERS: &[Parameter] = &[
     ),
 ];
 
-/// The weight of an output token, as in llm-d: it takes a step of the engine, a prompt token only a
-/// fraction of one.
+/// The weight of an output token, as in llm-d. An output token takes a step of the engine, and a
+/// prompt token takes only a fraction of a step.
 const OUTPUT_WEIGHT: f64 = 2.0;
 
 /// Converts service to seconds of waiting: a thousand tokens are about one second of a stream.

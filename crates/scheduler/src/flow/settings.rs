@@ -15,7 +15,7 @@ const BANDS_MAX: usize = 32;
 const BAND_REQUESTS: f64 = 5_000.0;
 const BAND_BYTES: f64 = 1e9;
 
-/// The longest TTL in ms. It is one day, which is more than any proxy waits.
+/// The maximum TTL, in ms: one day, which is more than any proxy waits.
 const TTL_MS_MAX: f64 = 86_400_000.0;
 
 /// How long a request waits by default, in ms: llm-d's default.

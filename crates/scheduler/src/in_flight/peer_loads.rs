@@ -154,7 +154,8 @@ impl PeerLoads {
         !self.claims.is_empty()
     }
 
-    /// Adds SLOs that other proxies claim. They count while requests of theirs do.
+    /// Adds SLOs that other proxies claim. These SLOs are used while requests from other proxies
+    /// are counted there.
     pub fn add_peer_slos(&mut self, endpoint: EndpointRef, slos: EndpointLoad) {
         if let Some((of, claim)) = self.claims.get_mut(usize::from(endpoint.slot.0))
             && *of == endpoint.generation

@@ -73,8 +73,8 @@ impl ScrapeBaseline {
         self.row(endpoint).map_or(0, |row| row.requests)
     }
 
-    /// Whether the engine has ever reported a request. One that never did may report none of those
-    /// that it has.
+    /// Whether the engine has ever reported a request. An engine that never reported one may leave
+    /// out all requests that it has.
     pub(super) fn counts(&self, endpoint: EndpointRef) -> bool {
         self.row(endpoint).is_some_and(|row| row.counts)
     }

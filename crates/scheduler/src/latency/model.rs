@@ -134,7 +134,8 @@ impl LatencyModel {
     /// Predicts the latency of a request at `endpoint` under these conditions.
     ///
     /// # Errors
-    /// [`NoPrediction`] has the reason why there is no prediction.
+    /// Returns [`NoPrediction`] if the model has too little data, or if a feature is outside the
+    /// range that the model has seen.
     pub fn predict(
         &self,
         endpoint: EndpointRef,

@@ -388,7 +388,7 @@ impl<'a> Parameters<'a> {
     /// given.
     ///
     /// # Errors
-    /// As for [`Self::nested`], for the first item that is wrong.
+    /// Returns [`InvalidParameter`] for the first item that is wrong, as [`Self::nested`] does.
     pub fn each<T>(
         &self,
         name: &str,

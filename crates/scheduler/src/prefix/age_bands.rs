@@ -11,7 +11,7 @@
 use super::owners::ReuseDistance;
 use super::table::BlockEntry;
 
-/// The capacity of an owner is divided into this many age bands ...
+/// The capacity of an owner is divided into this many age bands.
 pub(super) const PARTS: u32 = 8;
 
 /// The number of bands: those of the capacity, the band being filled, four for `maybe_cached`

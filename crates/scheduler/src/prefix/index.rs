@@ -33,7 +33,7 @@ pub const ENTRIES_MAX: usize = 1 << 26;
 
 /// The number of epochs in which as many blocks are touched as the table has places. A shorter
 /// epoch measures age, and how often a prefix is requested, more finely: at the default an epoch is
-/// 192 blocks, two or three prompts. A longer one reaches further back before the 16 bits wrap:
+/// 192 blocks, two or three prompts. A longer epoch reaches further back before the 16 bits wrap:
 /// [`AGE_MAX`] is four tables full of touches, 6 million at the default, ten times what the
 /// endpoints it is sized for can cache.
 const EPOCHS_PER_TABLE: usize = 8192;
@@ -85,8 +85,8 @@ pub struct PrefixStats {
 
 impl PrefixIndex {
     /// An index of `entries` (endpoint, block) pairs, at most [`ENTRIES_MAX`], rounded up to whole
-    /// cache lines. Allocates all its memory here, zeroed. With 0 it holds no memory, remembers
-    /// nothing and never matches: for a VM that serves no requests.
+    /// cache lines. Allocates all its memory here, zeroed. With 0 entries, the index holds no
+    /// memory, remembers nothing and never matches. A VM that serves no requests uses this.
     #[must_use]
     pub fn with_capacity(entries: usize) -> Self {
         let table = BlockTable::new(entries.min(ENTRIES_MAX));

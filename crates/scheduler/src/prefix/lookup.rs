@@ -7,7 +7,6 @@
 //! hole converges on exactly that place, since everything before it is cached. So where it ends,
 //! one look at the next block distinguishes the end from a hole, and beyond a hole the search
 //! continues.
-
 //!
 //! Blocks received long ago are only maybe cached, and an owner that receives a block also receives
 //! all earlier blocks. So the maybe-cached blocks begin where the cached blocks end; that position

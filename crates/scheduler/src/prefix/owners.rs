@@ -5,7 +5,8 @@
 //! a former generation stop matching at once, without a walk of the table. An id is reused only
 //! after a whole sweep has passed since it was retired.
 //!
-//! What each has is estimated by class, from the ages of its entries ([`super::age_bands`]).
+//! How much each owner has cached is estimated by class, from the ages of its entries
+//! ([`super::age_bands`]).
 //!
 //! The capacity that an engine reports is nominal: its blocks hold more or less text than ours, and
 //! generated tokens fill it as well. The cached tokens that its replies report correct it: an

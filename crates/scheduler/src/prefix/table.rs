@@ -369,7 +369,7 @@ impl BlockEntry {
 // === impl TouchInterval ===
 
 impl TouchInterval {
-    /// Of an entry that was touched once.
+    /// The interval of an entry that was touched once.
     pub(super) const UNKNOWN: Self = Self(15);
 
     /// A claim that may be withdrawn, made once.
@@ -378,7 +378,7 @@ impl TouchInterval {
     /// A claim that may be withdrawn, made several times.
     const CLAIMED_AGAIN: Self = Self(13);
 
-    /// The longest that is known: 2^11 epochs, a quarter of a table full of touches, or more.
+    /// The longest known interval: 2^11 epochs or more, a quarter of a table full of touches.
     const LONGEST: u8 = 12;
 
     /// The interval after a touch, `epochs` after the touch before.
@@ -404,7 +404,7 @@ impl TouchInterval {
         }
     }
 
-    /// Whether it is of a claim that may be withdrawn.
+    /// Whether the entry is a claim that may be withdrawn.
     pub(super) fn is_withdrawable(self) -> bool {
         matches!(self, Self::CLAIMED | Self::CLAIMED_AGAIN)
     }
