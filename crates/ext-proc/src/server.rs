@@ -27,8 +27,8 @@ use super::open_streams::OpenStreams;
 use super::span::SpanQueue;
 use super::wire;
 
-/// The most requests that wait for a pool's first state at once, each with its body; further
-/// requests are answered at once.
+/// The maximum number of requests that wait for a pool's first state at once, each with its body.
+/// Further requests are answered at once.
 const PARKED_MAX: usize = 1_024;
 
 /// After this time the server is ready as soon as one pool has state. A reachable source is read
