@@ -83,7 +83,7 @@ pub fn proxy_message(bytes: &[u8]) -> Result<state::ProxyMessage, InvalidState> 
 /// Decodes a pool update.
 ///
 /// # Errors
-/// [`InvalidState`] names the broken rule. No part of the message may be used.
+/// Returns [`InvalidState`] if the message breaks a rule. Then no part of the message may be used.
 pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     let spec = pipeline(message.pipeline.ok_or(InvalidState::Missing("pipeline"))?)?;
