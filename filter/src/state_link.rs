@@ -312,7 +312,7 @@ impl StateLink {
             Err(error) => self.schedule_retry(leader, &ConnectionFailure::from(error).to_string()),
             Ok(wire) => {
                 leader.metrics.count(Stat::StreamsOpened);
-                // The daemon may be another one, which does not know the messages to the last one.
+                // This daemon may be a new process, without the messages to the previous one.
                 leader
                     .replicas
                     .iter_mut()

@@ -122,7 +122,7 @@ impl<H: Host> VmState<H> {
         Rc::clone(&self.metrics)
     }
 
-    /// Records the configuration of a root context. It changes nothing outside the VM.
+    /// Records the configuration of a root context. Changes nothing outside the VM.
     pub fn configure(&mut self, root: u32, config: Rc<FilterConfig>) {
         self.roots.retain(|r| r.id != root);
         self.roots.push(RootConfig { id: root, config });
@@ -223,8 +223,8 @@ impl<H: Host> VmState<H> {
         })
     }
 
-    /// Parks a request of this client. Returns false if too many requests are parked: all, or more
-    /// of the client than half of what other clients leave.
+    /// Parks a request of this client. Returns false if too many requests are parked in total, or
+    /// if the client already has half of the places that other clients leave.
     pub fn park(
         &mut self,
         deadline: Timestamp,

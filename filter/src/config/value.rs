@@ -20,7 +20,7 @@ pub enum ConfigValue {
     Other,
 }
 
-/// Members of an object, by name. If names are equal, the last one counts.
+/// Members of an object, by name. If names are equal, the last one is used.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConfigFields(Vec<(String, ConfigValue)>);
 

@@ -214,7 +214,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
         replica.borrow_mut().hold(number, self.stream.clone());
         if replica.borrow().pool.queues().is_shared() {
             let now = self.proxy.now();
-            // If another VM wrote first, this one writes when it looks at the order soon.
+            // If another VM wrote first, this VM looks at the order again soon, and then writes.
             self.claim(replica, now);
             self.vm
                 .borrow()

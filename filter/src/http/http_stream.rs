@@ -118,9 +118,9 @@ impl<H: Host> HttpStream<H> {
             .headers(HeaderMap::Response)
             .unwrap_or_else(|e| host.failed("response headers", e));
         // Reading a property costs as much as reading all headers, so a property is read only if it
-        // can have new information. Only responses from upstream have this header (if Envoy is
-        // configured to leave it out, the property is read). And if the first endpoint of the list
-        // answered, no other endpoint failed before it.
+        // can have new information. Only responses from upstream have this header. If Envoy is
+        // configured to leave the header out, the property is read. If the first endpoint of the
+        // list answered, no other endpoint failed before it.
         let from_upstream = HeaderPairs::new(&bytes).any(|(name, _)| name == UPSTREAM_TIME);
         let origin = if from_upstream {
             ResponseOrigin::Upstream

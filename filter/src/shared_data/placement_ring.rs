@@ -155,7 +155,7 @@ impl PlacementRingWriter {
     }
 
     /// Writes the current segment, if it has placements that were not written yet. The end of a
-    /// request adds none.
+    /// request adds no placement.
     pub fn flush<H: Host>(&mut self, host: &H) {
         if std::mem::take(&mut self.is_unwritten) {
             self.position.bytes = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);

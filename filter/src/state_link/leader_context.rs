@@ -122,7 +122,7 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         } else if replica.version() == pool_update.snapshot.version() {
             return None;
         } else {
-            // The version in the store's head counts, even if its message cannot be read here.
+            // The version in the store's head is in force, even if its message cannot be read here.
             let held = replica
                 .stored_version(self.host)
                 .unwrap_or_default()

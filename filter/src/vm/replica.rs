@@ -233,7 +233,7 @@ impl PoolReplica {
     /// Publishes an update to the other VMs, as the bytes that the leader received.
     ///
     /// # Errors
-    /// [`PublishError`] says why the update was not published.
+    /// Returns [`PublishError`] if the update was not published.
     pub fn publish<H: Host>(
         &self,
         host: &H,
@@ -328,7 +328,7 @@ impl PoolReplica {
 
     fn apply_stored(&mut self, stored: &StoredMessage) -> Option<Applied> {
         match decode(stored.message(), |_| Some(&*self)) {
-            // A leader that did not know better models yet has stored it.
+            // A leader that did not have better models yet has stored these.
             Ok(DaemonUpdate::Outweighed(_)) => None,
             Ok(update) => Some(self.apply(update, stored.received)),
             Err(_) => Some(Applied::Nothing),

@@ -8,8 +8,8 @@ use exchange::Timestamp;
 use super::bodies::BodiesInProgress;
 use super::parked_request::ParkedRequest;
 
-/// The interval at which sent requests are checked, in ms: a fifth of the shortest pause that
-/// counts.
+/// The interval at which sent requests are checked, in ms: a fifth of the shortest time without a
+/// byte after which a request is judged.
 const CHECK_MS: u64 = 1_000;
 
 #[derive(Default)]
