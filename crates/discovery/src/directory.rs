@@ -59,8 +59,8 @@ pub const HEARTBEAT: Duration = Duration::from_secs(5);
 pub const HEARTBEATS_MISSED_MAX: u32 = 3;
 
 /// The maximum number of entries of a folder that are listed. The maximum is higher than
-/// [`RECORDS_MAX`], because some entries may not be instances. It is low enough to list the folder
-/// within milliseconds.
+/// [`RECORDS_MAX`], because some entries may not be instances. The maximum is low enough to list
+/// the folder within milliseconds.
 const FILES_LISTED_MAX: usize = 16 * RECORDS_MAX;
 
 /// A directory as a discovery backend.

@@ -16,8 +16,8 @@ use crate::whole_file;
 /// expect an edit to take effect at once.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long new content must stay the same before it counts. The time is longer than a writer takes
-/// between two writes to one file.
+/// How long new content must stay the same before it is used. The time is longer than a writer
+/// takes between two writes to one file.
 pub const SETTLE: Duration = Duration::from_millis(50);
 
 /// The largest file, in bytes. llm-d has the same limit for an endpoints file.

@@ -62,7 +62,7 @@ pub trait LeaseStore: Send + Sync {
     ) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>>;
 }
 
-/// The state of one candidate. This type is pure.
+/// The state of one candidate. This type has no I/O and reads no clock.
 #[derive(Debug)]
 struct Election {
     me: String,

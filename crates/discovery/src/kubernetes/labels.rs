@@ -1,5 +1,5 @@
 //! Adds to the records from slices the labels of pods, and the reasons why they are not ready. This
-//! module is pure.
+//! module has no I/O.
 //!
 //! The slice controller copies the labels of the Service, which are the same for all its pods.
 //! Labels that differ between pods (engine, role, adapters that fit) are only on the pods. If both

@@ -1,4 +1,4 @@
-//! The instances of the pods of an InferencePool. This module is pure.
+//! The instances of the pods of an InferencePool. This module has no I/O.
 //!
 //! A pod with several target ports is several instances, because each port is a data-parallel rank
 //! with its own queue and cache.

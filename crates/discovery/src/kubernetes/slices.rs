@@ -1,4 +1,4 @@
-//! Merges all EndpointSlices of a component. This module is pure.
+//! Merges all EndpointSlices of a component. This module has no I/O.
 //!
 //! An endpoint may be in several slices at once: while it moves, if it is dual-stack, or if two
 //! Services select it. Slices change one at a time. So records are kept by slice. An endpoint is

@@ -404,8 +404,8 @@ fn an_unconfirmed_instance_is_published_as_such_and_leaves_when_it_is_not_ready(
     );
     assert_eq!(rig.apply(unconfirmed(record("a", AT))), "+a@8000");
     assert_eq!(rig.apply(not_ready(record("a", AT))), "-a");
-    // After a restart of the daemon, an instance may first be seen as unconfirmed. It is published
-    // only when its metadata is known.
+    // After a restart of the daemon, an instance may first be seen as unconfirmed. The instance is
+    // published only when its metadata is known.
     assert_eq!(
         rig.apply(unconfirmed(served("b", "10.0.0.1:8001", "1"))),
         ""
