@@ -34,8 +34,8 @@
 //!
 //! # What a host must do
 //!
-//! A host implements [`RequestHost`] and has one [`RequestDriver`] for each stream. It calls the
-//! driver for each event, in the order in which the proxy delivers them:
+//! A host implements [`RequestHost`] and has one [`RequestDriver`] for each stream. The host calls
+//! the driver for each event, in the order in which the proxy delivers them:
 //!
 //! | event | call | afterwards |
 //! |---|---|---|
