@@ -65,7 +65,8 @@ impl ExtProcStream {
         }
     }
 
-    /// Sets the caller's span. It takes precedence over a span that the request's headers name.
+    /// Sets the caller's span. This span takes precedence over a span that the request's headers
+    /// name.
     pub fn set_parent(&mut self, parent: Option<TraceContext>) {
         self.host.parent = parent;
     }

@@ -1,8 +1,8 @@
 //! Reads the messages of one gRPC stream from its bytes.
 //!
-//! This reader replaces tonic's reader, whose memory is not bounded: the buffer of tonic keeps the
-//! size of the largest message as long as the stream lasts, and a message of a few MiB of empty
-//! headers decodes to a hundred times its size.
+//! This reader replaces tonic's reader, whose memory is not bounded. The buffer of tonic keeps the
+//! size of the largest message as long as the stream lasts. A message of a few MiB of empty headers
+//! decodes to a hundred times its size.
 
 use std::ops::Range;
 
