@@ -17,7 +17,7 @@ use scheduler::EndpointRef;
 const ORIGINS_MAX: usize = 64;
 const VOTERS_MAX: usize = 16;
 
-/// How long an origin counts as observing, and its vote counts, in ms.
+/// How long an origin counts as observing, and its vote is used, in ms.
 const ACTIVE_MS: u64 = 30_000;
 
 /// The time after which an origin counts as silent, in ms: longer than a usual pause, and short

@@ -5,11 +5,11 @@
 //! While they agree within the noise, the slow one is used. When they disagree, the endpoint has
 //! changed, and the slow one jumps to the fast one.
 //!
-//! If no other outcome comes between a pick and the outcome of that pick, a third average (of the
-//! newest two errors) is ahead of the slow average: the next outcome deviates like the newest two,
-//! as far as earlier outcomes did so. Engines that admit in waves jump. Between the jumps, the
-//! median would stay on one side of the outcomes for a long time. So each outcome also moves the
-//! median a little, until half of the outcomes are above it.
+//! If no other outcome comes between a pick and its own outcome, a third average is used too: that
+//! of the newest two errors. The next outcome is expected to deviate like the newest two, as far as
+//! earlier outcomes did so. Engines that admit in waves jump. Between the jumps, the median would
+//! stay on one side of the outcomes for a long time. So each outcome also moves the median a
+//! little, until half of the outcomes are above it.
 
 use scheduler::latency::OFFSETS;
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation};
