@@ -24,10 +24,10 @@ pub enum FlowAdmission {
     Wait(QueuedTicket),
 }
 
-/// The room of a queued request that has left its queue. Its load already counts. The host
-/// publishes that load and then writes the order of all VMs, so a reader of the order also sees the
-/// load. If no other VM wrote first, the host redeems the claim. Otherwise the host gives the claim
-/// back.
+/// The room of a queued request that has left its queue. Its load is already in the ledger. The
+/// host publishes that load and then writes the order of all VMs, so a reader of the order also
+/// sees the load. If no other VM wrote first, the host redeems the claim. Otherwise the host gives
+/// the claim back.
 #[derive(Debug)]
 #[must_use = "the request is in no queue"]
 pub struct Claim {

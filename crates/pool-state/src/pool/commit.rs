@@ -123,7 +123,7 @@ impl ManagedPool {
         self.ledger.changes += 1;
     }
 
-    /// Records a plan whose load already counts.
+    /// Records a plan whose load is already in the ledger.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn record(
         &mut self,

@@ -7,9 +7,9 @@
 //! then the prompt at fault is unknown.
 //!
 //! The cause of a crash may be a parameter and not the prompt. So if only one client lost
-//! connections over a prompt, the prompt is refused only to that client. It is refused to all
-//! clients once two clients lost connections. One request in [`PROBE_MS`] is let through, and is
-//! not repeated if its connection is lost. A success clears the prompt.
+//! connections over a prompt, the prompt is refused only to that client. The prompt is refused to
+//! all clients once two clients lost connections. One request in [`PROBE_MS`] is let through, and
+//! is not repeated if its connection is lost. A success clears the prompt.
 //!
 //! Other workers and proxies receive this as placements of one block, which have a mark in the
 //! upper half like adapters ([`super::adapters`]). Reports from other proxies may be made up. So

@@ -1,8 +1,8 @@
 //! The load report: the requests in flight of one VM, or of all other proxies together, in a pool,
 //! and the failures they know. [`proto::load_report`] has its bytes.
 //!
-//! A report is absolute, so the next report repairs a missed one. It has the id of its VM and a
-//! timestamp, so readers know who wrote it, and whether that VM still runs. Its cost depends only
+//! A report is absolute, so the next report repairs a missed one. A report has the id of its VM and
+//! a timestamp, so readers know who wrote it, and whether that VM still runs. Its cost depends only
 //! on the changes. The writer changes the bytes in place, an endpoint keeps its place, and the
 //! reader compares the bytes with its last reading. Correctness does not depend on this.
 
@@ -200,7 +200,7 @@ impl PeerLoadReport {
         }
     }
 
-    /// Adds the SLOs of the report to `others`, if its load counts.
+    /// Adds the SLOs of the report to `others`, if its load is included there.
     pub(super) fn add_slos_to(&self, others: &mut PeerLoads) {
         if self.counts {
             let slos = self.layout.slos(&self.bytes).iter().filter_map(decode_slos);
@@ -351,12 +351,12 @@ impl LoadReportSum {
             .for_each(|row| row.add_to(&mut self.others));
     }
 
-    /// Replaces the bytes of `row`, whose load then counts.
+    /// Replaces the bytes of `row`, and includes its load in the sum.
     pub fn read(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>) {
         row.replace(bytes, true, &mut self.others);
     }
 
-    /// Sets whether the load of a report counts.
+    /// Sets whether the load of a report is included in the sum.
     pub fn count(&mut self, row: &mut PeerLoadReport, counts: bool) {
         row.count(counts, &mut self.others);
     }

@@ -93,7 +93,7 @@ impl RelaySum {
         Some(kept)
     }
 
-    /// Replaces the bytes of `row`, whose load then counts.
+    /// Replaces the bytes of `row`, and includes its load in the sum.
     pub fn read(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>) {
         if row.counts() {
             self.rank(row, false);

@@ -25,8 +25,9 @@ const PATIENCE_MS: u64 = 10;
 /// ms.
 const MARGIN_PARTS: u64 = 16;
 
-/// The higher bands of other proxies take precedence for all but one part in this many of the room,
-/// as the daemon's bound for equal bands: a proxy that makes up a high priority leaves a quarter.
+/// While other proxies hold requests of a higher band, the share of a band here is divided by this
+/// number. So a proxy that makes up a high priority leaves a quarter, as with the daemon's bound
+/// for equal bands.
 const LOWER_PARTS: u64 = 4;
 
 /// The maximum number of times in [`UNUSED_MS`] that room left to other proxies may stay unused.
@@ -104,7 +105,7 @@ impl OutsideQueues {
         !self.left.is_empty()
     }
 
-    /// How many picks of other proxies a pick here counts for: one of each active proxy. The result
+    /// How many picks by other proxies a pick here stands for: one by each active proxy. The result
     /// is 0 while this proxy and others hold requests. In that case the shares separate the
     /// proxies, and a guess would leave room empty.
     pub(super) fn stands_for(&self, holds: bool, active: u32) -> u32 {

@@ -136,7 +136,7 @@ impl FlowQueues {
         self.outside.set_alone(of);
     }
 
-    /// How many picks of other proxies a pick here counts for.
+    /// How many picks by other proxies a pick here stands for.
     pub(crate) fn stands_for(&self, active: u32) -> u32 {
         self.outside.stands_for(self.any_queued(), active)
     }

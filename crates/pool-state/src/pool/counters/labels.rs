@@ -1,9 +1,14 @@
 //! Decides which model names get a label.
 //!
-//! A name gets one at its first success. Engines that ignore the name answer for any name. So if
-//! there is no room, an unlisted name is replaced: by a listed name, by the name of a client with
-//! fewer names, by a name of its own client with twice its requests, or by any name if it had no
-//! success for [`IDLE_MS`]. Its counts are then added to `other`.
+//! A name gets a label at its first success. Engines that ignore the name answer for any name. So
+//! if there is no room, a name that is not listed is replaced by
+//!
+//! - a listed name,
+//! - a name of a client with fewer names,
+//! - a name of the same client with twice as many requests, or
+//! - any name, if the replaced name had no success for [`IDLE_MS`].
+//!
+//! The counts of the replaced name are added to `other`.
 
 use scheduler::Timestamp;
 

@@ -176,8 +176,8 @@ impl Process {
     /// Writes the order, unless another VM did, then wakes that VM.
     fn write(&mut self, at: usize, order: SharedOrder, wake: Option<u64>) -> bool {
         self.writes += 1;
-        // The choice is not every n-th write, because a claim that takes n writes would never be
-        // the one that counts.
+        // The choice is random. If it were every n-th write, the decisive write of a claim with n
+        // writes might never be chosen.
         let dice = self.writes.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
         let is_written = self.conflict_each == 0 || !dice.is_multiple_of(self.conflict_each);
         if is_written {
