@@ -1,5 +1,6 @@
-//! A message between VMs, through the queue that wakes a VM. It says that a request waits for room,
-//! and that the VM that receives the message may give up a running request for the waiting one.
+//! A message between VMs, through the queue that wakes a VM. The message says that a request waits
+//! for room, and that the VM that receives the message may give up a running request for the
+//! waiting one.
 //!
 //! ```text
 //!  mark | priority, VMs that may still be asked: 32 bits each | endpoint | name of the pool
