@@ -261,7 +261,7 @@ impl InFlight {
         own.saturating_add(self.others.requests(endpoint))
     }
 
-    /// The own load of this VM at `endpoint`. It is empty for another generation than the row's.
+    /// The own load of this VM at `endpoint`. Empty for another generation than the row's.
     pub fn own(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.row(endpoint.slot)
             .filter(|row| row.is_of(endpoint))

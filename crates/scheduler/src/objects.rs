@@ -1,10 +1,10 @@
 //! Configuration about requests instead of endpoints: objectives, models and rewrites of one pool.
 //!
-//! The configuration has three small tables, which are compiled once and read by every request:
-//! from the name of an objective to its priority, from the name of a model to its targets, and from
-//! the match of a rewrite to its targets. The tables come from `InferenceObjective`,
-//! `InferenceModel` and `InferenceModelRewrite` objects. The code that reads these objects sorts
-//! them oldest first, because the older of two conflicting objects wins.
+//! The configuration is compiled once into three small tables, which every request reads. The
+//! tables map the name of an objective to its priority, the name of a model to its targets, and the
+//! match of a rewrite to its targets. The tables come from `InferenceObjective`, `InferenceModel`
+//! and `InferenceModelRewrite` objects. The code that reads these objects sorts them oldest first,
+//! because the older of two conflicting objects wins.
 //!
 //! Rules do not chain: the engine gets the target model, even if other objects also name it.
 
@@ -124,8 +124,8 @@ struct WeightedTargets(Box<[(Box<str>, u32)]>);
 /// The model and the objective of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ModelRequest<'a> {
-    /// The model in the request's body. It is empty if the body is opaque, and then no rule for
-    /// models applies.
+    /// The model in the request's body. Empty if the body is opaque; then no rule for models
+    /// applies.
     pub model: &'a str,
     /// The name of the request's objective.
     pub objective: Option<&'a str>,

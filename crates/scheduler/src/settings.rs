@@ -9,7 +9,7 @@ pub const BYTES_PER_TOKEN: usize = 4;
 pub enum ProducerSetting {
     /// How prompts are cut into blocks, and how many blocks are remembered.
     Prefix(PrefixSettings),
-    /// How much load a request counts for while it is in flight.
+    /// The load with which a request is counted while it is in flight.
     Load(LoadSettings),
     /// How tokens are counted.
     Token(TokenSettings),
@@ -25,7 +25,7 @@ pub enum ProducerSetting {
 pub struct ProducerSettings {
     /// How prompts are cut into blocks, and how many blocks are remembered.
     pub prefix: PrefixSettings,
-    /// How much load a request counts for while it is in flight.
+    /// The load with which a request is counted while it is in flight.
     pub load: LoadSettings,
     /// How tokens are counted.
     pub token: TokenSettings,
@@ -48,7 +48,7 @@ pub struct PrefixSettings {
     pub auto_tune: bool,
 }
 
-/// How much load a request counts for while it is in flight.
+/// The load with which a request is counted while it is in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadSettings {
     /// Expected output tokens for each prompt token; 0 if output does not count.

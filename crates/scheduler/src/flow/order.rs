@@ -178,7 +178,7 @@ impl FullEndpoint {
 // === impl OrderRow ===
 
 impl OrderRow {
-    /// Whether the row counts for `vm`: it belongs to another VM that still answers.
+    /// Whether the row belongs to another VM than `vm`, and that VM still answers.
     fn is_rival(&self, vm: u64, now: Timestamp) -> bool {
         let is_late = self.woken.0 != 0 && now.ms_since(self.woken) >= WAKE_MS;
         self.vm != vm && !is_late && now.ms_since(self.written) < SILENT_MS

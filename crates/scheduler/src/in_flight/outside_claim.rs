@@ -62,7 +62,7 @@ pub struct ShownLoad {
 #[derive(Clone, Debug, Default)]
 pub(super) struct OutsideClaim {
     claim: EndpointLoad,
-    /// The part of the claim that counts.
+    /// The part of the claim that is added to the load.
     counted: EndpointLoad,
     /// The lowest SLOs that are claimed.
     pub(super) slo: Slo,
@@ -71,7 +71,7 @@ pub(super) struct OutsideClaim {
     standing: ClaimStanding,
     /// The sum of the claim over the time since it was last judged, in requests times µs.
     sum: f32,
-    /// The time up to which `sum` counts.
+    /// The time up to which `sum` adds up the claim.
     summed_us: u64,
     judged_us: u64,
     /// For how long the claim was not confirmed, µs.
@@ -237,7 +237,7 @@ impl OutsideClaim {
         (requests.max(prefills.prompts) as f32).max(tokens as f32 / (TIMES_TOKENS * usual))
     }
 
-    /// The part of the claim that counts.
+    /// The part of the claim that is added to the load.
     fn limited(&self) -> EndpointLoad {
         let Some(shown) = self.shown else {
             return self.claim;

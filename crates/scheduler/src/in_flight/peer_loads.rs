@@ -33,7 +33,7 @@ pub struct PeerLoads {
     /// The claims from other proxies, by slot. The part that counts is in the rows. The list is
     /// empty if there are no other proxies.
     claims: Vec<(Generation, OutsideClaim)>,
-    /// The number of other proxies that a pick made here counts for, and for how long, µs.
+    /// The number of other proxies that a pick made here stands for, and for how long, in µs.
     stands_for: u32,
     delay_us: u64,
     /// The time of each recent pick, its endpoint, and the load that it added; oldest first.

@@ -49,7 +49,7 @@ impl InFlight {
     }
 
     /// Counts a suspended request again: its endpoint does work on it. If the endpoint is of
-    /// another generation now, the request counts nowhere.
+    /// another generation now, the request is counted nowhere.
     #[cold]
     pub fn resume(&mut self, ticket: &mut InFlightTicket) {
         let Some(request_id) = ticket.suspended.take() else {

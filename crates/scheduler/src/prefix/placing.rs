@@ -3,9 +3,9 @@
 //! Until the reply of an endpoint shows work, the blocks of a prompt are only *claimed*, because
 //! the endpoint may refuse the prompt. A claim counts as cached like a *confirmed* block, but takes
 //! no place from one. Each class has its own ages, clock and boundary, and in the table a claim
-//! replaces no confirmed block that counts. So a claim that is withdrawn, or was never true, has
-//! changed nothing for confirmed blocks. Placements from a peer beyond its share are claims as
-//! well.
+//! replaces no confirmed block that is, or may be, cached. So a claim that is withdrawn, or was
+//! never true, has changed nothing for confirmed blocks. Placements from a peer beyond its share
+//! are claims as well.
 
 use super::age_bands::EntryState;
 use super::hash::{BLOCKS_MAX, blocks_of, is_wide};
@@ -18,7 +18,8 @@ use crate::endpoint::EndpointRef;
 /// before any cached one.
 const DOUBTED: u32 = 1 << 16;
 
-/// Added to the rank of claims: they are replaced before any confirmed entry that counts.
+/// Added to the rank of claims: they are replaced before any confirmed entry that is, or may be,
+/// cached.
 const CLAIMED: u32 = 2 * DOUBTED;
 
 /// Blocks whose cache lines are fetched together. The table is far larger than the CPU caches, so

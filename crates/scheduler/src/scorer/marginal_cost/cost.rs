@@ -52,7 +52,7 @@ const PROMPTS_PER_STEP: f32 = 4.0;
 /// tokens.
 const PROMPT_MEMORY_SHARE: f32 = 0.9;
 
-/// The largest share of evicted tokens that counts. An evicted token is computed again with this
+/// The maximum share of evicted tokens in the formula. An evicted token is computed again with this
 /// probability, which evicts another token, and so on. The maximum limits the chain to 20 tokens.
 const EVICTED_SHARE_MAX: f32 = 0.95;
 

@@ -106,7 +106,8 @@ proptest! {
         }
     }
 
-    /// In a table that is too small, no claim replaces a confirmed block that counts.
+    /// In a table that is too small, no claim replaces a confirmed block that is, or may be,
+    /// cached.
     #[test]
     fn in_a_full_table_a_claim_replaces_no_confirmed_block(
         deeds in prop::collection::vec(honest(), 0..60),
