@@ -325,7 +325,8 @@ async fn a_peer_that_lies_steers_traffic_for_seconds_and_refuses_nothing() -> Re
         Ok::<(), testbed::Error>(())
     };
     let body = json!({"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]});
-    // A lie about failures counts for 5 s of each 15 s, one about load for up to 5 s at first.
+    // A lie about failures is believed for 5 s of each 15 s. A lie about load is believed for up to
+    // 5 s at first.
     let served = async {
         let end = Instant::now() + Duration::from_secs(16);
         let mut served = [0_u32; 4];
