@@ -902,8 +902,8 @@ mod tests {
         );
     }
 
-    /// The clock of the previous daemon was ahead, so the new daemon's term is too low. It raises
-    /// its term after a refusal.
+    /// The clock of the previous daemon was ahead, so the new daemon's term is too low. The daemon
+    /// raises its term after a refusal.
     #[test]
     fn a_daemon_whose_term_is_behind_is_told_what_is_held_and_heard_once_it_is_ahead() {
         const AHEAD: u64 = TERM + 1_000_000;
