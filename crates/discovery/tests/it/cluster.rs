@@ -30,7 +30,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::Mutex as AsyncMutex;
 
-/// The start takes about ten seconds, and much longer while compilers run.
+/// The maximum time for the start, which takes about ten seconds, and much longer while compilers
+/// run.
 const START_MAX: Duration = Duration::from_secs(120);
 
 /// Authentication is not tested here, so all tests know the tokens.
