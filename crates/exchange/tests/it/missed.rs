@@ -8,7 +8,7 @@ use scheduler::{EndpointMetrics, Version};
 
 use crate::release::{pool_update, split_pool_update};
 
-/// Asks for a prompt and lets the first endpoint of the ranked list serve it, with this usage.
+/// Sends a prompt, and lets the first endpoint of the ranked list serve it, with this usage.
 /// Returns that endpoint.
 fn ask(pool: &mut ManagedPool, prompt: &str, hint: Option<&[u8]>, usage: &str) -> String {
     let mut exchange = Exchange::new(Timestamp(0));

@@ -10,7 +10,7 @@ use crate::workers::{ADDRESS, at, ms, pool_by, send, served, with_status};
 /// The endpoint that fails.
 const BROKEN: u16 = 0;
 
-/// This many workers. Each has seen another endpoint answer.
+/// Makes this many workers. Each has seen another endpoint answer.
 fn workers(number: u64) -> Vec<ManagedPool> {
     let start = |seed| {
         let mut pool = pool_by("active-request-scorer", 4, seed);
@@ -23,7 +23,8 @@ fn workers(number: u64) -> Vec<ManagedPool> {
     (0..number).map(start).collect()
 }
 
-/// Sends the prompt until it goes to the endpoint of this slot. The clients of the others leave.
+/// Sends the prompt until it goes to the endpoint of this slot. If it goes to another endpoint, its
+/// client leaves, and it is sent again.
 fn send_to(pool: &mut ManagedPool, prompt: &str, slot: u16, now: Timestamp) -> Exchange {
     for _ in 0..1_000 {
         let (mut exchange, to) = send(pool, prompt, now);
