@@ -228,7 +228,7 @@ impl DecisionCase {
         }
     }
 
-    /// Reads a case. The error says which line is wrong.
+    /// Reads a case. Fails if a line is wrong, and names the line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut case = Self::new(PipelineSpec::default(), Vec::new());
         let mut section = "";
