@@ -349,7 +349,7 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
         &text[..9]
     ))
     .await?;
-    // And one whose client disconnects before.
+    // Also a request whose client disconnects before.
     let mut closed = RawConnection::connect(address).await?;
     closed
         .write(format!(

@@ -382,7 +382,7 @@ async fn an_adapter_is_served_where_its_engine_lists_it_also_while_it_is_idle() 
     Ok(())
 }
 
-/// Of uploads the model is read, too.
+/// The model of an upload is read, too.
 #[tokio::test]
 async fn an_upload_goes_where_its_model_is_served() -> Result<()> {
     let folder = tempfile::tempdir()?;

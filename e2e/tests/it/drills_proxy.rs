@@ -44,7 +44,8 @@ async fn connections(stack: &Stack, of: &str) -> Result<BTreeMap<String, i64>> {
         .collect())
 }
 
-/// Waits until a proxy counts the same load at all endpoints, which is true by then.
+/// Waits until a proxy counts the same load at all endpoints, so that it counts no request that has
+/// ended.
 async fn no_ghosts(proxy: std::net::SocketAddr) -> Result<()> {
     let calm = || async {
         let decision = ExplainedDecision::ask(proxy, "who is busy?").await.ok()?;

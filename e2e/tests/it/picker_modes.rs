@@ -741,7 +741,7 @@ async fn bodies_not_shown() -> Result<()> {
     in_modes("NONE", "NONE", false, false).await
 }
 
-/// `objectives` has this for the filter.
+/// The module `objectives` has this test for the filter.
 #[tokio::test]
 async fn a_full_pool_sheds() -> Result<()> {
     let (builder, _folder) = with_objects(

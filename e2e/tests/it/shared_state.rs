@@ -99,8 +99,9 @@ async fn check_spread(shape: FleetShape) -> Result<()> {
     Ok(())
 }
 
-/// Shows that [`check_spread`] can fail. A few workers without shared state each go round the
-/// servers, which looks like an even spread; many workers do not get round.
+/// Shows that [`check_spread`] can fail. A few workers without shared state each go through all
+/// servers in turn, which looks like an even spread. With many workers, no worker gets through all
+/// servers.
 async fn check_pile(shape: FleetShape) -> Result<()> {
     let _alone = ONE_FLEET.lock().await;
     let fleet = Fleet::for_bursts(shape, false).await?;
@@ -502,8 +503,8 @@ mod slow {
         Ok(())
     }
 
-    /// Counts on load that two proxies share within 10 ms, which two busy cores do not always do:
-    /// the median of three bursts was once 6.
+    /// The test relies on two proxies sharing their load within 10 ms. On two busy cores they
+    /// sometimes take longer: the median of three bursts was once 6.
     #[tokio::test]
     async fn a_burst_of_cold_prompts_is_spread_by_all_proxies() -> Result<()> {
         check_spread(FleetShape {
@@ -527,8 +528,9 @@ mod slow {
         .await
     }
 
-    /// Counts on a placement that reaches another proxy within 2 s. `make test` checks without a
-    /// time that it does (`a_cold_restart_at_the_same_address_loses_all_affinity_at_once`).
+    /// The test relies on a placement reaching another proxy within 2 s. `make test` checks without
+    /// a time limit that it arrives
+    /// (`a_cold_restart_at_the_same_address_loses_all_affinity_at_once`).
     #[tokio::test]
     async fn what_one_proxy_placed_another_finds() -> Result<()> {
         let fleet = Fleet::start(

@@ -71,8 +71,8 @@ impl TwoProxies {
         Ok(replies)
     }
 
-    /// Sends so many requests through each proxy while the engine answers none, until all are held.
-    /// Then returns how many of each were sent while both had some left.
+    /// Sends this many requests through each proxy while the engine answers none, until all are
+    /// held. Then returns how many of each were sent while both had some left.
     async fn compete(&self, counts: [usize; 2]) -> Result<[usize; 2]> {
         let begin = self.engine.arrivals().len();
         let held_before = self.held_total().await?;
