@@ -138,7 +138,7 @@ def picks_begun(outcome: Outcome, killed: float) -> Outcome:
 
 
 def ext_proc_leader() -> Outcome:
-    """A gateway notices nothing of what happens to the leader, except requests that are in flight when it is killed."""
+    """No request at a gateway fails because of the leader, except those in flight when it is killed."""
     killed: list[float] = []
     outcome = by_ext_proc(lambda: leader_stopped_killed_and_cut_off(killed))
     return picks_begun(outcome, *killed)

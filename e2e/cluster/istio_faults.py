@@ -1,4 +1,4 @@
-"""What a real Istio refused of earlier releases' files, shown as it was and as it is now."""
+"""Shows what a real Istio refused in the files of earlier releases, and that it accepts the present files."""
 
 import json
 import sys

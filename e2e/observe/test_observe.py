@@ -30,7 +30,7 @@ STEP = "1s"
 # Prompts of twice the tokens that the engines' caches hold, and how long they are sent.
 MANY_PREFIXES = 120
 EVICT_SECONDS = 15
-# Until the prompts of before are cached again.
+# The time until the earlier prompts are cached again.
 SETTLE_SECONDS = 5
 # The daemon notices the restart within this time.
 RESTART_SECONDS = 4
