@@ -33,9 +33,9 @@ pub struct InstanceRecord {
     pub readiness: InstanceReadiness,
     /// The source of the instance's metadata.
     pub metadata: MetadataSource,
-    /// If two records have one address, the record with the greater value wins, because a new pod
-    /// may get the IP address of an old pod whose record still exists. Each backend uses its own
-    /// number, which grows with time.
+    /// If two records have one address, the record with the greater value wins. A new pod may get
+    /// the IP address of an old pod whose record still exists. Each backend uses its own number,
+    /// which grows with time.
     pub freshness: u64,
 }
 

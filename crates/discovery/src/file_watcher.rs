@@ -1,9 +1,9 @@
 //! Follows the content of a file, or of the files of a folder.
 //!
-//! A watcher polls. A poll sees in-place writes, atomic renames, the symlink swaps of a mounted
-//! ConfigMap, network file systems and files that do not exist yet, and cannot miss an event. The
-//! watcher compares content, not timestamps. New content counts when two reads are equal, so a
-//! partly written file does not count as complete.
+//! A watcher polls. A poll sees in-place writes, atomic renames and the symlink swaps of a mounted
+//! ConfigMap. A poll also works on network file systems and for files that do not exist yet, and
+//! cannot miss an event. The watcher compares content, not timestamps. New content counts when two
+//! reads are equal, so a partly written file does not count as complete.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -54,8 +54,8 @@ pub enum MetricsScheme {
 /// Whether instances may have addresses of this machine (loopback) or of its link (link-local).
 ///
 /// A proxy connects to such an address on its own machine. So a client that may write a local
-/// address into a registry can direct prompts to any port of the gateway's pod, or to the metadata
-/// service of a cloud.
+/// address into a registry could direct prompts to any port of the gateway's pod, or to the
+/// metadata service of a cloud.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LocalAddresses {
     /// Instances with local addresses are refused.

@@ -15,8 +15,8 @@
 //! A Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`],
 //! not by its name, because two namespaces may have a component with the same name. The slices of a
 //! Service are found by `kubernetes.io/service-name`, because the slice controller copies the
-//! labels of the Service to the slices, and not the labels of the pods. Labels of pods are read
-//! from the pods ([`labels`]).
+//! labels of the Service to the slices, not the labels of the pods. Labels of pods are read from
+//! the pods ([`labels`]).
 //!
 //! [`InferencePools`] is the alternative: an `InferencePool` names its pods by selector.
 

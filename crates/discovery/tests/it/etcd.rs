@@ -358,8 +358,8 @@ async fn a_history_that_was_compacted_away_is_not_missed() {
     until(Vec::<String>::new(), || listed(&discovery)).await;
 }
 
-/// etcd is restored from an older copy: revisions go backwards, the key of a dead instance is back,
-/// and the key of a running instance is missing.
+/// An operator restores etcd from an older copy: revisions go backwards, the key of a dead instance
+/// is back, and the key of a running instance is missing.
 #[tokio::test]
 async fn an_etcd_restored_to_an_older_state_ends_with_the_correct_set() {
     let Some(mut rig) = rig() else { return };
