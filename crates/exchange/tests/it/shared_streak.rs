@@ -1,5 +1,5 @@
-//! The workers of a process share the streak of failures at an endpoint: a broken one is ejected
-//! after as many failures behind four workers as behind one.
+//! The workers of a process share the streak of failures at an endpoint: four workers eject a
+//! broken endpoint after as many failures as one worker.
 
 use exchange::{Exchange, ManagedPool, Timestamp};
 use pool_state::PlacementKind;

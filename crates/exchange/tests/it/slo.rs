@@ -1,4 +1,4 @@
-//! SLOs over whole exchanges: which headers are valid, which SLOs are tracked, and that a tracked
+//! SLOs in complete exchanges: which headers are valid, which SLOs are tracked, and that a tracked
 //! SLO limits all requests at its endpoint until its request ends.
 
 use exchange::record::ParsedRecord;
