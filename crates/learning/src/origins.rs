@@ -113,8 +113,8 @@ impl OriginVotes {
         }
     }
 
-    /// Takes a sample of `origin`: the time of the endpoint as a logarithm of a multiple of the
-    /// expected one, or `None` if the sample cannot be compared. Returns how far it is trusted.
+    /// Takes a sample from `origin`: the logarithm of the endpoint's time divided by the expected
+    /// time, or `None` if the sample cannot be compared. Returns how far it is trusted.
     pub(crate) fn vote(
         &mut self,
         origin: u64,

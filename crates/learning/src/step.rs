@@ -260,7 +260,7 @@ impl StepLearner {
     }
 
     /// Output tokens of a request of the pool: the median of the means of its endpoints, so that
-    /// wrong reports of one engine do not change the number.
+    /// wrong reports from one engine do not change the number.
     fn output_tokens(&self) -> f64 {
         let known = self.endpoints.iter().map(|row| row.output);
         let known = known.filter(|output| output.requests > 0.0);

@@ -141,8 +141,8 @@ impl OffsetPersistence {
     }
 
     fn share(self) -> f32 {
-        // The formula uses the error of these outcomes and not `noise`, because `noise` averages
-        // hundreds of outcomes, and the first of them came before there was a prediction.
+        // The formula uses the error of these outcomes and not `noise`: `noise` averages hundreds
+        // of outcomes, and the first of them came before there was a prediction.
         let chance = self.errors / self.outcomes.max(1.0);
         (self.products / (self.squares + PERSISTENCE_PRIOR * chance).max(f32::MIN_POSITIVE))
             .clamp(0.0, PERSISTENCE_MAX)
