@@ -155,7 +155,7 @@ impl Cache {
         }
     }
 
-    /// Records a placement of another worker or proxy.
+    /// Records a placement that another worker or proxy sent.
     pub(super) fn record_peer(
         &mut self,
         kind: PlacementKind,

@@ -35,7 +35,7 @@ pub struct OwnLoadReport {
     bytes: Vec<u8>,
 }
 
-/// The report of another VM, as last read.
+/// The report from another VM, as last read.
 #[derive(Debug, Default)]
 pub struct PeerLoadReport {
     layout: LoadReportLayout,

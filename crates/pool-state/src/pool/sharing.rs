@@ -89,7 +89,7 @@ impl ManagedPool {
             .stand_for(proxies, delay_us, now.us_since(Timestamp(0)));
     }
 
-    /// Computes the lowest SLOs of others again, from all their reports.
+    /// Computes the lowest SLOs at other proxies again, from all their reports.
     pub fn recompute_peer_slos<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
         let others = self.ledger.others_mut();
         others.forget_slos();
@@ -109,7 +109,7 @@ impl ManagedPool {
         }
     }
 
-    /// Counts all reports of others again. Must follow [`Self::install`], because endpoints may
+    /// Counts all reports from others again. Must follow [`Self::install`], because endpoints may
     /// have other generations.
     pub fn recount_load_reports<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
         let others = self.ledger.others_mut();
@@ -204,8 +204,8 @@ impl ManagedPool {
         self.ledger.changes += 1;
     }
 
-    /// Sets whether placements of other proxies are missing here. While they are missing, a prompt
-    /// that is cached nowhere goes to the rendezvous endpoint of its head
+    /// Sets whether placements from other proxies are missing here. While they are missing, a
+    /// prompt that is cached nowhere goes to the rendezvous endpoint of its head
     /// ([`scheduler::prefix::rendezvous_endpoint`]). Every proxy without placements does the same.
     pub fn set_peers_unreachable(&mut self, unreachable: bool) {
         self.cache.peers_unreachable = unreachable;
@@ -249,7 +249,7 @@ mod tests {
         Timestamp(0).plus_ms(1_000_000 + ms)
     }
 
-    /// A pool of one endpoint with so many requests.
+    /// A pool of one endpoint with this many requests.
     fn snapshot(requests: f32) -> Snapshot {
         let endpoint = Endpoint {
             id: AT,

@@ -54,7 +54,8 @@ pub(crate) fn short_id(id: &str) -> &str {
 // === impl FlowArrival ===
 
 impl FlowArrival<'_> {
-    /// The flow of the request: the hash of its fairness id, else its client.
+    /// The flow of the request: the hash of its fairness id, or its client if it has no fairness
+    /// id.
     pub(crate) fn flow_id(&self) -> u64 {
         match (self.flow, self.client) {
             ("", 0) => name_hash(DEFAULT_FLOW),

@@ -187,7 +187,7 @@ impl FlowQueues {
 // === impl OtherBand ===
 
 impl OtherBand {
-    /// Records that the flow with most of the band has so many requests fewer there.
+    /// Records that `requests` requests left the flow that has most of the band.
     pub(super) fn take(&mut self, requests: u64) {
         let RowBand {
             queued, largest, ..
