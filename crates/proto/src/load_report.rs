@@ -1,5 +1,5 @@
-//! The bytes of a load report of a pool: the requests in flight of one VM, one process, or all
-//! other proxies together, and the failures that the sender knows.
+//! The bytes of a load report of a pool. The report has the requests in flight of one VM, one
+//! process, or all other proxies together, and the failures that the sender knows.
 //!
 //! ```text
 //!  head     vm | written | ring | counts      one word each; counts = loads, SLOs, failures: 16 bits each

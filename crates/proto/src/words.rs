@@ -1,5 +1,5 @@
-//! Little-endian words of 64 bits. All data that cross a VM or a proxy outside of protobuf consist
-//! of them, so that the data are the same for every build of a schema.
+//! Little-endian words of 64 bits. All data that one VM or proxy sends to another outside of
+//! protobuf consist of words, so that the data are the same for every build of a schema.
 //!
 //! An endpoint takes one word: 16 bits for its slot, 16 bits for another number, 32 bits for its
 //! generation.
