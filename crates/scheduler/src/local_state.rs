@@ -12,9 +12,9 @@ pub struct LocalState<'a> {
     /// Cached prefix blocks of this request at each endpoint, as estimated, parallel to the
     /// snapshot's endpoints; empty when the request has none.
     pub matched_blocks: &'a [u32],
-    /// The reuse interval of a new copy of the longest cached prefix: how many prompts of this
-    /// length an endpoint gets, on average, between two requests that the copy will serve. At most
-    /// [`REQUESTED_ONCE`].
+    /// The reuse interval of a new copy of the longest cached prefix. The interval is the mean
+    /// number of prompts of this length that an endpoint gets between two requests that the copy
+    /// will serve. At most [`REQUESTED_ONCE`].
     pub reuse_interval: f32,
     /// The share of the recently computed prompt tokens that an endpoint had cached before and had
     /// evicted, 0 to 1. The greater the share, the scarcer is the memory of caches.

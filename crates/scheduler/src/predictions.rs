@@ -1,5 +1,5 @@
-//! The predicted latency of one request at each endpoint, and the headroom to the SLOs that count
-//! there: the request's own, and the lowest of the requests already there.
+//! The predicted latency of one request at each endpoint, and the headroom to the SLOs that are in
+//! force there: the request's own, and the lowest of the requests already there.
 //!
 //! The predictions are computed when the first plugin of a decision reads them, for all endpoints
 //! in one pass. They are kept for the other plugins. There is no prediction where prediction is off

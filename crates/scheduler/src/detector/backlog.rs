@@ -115,10 +115,10 @@ impl BacklogDetector {
         Some(f64::from(requests) / f64::from(max))
     }
 
-    /// The share of the endpoint's KV cache in use with a prompt of `more` tokens, `uncached` of
-    /// which are not cached there; `None` if the size of the cache is unknown. The ledger counts a
-    /// shared prefix once for each request, and the engine's report is late, so the lower of both
-    /// numbers is used.
+    /// The share of the endpoint's KV cache that is in use with another prompt of `more` tokens, of
+    /// which `uncached` are not cached there. `None` if the size of the cache is unknown. The
+    /// ledger counts a shared prefix once for each request, and the engine's report is late, so the
+    /// lower of both numbers is used.
     fn kv_cache(
         context: &Context<'_>,
         endpoint: EndpointIndex,

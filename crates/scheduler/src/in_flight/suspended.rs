@@ -75,8 +75,8 @@ impl InFlight {
         self.scraped.counts(endpoint)
     }
 
-    /// How many of the requests in [`Self::load`] the engine does not have, by its last report. 0
-    /// if the engine does not report both its running and its queued requests.
+    /// How many of the requests in [`Self::load`] the engine does not have, according to its last
+    /// report. 0 if the engine does not report both its running and its queued requests.
     #[cold]
     pub fn absent(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> u32 {
         let here = self.requests(endpoint).min(self.scraped.requests(endpoint));

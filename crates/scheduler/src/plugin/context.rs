@@ -94,10 +94,10 @@ impl<'a> Context<'a> {
         self.tokens_without(self.local.matched_blocks(endpoint))
     }
 
-    /// Blocks of the request's prefix that draw it to the endpoint: its cached blocks, and at the
-    /// rendezvous endpoint also the blocks that other proxies may have placed there. Plugins that
-    /// weigh caches use this number. The work left at an endpoint, and the time for it, follow from
-    /// the cached blocks alone.
+    /// Blocks of the request's prefix that draw the request to the endpoint: the blocks cached
+    /// there, and at the rendezvous endpoint also the blocks that other proxies may have placed
+    /// there. Plugins that weigh caches use this number. The work left at an endpoint, and the time
+    /// for it, follow from the cached blocks alone.
     pub fn affinity_blocks(&self, endpoint: EndpointIndex) -> u32 {
         self.affinity_blocks
             .get(endpoint.get())

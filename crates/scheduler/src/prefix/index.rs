@@ -11,8 +11,9 @@
 //!
 //! Age is counted in touches, not in time: an epoch is a fixed number of touches, and an entry
 //! carries the low 16 bits of the epoch of its last touch. When both buckets of a block are full,
-//! its entry replaces a dead or expired entry, else the oldest entry. In every epoch a few buckets
-//! are swept: entries too old for their stamp are dropped, so that no old entry ever looks young.
+//! its entry replaces a dead or expired entry, or the oldest entry if none is dead or expired. In
+//! every epoch a few buckets are swept: entries too old for their stamp are dropped, so that no old
+//! entry ever looks young.
 
 use super::age_bands::EntryState;
 use super::lookup::{IndexLookup, MatchLength};
@@ -34,8 +35,8 @@ pub const ENTRIES_MAX: usize = 1 << 26;
 /// The number of epochs in which as many blocks are touched as the table has places. A shorter
 /// epoch measures age, and how often a prefix is requested, more finely: at the default an epoch is
 /// 192 blocks, two or three prompts. A longer epoch reaches further back before the 16 bits wrap:
-/// [`AGE_MAX`] is four tables full of touches, 6 million at the default, ten times what the
-/// endpoints it is sized for can cache.
+/// [`AGE_MAX`] is four tables full of touches. By default that is 6 million touches, ten times what
+/// the endpoints that the table is sized for can cache.
 const EPOCHS_PER_TABLE: usize = 8192;
 
 /// The maximum age of an entry: it is dropped if it is not touched for this many epochs. This is

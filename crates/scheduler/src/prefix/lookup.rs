@@ -20,8 +20,8 @@ use super::owners::{OwnerTable, REGION_OWNERS, region, region_bit};
 use super::table::{BlockTable, ByClass, epoch_of};
 
 /// The maximum number of holes that a look-up steps over. In a table that has lost 7 % of its
-/// entries, one in two look-ups of 400 blocks meets a hole, so a look-up does not meet eight by
-/// chance.
+/// entries, one in two look-ups of 400 blocks meets a hole. So a look-up does not meet eight holes
+/// by chance.
 const HOLES_MAX: u32 = 8;
 
 /// One look-up.

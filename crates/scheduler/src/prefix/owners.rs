@@ -255,7 +255,7 @@ impl OwnerTable {
     }
 
     /// Updates `id` after touches of a class up to `epoch`: starts an age band when the newest is
-    /// full, and recomputes which entries are estimated to be cached.
+    /// full, and recomputes which entries are believed to be cached.
     pub(super) fn touched(&mut self, id: u16, class: EntryClass, epoch: u64) {
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
             let bands = row.bands.of_mut(class);

@@ -81,10 +81,10 @@ pub(super) struct BlockEntry {
     pub(super) stamp: u16,
 }
 
-/// How many epochs lie between the touches of an entry: 0 is less than one epoch, i is at least
-/// 2^(i-1) and less than 2^i, 15 is unknown. The value moves by one step towards the interval of
-/// each touch, so it stays near the median interval, and a single touch changes little. 13 and 14
-/// mark entries that may be withdrawn. Takes 4 bits.
+/// How many epochs lie between the touches of an entry: 0 means less than one epoch, i means at
+/// least 2^(i-1) and less than 2^i epochs, and 15 means unknown. The value moves by one step
+/// towards the interval of each touch, so it stays near the median interval, and a single touch
+/// changes little. 13 and 14 mark entries that may be withdrawn. Takes 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TouchInterval(u8);
 
@@ -242,8 +242,8 @@ impl BlockTable {
         all
     }
 
-    /// Chooses the position for a new entry of `key`: an unused one, else that of the entry with
-    /// the highest `rank`.
+    /// Chooses the position for a new entry of `key`: an unused one, or, if all are used, that of
+    /// the entry with the highest `rank`.
     pub(super) fn choose(
         &self,
         key: BlockKey,

@@ -16,8 +16,8 @@
 //!   the requests of this endpoint. Where memory is scarce, they also evict tokens that will be
 //!   computed again. This keeps requests where their prefix is cached. A prefix that many requests
 //!   share is charged to all of them, so it is copied to endpoints with less load.
-//! - An endpoint that fails at once has no requests in flight and would look cheapest. So `failure`
-//!   charges the time that a patient client would have waited for a reply.
+//! - An endpoint that fails at once has no requests in flight and would look cheapest. So the term
+//!   `failure` adds the time that a patient client would have waited for a reply.
 //! - An adapter that is loaded, or that this proxy used there recently, costs nothing. Loading an
 //!   adapter costs `adapterLoadMs`. A load that evicts another adapter costs sixteen times as much,
 //!   because the evicted adapter will be needed again and will evict a third adapter. The factor
