@@ -15,8 +15,8 @@ const PROMPTS: usize = 12;
 
 /// The server that answers a prompt sent through this proxy.
 async fn served(fleet: &Fleet, proxy: std::net::SocketAddr, prompt: &str) -> Result<usize> {
-    // Some 11,000 tokens. For a short prompt the endpoint that its hash chooses saves too little:
-    // the costs of all endpoints are then equal, and each proxy picks endpoints in its own turn.
+    // Some 11,000 tokens. For a short prompt, the endpoint that its hash chooses saves too little:
+    // all endpoints then cost the same, and each proxy picks one endpoint after another.
     let body = echo::chat(&prompt.repeat(2_000)).to_string();
     fleet
         .stack
