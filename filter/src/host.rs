@@ -83,9 +83,9 @@ pub struct SharedValue {
 /// that [`Host::focus`] selected last.
 ///
 /// No host call runs a callback. If a call has an immediate effect (a reply, or the end of a call
-/// that cannot be made), the proxy delivers it in a callback after the current one. So a cell may
-/// be borrowed during a host call, but not during a call of the filter's own code that borrows the
-/// cell again.
+/// that cannot be made), the proxy delivers that effect in a callback after the current one. So a
+/// cell may be borrowed during a host call, but not during a call of the filter's own code that
+/// borrows the cell again.
 pub trait Host: Clone + 'static {
     /// Monotonic time, the same clock for all VMs of a process.
     fn now(&self) -> Timestamp;

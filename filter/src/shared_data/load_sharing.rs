@@ -1,5 +1,5 @@
-//! The load of a pool that this VM publishes to the other VMs of its process and reads from them,
-//! so that all VMs pick with the same state.
+//! This VM publishes its load of a pool to the other VMs of its process and reads theirs, so that
+//! all VMs pick with the same state.
 //!
 //! ```text
 //!  pick, first token, end, failure ──► own load report (and ring), at once
@@ -215,7 +215,7 @@ impl LoadSharing {
         self.own.ring.flush(host);
     }
 
-    /// Whether placements of others do not arrive here. True in two cases: another proxy has
+    /// Whether placements from others do not arrive here. True in two cases: another proxy has
     /// reported nothing for long and the daemon is silent too (its last metrics were received at
     /// `metrics_at`), or segments of a VM's ring were lost recently.
     #[must_use]

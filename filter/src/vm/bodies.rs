@@ -6,8 +6,8 @@
 //! alone may use the whole total. If there is no room, one body of the clients above their share is
 //! refused: the body that has cost most, in bytes times time. A new body does not displace bodies
 //! of the same client that arrive fast. In that case the new body is refused. So at any time the VM
-//! holds at most twice the total and one piece, because a body of another stream is held until a
-//! root context refuses it.
+//! holds at most twice the total and one piece: the VM holds a body of another stream until a root
+//! context refuses it.
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
