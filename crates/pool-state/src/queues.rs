@@ -134,8 +134,7 @@ impl FlowQueues {
         self.bands.iter().map(|band| &band.counters)
     }
 
-    /// Whether [`Self::next_due`] may name a request. Freed room that was not checked does not
-    /// count.
+    /// Whether [`Self::next_due`] may name a request. Ignores freed room that was not checked.
     #[must_use]
     pub fn is_due(&self) -> bool {
         let is_due = if self.is_shared() {

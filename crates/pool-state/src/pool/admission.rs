@@ -277,7 +277,7 @@ impl ManagedPool {
         self.record(plan, picked, request, now)
     }
 
-    /// Another VM took the room first, so the request stays queued.
+    /// Puts the request of a claim back into the queue, because another VM took the room first.
     pub fn give_back(&mut self, claim: Claim) -> QueuedTicket {
         self.queues.put_back(&claim.ticket, claim.entry);
         self.withdraw(claim.picked);

@@ -153,8 +153,8 @@ impl ManagedPool {
 // === impl PoolReader ===
 
 impl PoolReader<'_> {
-    /// The SLOs that count for the request at its serving endpoint, computed before its load counts
-    /// there. There are none for a request without an SLO.
+    /// The SLOs of the request that later picks have to respect at its serving endpoint. Call this
+    /// before the load of the request is added there. There are none for a request without an SLO.
     fn tracked_slo(self, request: &Request<'_>, plan: &Plan, now: Timestamp) -> TrackedSlo {
         let Some(state) = self.endpoints.state.as_ref().filter(|_| request.slo.any()) else {
             return TrackedSlo::default();

@@ -363,7 +363,8 @@ fn other() -> ModelLabel {
     }
 }
 
-/// The name under which a model is counted, cut to a limit. A request keeps it while it runs.
+/// The name under which a model is counted: `other` if the name is too long. A request keeps its
+/// name in memory while it runs.
 fn shortened(model: &str) -> Box<str> {
     if model.len() <= MODEL_NAME_BYTES_MAX {
         model

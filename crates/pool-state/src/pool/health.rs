@@ -438,7 +438,7 @@ impl EndpointHealth {
         self.failed_at = now;
     }
 
-    /// Returns whether there was one.
+    /// Ends the streak of failures. Returns whether there was one.
     fn end_streak(&mut self) -> bool {
         std::mem::take(&mut self.streak) > 0.0
     }

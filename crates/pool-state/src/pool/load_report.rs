@@ -148,7 +148,7 @@ impl PeerLoadReport {
         sum
     }
 
-    /// The failures it reports.
+    /// The failures in the report.
     pub fn ejections(&self) -> impl Iterator<Item = Ejection> + '_ {
         self.layout
             .failures(&self.bytes)
@@ -192,7 +192,7 @@ impl PeerLoadReport {
         self.layout.slos > 0
     }
 
-    /// Adds the loads of the report to `others`, if they count.
+    /// Adds the loads and SLOs of the report to `others`, if the report is included there.
     pub(super) fn add_to(&self, others: &mut PeerLoads) {
         if self.counts {
             self.add_loads_to(others);
@@ -337,8 +337,8 @@ impl PeerLoadReport {
 // === impl LoadReportSum ===
 
 impl LoadReportSum {
-    /// Starts again with these generations of endpoints, and with the loads of those `rows` that
-    /// count.
+    /// Starts again with these generations of endpoints, and with those `rows` that are included in
+    /// the sum.
     pub fn reset<'r>(
         &mut self,
         present: Vec<EndpointRef>,
@@ -378,9 +378,9 @@ impl LoadReportSum {
         self.others.load(endpoint)
     }
 
-    /// Returns the sum as a report. The SLOs of the report come from the `rows` that count, because
-    /// a minimum cannot be maintained by differences. The failures of the report include the `own`
-    /// failures: the latest failure of each endpoint, unless another proxy reported it.
+    /// Returns the sum as a report. The SLOs of the report come from the `rows` that are included,
+    /// because a minimum cannot be maintained by differences. The failures of the report include
+    /// the `own` failures: the latest failure of each endpoint, unless another proxy reported it.
     pub fn row<'r>(
         &mut self,
         head: LoadReportHead,

@@ -37,8 +37,8 @@ impl UnconfirmedPrompt {
 // === impl LedgerHold ===
 
 impl LedgerHold {
-    /// The prompt tokens that the engine had to compute, by cause. `blocks` as in
-    /// [`ManagedPool::record_cache_hit`]. Hits and misses add up to the tokens of the prompt.
+    /// The prompt tokens that the engine had to compute, by cause. `blocks` has the same meaning as
+    /// in [`ManagedPool::record_cache_hit`]. Hits and misses add up to the tokens of the prompt.
     #[must_use]
     pub fn missed(&self, usage: &TokenUsage, blocks: Option<u32>) -> MissedTokens {
         let prompt = usage.prompt_tokens.unwrap_or(0);

@@ -91,8 +91,8 @@ impl LedgerHold {
         }
     }
 
-    /// The number of the request, if it may be given up. [`ManagedPool::next_due`] names it in that
-    /// case.
+    /// The number of the request, if it may be given up. [`ManagedPool::next_due`] names this
+    /// number when the request must be given up.
     pub fn revocable(&self) -> Option<u64> {
         self.revocable
     }
@@ -117,8 +117,8 @@ impl LedgerHold {
         self.serving.load()
     }
 
-    /// The prompt tokens that are not cached at the endpoint that computes the prompt; 0 after its
-    /// end.
+    /// The prompt tokens that are not cached at the endpoint that computes the prompt; 0 once the
+    /// prompt is computed.
     pub fn uncached_tokens(&self) -> u64 {
         self.tickets()
             .map(|ticket| ticket.load().prefills.uncached_tokens)
@@ -199,9 +199,9 @@ impl ManagedPool {
         }
     }
 
-    /// Applies the cached tokens that the engine reported. `text_bytes` has the bytes of a prompt
-    /// that is only text, otherwise 0. `blocks` has the blocks of a prompt whose tokens are spread
-    /// evenly over them, otherwise `None`.
+    /// Applies the cached tokens that the engine reported. `text_bytes` is the number of bytes of a
+    /// prompt that is only text, otherwise 0. `blocks` is the number of blocks of a prompt whose
+    /// tokens are spread evenly over them, otherwise `None`.
     pub fn record_cache_hit(
         &mut self,
         held: &LedgerHold,

@@ -42,7 +42,8 @@ struct Ranking<T>(Vec<(T, u64)>);
 // === impl RelaySum ===
 
 impl RelaySum {
-    /// Starts again with these generations of endpoints, and with those `rows` that count.
+    /// Starts again with these generations of endpoints, and with those `rows` that are included in
+    /// the sum.
     pub fn reset<'r>(
         &mut self,
         present: Vec<EndpointRef>,

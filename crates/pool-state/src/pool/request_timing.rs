@@ -230,14 +230,14 @@ impl ManagedPool {
         }))
     }
 
-    /// Whether prompts of other VMs wait or are computed at the endpoint.
+    /// Whether prompts from other VMs wait or are computed at the endpoint.
     fn has_prompts_of_others(&self, endpoint: EndpointRef) -> bool {
         self.ledger.in_flight.load(endpoint).prefills.prompts
             != self.ledger.in_flight.own(endpoint).prefills.prompts
     }
 
     /// Records the first token and measures the prefill. There is no measurement if the endpoint
-    /// had or has prompts of other VMs, because this VM does not see their first tokens.
+    /// had or has prompts from other VMs, because this VM does not see their first tokens.
     pub(super) fn observe_first_token(&mut self, held: &mut LedgerHold, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
         let Some(endpoint) = watch.prefills_at() else {

@@ -48,7 +48,7 @@ pub(super) fn publish_success(
     placements.push(PlacementKind::Withdrawn, endpoint, &[mark], KNOWN);
 }
 
-/// Applies the mark of another worker.
+/// Applies a mark from another worker.
 pub(super) fn receive(
     health: &mut EndpointHealthTable,
     kind: PlacementKind,

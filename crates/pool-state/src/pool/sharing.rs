@@ -19,7 +19,8 @@ use scheduler::Timestamp;
 const PATIENCE_MS: std::ops::RangeInclusive<u64> = 1_000..=5_000;
 
 /// The kind that a placement from another proxy has here; `None` for a kind that only workers of
-/// one process accept from each other. A mark has no share, so it counts as over its share.
+/// one process accept from each other. Proxies have no share of the marks here, so a mark is always
+/// [`PlacementKind::OverShare`].
 pub(crate) fn peer_kind(kind: PlacementKind, blocks: &[u64]) -> Option<PlacementKind> {
     match blocks {
         [mark] if shared_streak::is_mark(*mark) => None,
@@ -97,7 +98,7 @@ impl ManagedPool {
         self.drop_impossible_slos();
     }
 
-    /// Drops the SLOs of other proxies that an idle endpoint could not meet: they would keep
+    /// Drops the SLOs from other proxies that an idle endpoint could not meet. Such SLOs would keep
     /// requests away without any benefit.
     #[inline(never)] // several callers, and the wasm module should be small
     fn drop_impossible_slos(&mut self) {
@@ -109,8 +110,8 @@ impl ManagedPool {
         }
     }
 
-    /// Counts all reports from others again. Must follow [`Self::install`], because endpoints may
-    /// have other generations.
+    /// Adds up all reports from others again. Call this after [`Self::install`], because endpoints
+    /// may have other generations.
     pub fn recount_load_reports<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
         let others = self.ledger.others_mut();
         others.start(self.endpoints.refs());
@@ -189,7 +190,7 @@ impl ManagedPool {
                 self.cache.stored_answers.record(*mark, endpoint, from_peer);
             }
             _ => {
-                // Its pick is published as unconfirmed.
+                // The other worker publishes each pick as an unconfirmed placement.
                 if kind == PlacementKind::Unconfirmed {
                     self.ledger.in_flight.picked(endpoint);
                 }

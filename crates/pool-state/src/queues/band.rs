@@ -318,7 +318,7 @@ impl BandQueue {
         fairness.charge(&mut flow.account, &mut self.account, cost, now);
     }
 
-    /// The account of a flow, for putting it back.
+    /// The account of a flow, which is restored if a claim fails.
     pub(super) fn flow_mut(&mut self, flow: usize) -> Option<&mut FlowAccount> {
         self.flows.get_mut(flow).map(|flow| &mut flow.account)
     }

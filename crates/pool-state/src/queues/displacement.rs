@@ -92,7 +92,7 @@ impl FlowQueues {
         Some(self.shared.lowest(lowest))
     }
 
-    /// The requests that all VMs hold of these priorities.
+    /// The requests with priorities from `lowest` to `highest` that all VMs hold.
     #[inline(never)] // several callers, and the wasm module should be small
     fn queued_between(&self, lowest: i32, highest: i32) -> QueuedInBand {
         let mut sum = self.shared.queued(lowest, highest);

@@ -107,7 +107,7 @@ impl SharedQueues {
             .filter(move |other| other.row.queued.priority == priority)
     }
 
-    /// The requests that the others hold of these priorities.
+    /// The requests with priorities from `lowest` to `highest` that the others hold.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn queued(&self, lowest: i32, highest: i32) -> QueuedInBand {
         let mut sum = QueuedInBand::default();

@@ -95,7 +95,7 @@ impl OutsideQueues {
     }
 
     /// The share of each endpoint that this proxy may fill. Other proxies that only seem to be
-    /// there take nothing of what it had.
+    /// there take nothing of what this proxy had.
     pub(super) fn share(&self) -> f64 {
         (1.0 / f64::from(self.alone_of.max(1))).max(self.part)
     }

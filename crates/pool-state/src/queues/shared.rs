@@ -329,7 +329,7 @@ impl FlowQueues {
     }
 
     /// Records that the request waits again, and its flow is not charged. Its place was free
-    /// meanwhile, and other VMs could see that, so this is an event.
+    /// meanwhile, and other VMs could see that, so a new round begins.
     pub(crate) fn put_back(&mut self, ticket: &QueuedTicket, claimed: ClaimedEntry) {
         let ClaimedEntry {
             entry,

@@ -148,7 +148,7 @@ impl PoolCounters {
     }
 
     /// Counts a success of a name without a label. Returns the unlisted row of its client with the
-    /// fewest requests, if the name had twice as many.
+    /// fewest requests, if the name had at least twice as many successes.
     fn rarer_than(&mut self, label: &ModelLabel, source: LabelSource) -> Option<usize> {
         let successes = self.candidates.count(label);
         let rows = self.models.iter().enumerate();
@@ -190,7 +190,8 @@ impl PoolCounters {
 // === impl ModelLabel ===
 
 impl ModelLabel {
-    /// The label of an unlisted model, if it differs.
+    /// The label with both names cut to [`UNLISTED_NAME_BYTES_MAX`], for an unlisted model. `None`
+    /// if neither name is longer.
     pub(super) fn cut(&self) -> Option<Self> {
         let cut = |name: &str| {
             name.get(..name.floor_char_boundary(UNLISTED_NAME_BYTES_MAX))
