@@ -78,7 +78,7 @@ impl EndpointPrediction {
         self.idle || self.meets()
     }
 
-    /// Whether the prediction is within all SLOs that count.
+    /// Whether the prediction is within all SLOs that are in force.
     pub fn meets(&self) -> bool {
         !self.ttft.is_exceeded() && !self.tpot.is_exceeded()
     }
@@ -200,7 +200,8 @@ impl Predictions {
     }
 }
 
-/// The SLOs of `request` that count once it is sent to `endpoint`, computed before it counts there.
+/// The SLOs of `request` that later picks have to respect once `endpoint` serves it. Call this
+/// before the load of the request is added to `endpoint`.
 pub(crate) fn tracked_slo(
     table: &EndpointTable,
     settings: Option<LatencySettings>,

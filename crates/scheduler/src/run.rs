@@ -28,8 +28,8 @@ pub trait ProfileHandler: PluginDebug + Send + Sync {
     /// The names that the handler refers to; checked when the pipeline is built.
     fn references(&self) -> Vec<Reference<'_>>;
 
-    /// Whether the handler may split a request among endpoints of several roles. Then endpoints
-    /// that never decode are no destination for the proxy.
+    /// Whether the handler may split a request among endpoints of several roles. In this case the
+    /// proxy sends no request to endpoints that never decode.
     fn disaggregates(&self) -> bool {
         false
     }

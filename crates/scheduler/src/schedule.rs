@@ -39,8 +39,8 @@ const HOME_PERCENT: u32 = 60;
 /// Decides on `request` by the snapshot's pipeline. The function changes only `rng`; the caller
 /// records the outcome.
 ///
-/// If `explanation` is given, it receives the dropped endpoints and the scores of each scorer.
-/// Without it, reasons cost nothing.
+/// If `explanation` is given, it receives the dropped endpoints and the scores of each scorer. If
+/// not, the decision spends no time on reasons.
 #[must_use]
 pub fn schedule(
     snapshot: &Snapshot,
@@ -83,7 +83,8 @@ pub fn predict(
     )
 }
 
-/// The SLOs of `request` that count once it is sent to `endpoint`, computed before it counts there.
+/// The SLOs of `request` that later picks have to respect once `endpoint` serves it. Call this
+/// before the load of the request is added to `endpoint`.
 #[must_use]
 pub fn tracked_slo(
     snapshot: &Snapshot,
@@ -249,7 +250,7 @@ fn decide(
 }
 
 /// If no endpoint has this prompt cached, favours its rendezvous endpoint as if [`HOME_PERCENT`] of
-/// it were cached there.
+/// the prompt were cached there.
 #[cold]
 fn rendezvous_affinity(context: &Context<'_>, allowed: &[EndpointIndex]) -> Vec<u32> {
     let mut affinity = context.local.matched_blocks.to_vec();

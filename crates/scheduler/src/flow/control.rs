@@ -165,7 +165,7 @@ impl FlowControl {
         self.settings.eviction
     }
 
-    /// Says how much of the pool a band may fill.
+    /// The policy that says how much of the pool a band may fill.
     pub fn usage_limit(&self) -> Option<&dyn UsageLimitPolicy> {
         named(&self.policies.usage_limit, &self.settings.usage_limit)
     }

@@ -337,7 +337,8 @@ impl SharedOrder {
         }
     }
 
-    /// Passes the turn on. Returns the VM to wake, and marks it; `None` if it is awake already.
+    /// Passes the turn on. Returns the VM to wake, and marks it. `None` if that VM is awake
+    /// already, or if no other VM has a request to try.
     fn pass_on(&mut self, vm: u64, now: Timestamp) -> Option<u64> {
         let (_, next) = self.smallest(vm, now)?;
         let row = self

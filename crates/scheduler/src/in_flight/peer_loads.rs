@@ -43,7 +43,7 @@ pub struct PeerLoads {
 // === impl PeerLoads ===
 
 impl PeerLoads {
-    /// Starts with no load. From now on only these generations count.
+    /// Starts with no load. From now on, only the loads of these generations are added up.
     pub fn start(&mut self, present: &[EndpointRef]) {
         self.rows.clear();
         self.young.clear();

@@ -133,8 +133,8 @@ impl StepModel {
     }
 
     /// Returns the time to the first token and the time to the last of `output` tokens, in ms, for
-    /// a request with `prompt` tokens at `endpoint` without load. `uncached` of the prompt tokens
-    /// are not cached there.
+    /// a request with `prompt` tokens at `endpoint`, which already has `load`. `uncached` of the
+    /// prompt tokens are not cached there.
     // A time is known to at most seven digits.
     pub fn expected_ms(
         &self,

@@ -63,7 +63,8 @@ impl<'a> Context<'a> {
         self.table.endpoint(endpoint)?.label(key)
     }
 
-    /// The agent's session: the first header of agent-identity that is present and not blank.
+    /// The agent's session: the value of the first header of `agent-identity` that is present and
+    /// not blank.
     pub fn agent_identity(&self) -> Option<&str> {
         let headers = &self.settings.identity.headers;
         headers
@@ -73,7 +74,7 @@ impl<'a> Context<'a> {
             .find(|value| !value.is_empty())
     }
 
-    /// The load in flight at the endpoint, of this proxy and its peers.
+    /// The load in flight at the endpoint, from this proxy and its peers.
     pub fn load(&self, endpoint: EndpointIndex) -> EndpointLoad {
         self.table
             .id(endpoint)

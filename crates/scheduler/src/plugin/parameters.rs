@@ -135,7 +135,7 @@ impl<'a> Parameters<'a> {
     /// when a plugin reads them.
     ///
     /// # Errors
-    /// [`InvalidParameter`] names the first that is wrong.
+    /// Returns [`InvalidParameter`] for the first parameter that is wrong.
     pub fn check(
         known: &'static [Parameter],
         given: &'a [(String, ParameterValue)],
@@ -354,8 +354,8 @@ impl<'a> Parameters<'a> {
     /// A map, read as parameters over the defaults of `known`; `None` if it was not given.
     ///
     /// # Errors
-    /// Returns [`InvalidParameter`] if the parameter is not a map, if an entry is not in `known`,
-    /// or from `read`.
+    /// Returns [`InvalidParameter`] if the parameter is not a map, if [`Self::check`] refuses an
+    /// entry, or if `read` fails.
     pub fn nested<T>(
         &self,
         name: &str,
@@ -373,7 +373,7 @@ impl<'a> Parameters<'a> {
     /// A map that must be given, read like [`Self::nested`].
     ///
     /// # Errors
-    /// Returns [`InvalidParameter`] if it is not given, or as for [`Self::nested`].
+    /// Returns [`InvalidParameter`] if the map is not given, or as [`Self::nested`] does.
     pub fn require<T>(
         &self,
         name: &str,

@@ -176,8 +176,8 @@ impl PrefixIndex {
         }
     }
 
-    /// How long ago `endpoint` received this block. `None` if the index has no record of that, or
-    /// only a claim.
+    /// How long ago `endpoint` received this block, counted in blocks. `None` if the index has no
+    /// record of that, or only a claim.
     pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<ReuseDistance> {
         let owner = self.owners.get(endpoint)?;
         let key = self.table.key(block, region(owner));

@@ -230,7 +230,8 @@ impl OwnerTable {
         self.row(id).map(|row| row.capacity)
     }
 
-    /// The blocks that `id` is known to have got since a confirmed entry last touched in `epoch`.
+    /// How many blocks `id` is known to have received after a confirmed entry whose last touch was
+    /// in `epoch`.
     pub(super) fn reuse(&self, id: u16, epoch: u64) -> Option<ReuseDistance> {
         self.row(id)?.bands.confirmed.reuse(epoch)
     }

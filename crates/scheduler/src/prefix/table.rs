@@ -381,7 +381,7 @@ impl TouchInterval {
     /// The longest known interval: 2^11 epochs or more, a quarter of a table full of touches.
     const LONGEST: u8 = 12;
 
-    /// The interval after a touch, `epochs` after the touch before.
+    /// The interval after a touch that comes `epochs` after the touch before it.
     pub(super) fn after(self, epochs: u64) -> Self {
         let seen = (u64::BITS - epochs.leading_zeros()).min(u32::from(Self::LONGEST)) as u8;
         match self {
