@@ -130,8 +130,8 @@ impl Readable for FileSet {
 /// Reads the file at `path`, or all files of the folder there.
 ///
 /// # Errors
-/// [`ReadError`] names the file or folder and the reason. An unreadable file is an error of the
-/// whole folder, because the other files may have another meaning without it.
+/// Returns [`ReadError`], which names the file or folder and the reason. An unreadable file is an
+/// error of the whole folder, because the other files may have another meaning without it.
 pub async fn read_all(path: &Path) -> FileContent<FileSet> {
     let unreadable = |why: String| ReadError {
         path: path.display().to_string(),
@@ -177,7 +177,7 @@ pub async fn read_all(path: &Path) -> FileContent<FileSet> {
 /// Reads a text file of at most [`FILE_BYTES_MAX`].
 ///
 /// # Errors
-/// [`ReadError`] names the file and the reason.
+/// Returns [`ReadError`], which names the file and the reason.
 pub async fn read(path: &Path) -> FileContent {
     let unreadable = |why: String| ReadError {
         path: path.display().to_string(),

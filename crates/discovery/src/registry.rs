@@ -23,7 +23,8 @@ pub trait ServiceRegistry: Send + Sync {
     /// metadata.
     ///
     /// # Errors
-    /// [`RegisterError`] says what has to change, or that a later attempt may succeed.
+    /// Returns [`RegisterError`], which says what has to change, or that a later attempt may
+    /// succeed.
     fn register_instance<'a>(
         &'a self,
         namespace: &'a str,

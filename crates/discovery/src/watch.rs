@@ -142,7 +142,7 @@ impl<B: Backend> Discovery<B> {
         }
     }
 
-    /// Treats addresses of this machine and of its link in this way.
+    /// Sets whether instances may have addresses of this machine or of its link.
     #[must_use]
     pub fn with_local_addresses(self, local: LocalAddresses) -> Self {
         Self { local, ..self }

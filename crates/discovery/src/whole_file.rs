@@ -75,7 +75,7 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Creates a file that does not exist, and removes what is there before.
+/// Creates a new file, after removing whatever is at `path`.
 fn create(path: &Path, mode: u32) -> io::Result<File> {
     let mut attempts = 0;
     loop {

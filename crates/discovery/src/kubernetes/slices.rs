@@ -293,7 +293,7 @@ fn record(
 
 /// Reads the readiness. `ready` alone is not enough: with `publishNotReadyAddresses` it is always
 /// true, even for a server that does not serve. A slice does not show whether the server or its
-/// node is not ready. The pod does ([`super::labels`]).
+/// node is not ready. Only the pod shows that ([`super::labels`]).
 fn readiness(conditions: Option<&EndpointConditions>) -> InstanceReadiness {
     let Some(EndpointConditions {
         ready,
