@@ -132,7 +132,8 @@ pub enum BodyError {
 /// opaque.
 ///
 /// # Errors
-/// Returns [`BodyError`]. Invalid JSON has precedence over a missing or unusable model.
+/// Returns [`BodyError`] if the body cannot be read, or if its model is missing or unusable.
+/// Invalid JSON has precedence over the model.
 pub fn parse<P: PromptSink>(
     api: RequestApi,
     body: &[u8],
@@ -226,7 +227,8 @@ impl<P: PromptSink> BodyReader<P> {
     /// Reads the last piece.
     ///
     /// # Errors
-    /// Returns [`BodyError`]. Invalid JSON has precedence over a missing or unusable model.
+    /// Returns [`BodyError`] if the body cannot be read, or if its model is missing or unusable.
+    /// Invalid JSON has precedence over the model.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn finish(mut self, piece: &[u8]) -> Result<ParsedRequest<P>, BodyError> {
         self.push(piece, true);

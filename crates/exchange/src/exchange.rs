@@ -288,7 +288,7 @@ impl Exchange {
         self.facts.client.hash
     }
 
-    /// Whether a header names the client.
+    /// Whether a header or the proxy's metadata names the client.
     pub(crate) fn names_client(&self) -> bool {
         self.facts.client.is_named()
     }

@@ -153,7 +153,7 @@ pub struct ExchangeSettings {
 // === impl ExchangeSettings ===
 
 impl ExchangeSettings {
-    /// Whether engines must not share cached prefixes between authenticated clients.
+    /// Whether engines must not share cached prefixes between clients with different names.
     #[must_use]
     pub fn separates_caches(&self) -> bool {
         !self.cache_salt_key.is_empty()

@@ -167,7 +167,7 @@ impl ResponseReader {
     }
 
     /// Whether the engine has worked on the request to its end, as far as the response shows. Call
-    /// it after [`Self::finish`].
+    /// this after [`Self::finish`].
     #[must_use]
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn has_generated(&self) -> bool {
@@ -181,7 +181,7 @@ impl ResponseReader {
     }
 
     /// Classifies the body of the whole response. `wants_output` means that the client wants at
-    /// least one token. Call it after [`Self::finish`].
+    /// least one token. Call this after [`Self::finish`].
     #[must_use]
     pub fn says(&self, wants_output: bool) -> ErrorBody {
         let generates = self.api.generates();

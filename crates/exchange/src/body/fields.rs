@@ -330,9 +330,9 @@ impl<P: PromptSink> BodyFields<P> {
         }
     }
 
-    /// A string, or an array of strings, objects and token ids. Any other value is not a prompt. An
-    /// array that begins with a number is a list of token ids and one piece, because no API mixes
-    /// ids and text.
+    /// Reads a prompt: a string, or an array of strings, objects and token ids. Any other value is
+    /// not a prompt. An array that begins with a number is a list of token ids and one piece,
+    /// because no API mixes ids and text.
     fn content(
         &mut self,
         kind: JsonKind,

@@ -226,6 +226,6 @@ pub trait RequestHost {
     /// its response does.
     fn endpoint_broke_off(&mut self) -> bool;
 
-    /// A routed request has ended.
+    /// Called when a routed request has ended.
     fn ended(&mut self, outcome: &ExchangeOutcome);
 }

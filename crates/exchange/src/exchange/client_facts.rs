@@ -17,7 +17,7 @@ pub(super) struct ClientFacts {
     pub(super) credentials: u64,
     /// The client, as a hash; 0 if it is unknown.
     pub(super) hash: u64,
-    /// The authenticated client, where caches are separated by it.
+    /// The name of the client, if the settings separate caches by client. Empty without a name.
     pub(super) tenant: Box<str>,
     /// Whether a header or the proxy's metadata names the client.
     is_named: bool,

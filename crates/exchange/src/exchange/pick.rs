@@ -223,7 +223,7 @@ impl Exchange {
         step
     }
 
-    /// The time since when flow control holds the request, and its priority.
+    /// The time at which flow control began to hold the request, and its priority.
     pub(crate) fn held(&self) -> Option<(Timestamp, i32)> {
         match &self.phase {
             ExchangePhase::Queued(_, queued) => Some((queued.since, queued.pending.priority)),

@@ -71,8 +71,8 @@ impl Exchange {
         }
     }
 
-    /// Bytes pass again. The request takes its place again, unless the engine has computed the
-    /// whole reply.
+    /// Gives the request its place again, because bytes pass. Does nothing if the engine has
+    /// computed the whole reply.
     #[cold]
     pub(crate) fn take_place_again(&mut self, pool: &mut ManagedPool) {
         if let ExchangePhase::Routed(routed) = &mut self.phase
