@@ -117,7 +117,7 @@ impl ExtProcServer {
         let _ = self.spans.set(spans); // it is set only once, at the start
     }
 
-    /// Where the spans of traced requests go; `None` without a collector.
+    /// The queue for the spans of traced requests; `None` without a collector.
     #[must_use]
     pub fn spans(&self) -> Option<&SpanQueue> {
         self.spans.get()
@@ -156,7 +156,8 @@ impl ExtProcServer {
         self.pools.iter()
     }
 
-    /// Whether requests can be decided: every pool has state, or has had time enough and one has.
+    /// Whether requests can be decided: every pool has state, or, after [`ALL_POOLS_WAIT_MAX`], at
+    /// least one pool has.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let mut pools = self.pools.values();
@@ -238,7 +239,7 @@ fn refuse(rejected: RejectedMessage) -> Option<state::Ack> {
     tracing::error!(
         pool,
         why,
-        "the ext_proc server refuses a message of the daemon; the current state stays in force"
+        "the ext_proc server refuses a message from the daemon; the current state stays in force"
     );
     rejected.ack()
 }

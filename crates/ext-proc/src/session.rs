@@ -111,7 +111,7 @@ impl StreamSession {
         session
     }
 
-    /// Returns what to do next. Call it after the proxy has taken the bytes that were sent.
+    /// Returns what to do next. Call this after the proxy has taken the bytes that were sent.
     pub fn next(&self) -> SessionAction {
         let now = self.server.now();
         let mut state = self.lock();

@@ -63,7 +63,7 @@ impl RequestSpan {
         }
     }
 
-    /// Adds an attribute under our prefix.
+    /// Adds an attribute with the prefix `switchpoint.`.
     pub fn tag(&mut self, name: &str, value: impl Into<String>) {
         if self.attributes.len() < ATTRIBUTES_MAX {
             self.attributes
@@ -84,7 +84,7 @@ impl RequestSpan {
 // === impl SpanQueue ===
 
 impl SpanQueue {
-    /// A queue, and its end for the exporter.
+    /// A queue, and the receiver for the exporter.
     #[must_use]
     pub fn new() -> (Self, mpsc::Receiver<RequestSpan>) {
         let (spans, receiver) = mpsc::channel(SPANS_WAITING_MAX);
