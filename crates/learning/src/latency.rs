@@ -229,8 +229,8 @@ impl LatencyLearner {
         verdict
     }
 
-    /// Returns how far an observation of `origin` is trusted. If the origin is outvoted, everything
-    /// that it alone taught is forgotten.
+    /// Returns how far an observation from `origin` is trusted. If the origin is outvoted,
+    /// everything that it alone taught is forgotten.
     fn trust(&mut self, origin: u64, observation: &Observation) -> OriginTrust {
         let Observation {
             endpoint,

@@ -101,7 +101,7 @@ struct Vote {
 // === impl OriginVotes ===
 
 impl OriginVotes {
-    /// Records that `origin` observes.
+    /// Records that an observation from `origin` arrived.
     pub(crate) fn note(&mut self, origin: u64, now_ms: u64) {
         self.origins.entry(origin).or_default().at_ms = now_ms;
         while self.origins.len() > ORIGINS_MAX {

@@ -123,7 +123,7 @@ impl P90Tracker {
 }
 
 /// The signed step of an outcome for a target `share`: `share` if it is above, `share - 1` if not.
-/// The steps add up to zero if the intended share is within.
+/// The steps add up to zero if the intended share of outcomes is not above the target.
 fn up(above: bool, share: f32) -> f32 {
     if above { share } else { share - 1.0 }
 }

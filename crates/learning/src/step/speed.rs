@@ -95,7 +95,7 @@ impl SpeedEvidence {
         self.weight > 0.0
     }
 
-    /// Forgets the evidence that this time without samples makes uncertain, in ms.
+    /// Lets the evidence fade for `idle_ms` without samples.
     pub(super) fn fade(&mut self, idle_ms: f64) {
         // A compared endpoint stays compared, because the sums do not become 0.
         if self.samples() > f64::EPSILON {
