@@ -152,7 +152,7 @@ impl DaemonUpdate {
     /// Refuses a version that is far in the future, by the clock of this host.
     ///
     /// # Errors
-    /// Returns [`RejectedMessage`] if no part of the message may be used.
+    /// Returns [`RejectedMessage`] for such a version. Then no part of the message may be used.
     pub fn check_term(self, unix_ms: u64) -> Result<Self, RejectedMessage> {
         let (pool, version, is_acked) = match &self {
             Self::PoolUpdate(update) => (&update.pool, update.snapshot.version(), true),

@@ -107,8 +107,7 @@ impl EncodedPlacements {
     }
 
     /// All placements in the order in which they apply, without those that only workers of one
-    /// process accept from each other. Proxies have no share of the marks here, so a mark is always
-    /// [`PlacementKind::OverShare`].
+    /// process accept from each other. A mark always has the kind [`PlacementKind::OverShare`].
     pub fn each(&self) -> impl Iterator<Item = (PlacementKind, EndpointRef, Vec<u64>)> {
         let confirmed = placements::each(&self.placements)
             .map(|(endpoint, blocks)| (PlacementKind::Confirmed, endpoint, blocks));

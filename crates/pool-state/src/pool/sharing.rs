@@ -19,8 +19,8 @@ use scheduler::Timestamp;
 const PATIENCE_MS: std::ops::RangeInclusive<u64> = 1_000..=5_000;
 
 /// The kind that a placement from another proxy has here; `None` for a kind that only workers of
-/// one process accept from each other. Proxies have no share of the marks here, so a mark is always
-/// [`PlacementKind::OverShare`].
+/// one process accept from each other. A mark is always taken as [`PlacementKind::OverShare`], so
+/// that it displaces nothing that this process saw.
 pub(crate) fn peer_kind(kind: PlacementKind, blocks: &[u64]) -> Option<PlacementKind> {
     match blocks {
         [mark] if shared_streak::is_mark(*mark) => None,
