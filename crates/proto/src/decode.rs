@@ -181,7 +181,8 @@ impl fmt::Display for InvalidState {
 
 impl std::error::Error for InvalidState {}
 
-/// Readers look attributes up by binary search, so their keys must be in order.
+/// Checks the attributes. Readers look attributes up by binary search, so their keys must be in
+/// order.
 fn attributes(columns: &[state::Attribute], n: usize) -> Result<&[state::Attribute], InvalidState> {
     if columns.iter().any(|column| column.values.len() != n) {
         return Err(InvalidState::ColumnLength("attributes"));
@@ -223,7 +224,7 @@ pub(crate) fn version(
         .ok_or(InvalidState::Missing(field))
 }
 
-/// Readers look models up by binary search.
+/// Decodes a set of models, and sorts it, because readers look models up by binary search.
 fn model_set(message: state::ModelSet) -> Arc<[Box<str>]> {
     let mut models: Vec<Box<str>> = message.models.into_iter().map(Into::into).collect();
     sort_by(&mut models, |a, b| a < b);
@@ -309,8 +310,8 @@ fn plugin(message: state::Plugin) -> Result<PluginSpec, InvalidState> {
     })
 }
 
-/// The scheduler checks the number of values when it builds the plugin. This recursion checks their
-/// depth.
+/// Decodes a parameter, and checks the depth of its values. The scheduler checks their number when
+/// it builds the plugin.
 fn parameter(
     message: state::Parameter,
     depth_left: usize,

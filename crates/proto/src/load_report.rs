@@ -102,9 +102,9 @@ impl LoadReportHead {
 
     /// Does [`Self::stamp`] for the report of a writer with another clock. Converts the times in
     /// the report to the local clock, as if it had been written now. Only this function limits the
-    /// times that another process reports, in the daemon and in the proxies. No failure is from the
-    /// future, and none ejects for longer than [`PEER_EJECTION_MS_MAX`]. Returns false, without
-    /// effect, when the bytes are not a report.
+    /// numbers that another process reports, in the daemon and in the proxies. No failure is from
+    /// the future, none ejects for longer than [`PEER_EJECTION_MS_MAX`], and no load has more than
+    /// [`PROMPTS_MAX`] prompts. Returns false, without effect, when the bytes are not a report.
     #[must_use]
     pub fn receive(self, report: &mut [u8]) -> bool {
         let Some(layout) = LoadReportLayout::parse(report) else {
