@@ -93,8 +93,8 @@ pub trait Host: Clone + 'static {
     fn unix_ms(&self) -> u64;
     /// Random bits.
     fn entropy(&self) -> u64;
-    /// Reads shared data. An empty value counts as removed. Removed and unknown keys give `None`,
-    /// but only a key that was written before has a token.
+    /// Reads shared data. `None` means that the key was never written. An empty value means that
+    /// the key was removed, and such a key still has a token.
     fn shared(&self, key: &str) -> Result<Option<SharedValue>>;
     /// Writes shared data; [`HostError::CONFLICT`] if the condition does not hold.
     fn share(&self, key: &str, value: &[u8], expect: WriteCondition) -> Result<()>;

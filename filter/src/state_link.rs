@@ -91,7 +91,7 @@ impl StateLink {
         let (crash_guard, lost) = CrashGuard::load(leader.host, leader.vm, leader.now);
         if lost {
             log::error!(
-                "a VM was lost while it decoded a message of the daemon; that message is refused from now on"
+                "a VM was lost while it decoded a message from the daemon; that message is refused from now on"
             );
             leader.metrics.count(Stat::CrashGuarded);
         }
@@ -269,7 +269,7 @@ impl StateLink {
         else {
             leader.metrics.count(Stat::Refused);
             log::warn!(
-                "a message of the daemon is refused: a VM was lost while it decoded the message"
+                "a message from the daemon is refused: a VM was lost while it decoded the message"
             );
             return Ok(());
         };

@@ -429,9 +429,9 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Prepares the pools at a tick, so that no request waits for it. Creating a prefix index takes
-    /// milliseconds. A VM that does not lead serves requests and needs the index. With several
-    /// pools, the VM may never serve some of them, so it creates their indexes at the first
+    /// Prepares the pools at a tick, so that no request waits for this work. Creating a prefix
+    /// index takes milliseconds. A VM that does not lead serves requests and needs the index. With
+    /// several pools, the VM may never serve some of them, so it creates their indexes at the first
     /// request.
     fn prepare(&self, config: &FilterConfig, now: Timestamp) {
         for replica in &self.replicas {

@@ -119,7 +119,8 @@ fn live() -> String {
 }
 
 /// Returns the cost of sharing for a pick in this VM with this many peers, each with load at this
-/// many endpoints: JSON with the median time of each call in µs.
+/// many endpoints: JSON with the median time of each call in µs. For the value [`LIVE`], returns
+/// the cost for the last picks.
 ///
 /// `None` when the header is absent.
 pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {

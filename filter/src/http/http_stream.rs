@@ -81,7 +81,7 @@ impl<H: Host> HttpStream<H> {
     /// Handles a piece of the request body, which is `size` bytes long so far.
     pub fn request_body(&self, size: usize, end_of_stream: bool) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
-        // The driver refuses a body above the limit for one.
+        // The driver refuses a body above the limit for one body.
         let counts = !end_of_stream
             && driver.awaits_body()
             && (COUNTED_BYTES_MIN..=host.config.settings.body_limit_bytes).contains(&size);

@@ -335,8 +335,8 @@ impl PoolReplica {
         }
     }
 
-    /// Reads the observations of the process's VMs since the last time. Returns one message for
-    /// each VM that has any.
+    /// Reads the observations that the VMs of this process wrote since the last time. Returns one
+    /// message for each VM that has any.
     pub fn read_observations<H: Host>(
         &mut self,
         host: &H,

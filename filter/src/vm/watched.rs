@@ -43,7 +43,7 @@ impl WatchedStreams {
         }
     }
 
-    /// Returns how many places of requests there are to check now.
+    /// Returns the number of places to check now; 0 if no check is due.
     pub fn due_replies(&mut self, now: Timestamp) -> usize {
         if now.ms_since(self.checked) < CHECK_MS {
             return 0;
