@@ -25,7 +25,7 @@ const REMEMBERED_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Cache {
     pub(super) prefixes: PrefixIndex,
-    /// The time since when the index remembers an endpoint that restarted or was removed.
+    /// The time at which the index began to remember an endpoint that restarted or was removed.
     remembered_since: Option<Timestamp>,
     pub(super) evictions: EvictionShare,
     /// How many requests conversations have.

@@ -82,14 +82,14 @@ pub struct ModelCounters {
     pub label: ModelLabel,
     /// The source of the name.
     pub source: LabelSource,
-    /// Requests picked. A model without a label counts from its first success, or otherwise at the
-    /// end of the request.
+    /// Requests that were picked. A request whose model has no label is counted at its success, or
+    /// otherwise at its end.
     pub requests: u64,
     /// Replies with an error status, by status.
     pub errors: Vec<(u16, u64)>,
     /// Time from pick to end, ms.
     pub duration_ms: CountHistogram,
-    /// Time from pick to first token, ms. Only streamed requests count.
+    /// Time from pick to first token, ms. Only streamed requests are measured.
     pub ttft_ms: CountHistogram,
     /// Time per output token after the first, ms. Only streamed requests with known token counts
     /// are measured.

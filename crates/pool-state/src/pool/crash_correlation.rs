@@ -63,7 +63,7 @@ pub(super) struct CrashCorrelator {
 struct LostConnection {
     mark: u64,
     endpoint: EndpointRef,
-    /// Whether another proxy lost it.
+    /// Whether another proxy lost the connection.
     from_peer: bool,
     at: Timestamp,
     /// The time when the prompt was last let through.

@@ -37,7 +37,8 @@ pub struct RequestTiming {
     prefill: Option<(EndpointRef, Conditions)>,
     /// The prediction for the first endpoint of the ranked list.
     predicted: Option<Prediction>,
-    /// Whether prompts of other VMs were ahead of it. This VM does not see their first tokens.
+    /// Whether prompts from other VMs were ahead of this request. This VM does not see their first
+    /// tokens.
     is_behind_others: bool,
     /// The position of the endpoint that serves: the first position until a retry is known.
     serving: usize,

@@ -18,8 +18,8 @@ const ANSWERS_MAX: usize = 16_384;
 /// oldest.
 const WAYS: usize = 4;
 
-/// The first ways of a set have answers that this process saw. An answer that a newer one displaces
-/// there moves to the other ways.
+/// This many ways of a set, from the first, have only answers that this process saw. An answer that
+/// a newer one displaces there moves to the other ways.
 const OWN_WAYS: usize = WAYS / 2;
 
 /// The upper half of a mark: "Kept" in ASCII. Hashes of blocks have another.

@@ -76,7 +76,7 @@ pub(super) struct QueuedEntry {
     pub(super) full_at: Option<EndpointRef>,
     /// Whether no endpoint could serve it at the last try.
     pub(super) nowhere: bool,
-    /// The time when it last requested that a running request is given up.
+    /// The time when it last requested that a running request be given up.
     pub(super) asked: Option<Timestamp>,
     /// Whether the pool has changed since the last check that an endpoint may serve it.
     pub(super) to_check: bool,

@@ -17,7 +17,8 @@ pub(super) struct SharedQueues {
     pub(super) look: bool,
     /// The requests that the others hold.
     pub(super) bands: Vec<OtherBand>,
-    /// The VMs that must refuse a request, and its band, until this is in the order.
+    /// The VMs that must refuse a request, each with the priority of its band, until the order has
+    /// these entries.
     pub(super) asks: Vec<(u64, i32)>,
 }
 
