@@ -11,7 +11,7 @@ pub struct Slo {
     pub tpot_us: Option<u32>,
 }
 
-/// The SLOs of a request that was sent to an endpoint: those that count against later requests, and
+/// The SLOs of a request that was sent to an endpoint, those that later picks have to respect, and
 /// the prediction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrackedSlo {

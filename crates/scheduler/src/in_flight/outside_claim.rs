@@ -37,7 +37,8 @@ const TOKENS_MIN: f32 = 1_024.0;
 /// How long the largest recent value is remembered, in µs: the time of some bursts.
 const LARGEST_US: f32 = 10_000_000.0;
 
-/// The minimum of that value, in requests: a single short request often lies between two scrapes.
+/// The minimum of the largest recent value, in requests: a single short request often lies between
+/// two scrapes.
 const LARGEST_MIN: f32 = 2.0;
 
 /// The minimum speed at which the unconfirmed time falls while the claim is confirmed, or nothing

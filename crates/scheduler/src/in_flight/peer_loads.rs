@@ -30,8 +30,8 @@ const YOUNG_MAX: usize = 1_024;
 pub struct PeerLoads {
     /// Loads by slot, up to the highest current one.
     rows: Vec<Option<(Generation, EndpointLoad)>>,
-    /// The claims from other proxies, by slot. The part that counts is in the rows. The list is
-    /// empty if there are no other proxies.
+    /// The claims from other proxies, by slot. The part that is believed is in the rows. The list
+    /// is empty if there are no other proxies.
     claims: Vec<(Generation, OutsideClaim)>,
     /// The number of other proxies that a pick made here stands for, and for how long, in µs.
     stands_for: u32,

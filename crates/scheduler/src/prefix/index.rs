@@ -50,7 +50,7 @@ const EPOCHS_PER_SWEEP: usize = 1 << 14;
 /// The reuse interval of a prefix that was requested at most once: longer than any other.
 pub const REQUESTED_ONCE: f32 = 1e9;
 
-/// The prefix index of a pool. Has one writer.
+/// The prefix index of a pool, with one writer.
 pub struct PrefixIndex {
     pub(super) table: BlockTable,
     pub(super) owners: OwnerTable,

@@ -24,10 +24,10 @@ pub(super) const OWNERS_MAX: usize = 2 * ENDPOINTS_MAX;
 // An entry has eleven bits for the id.
 const _: () = assert!(OWNERS_MAX <= 1 << 11, "ids fit into an entry");
 
-/// Owners whose entries of a block share buckets, so that one probe answers for all of them. The
-/// price is that blocks which every endpoint has cached crowd together: if all blocks were like
-/// that, 5 % would be lost at the load the default table is sized for. With four owners it would be
-/// 0.9 %, at twice the probes of every look-up.
+/// The number of owners whose entries of a block share buckets, so that one probe answers for all
+/// of them. The price is that blocks which every endpoint has cached crowd together: if all blocks
+/// were like that, 5 % would be lost at the load the default table is sized for. With four owners
+/// it would be 0.9 %, at twice the probes of every look-up.
 pub(super) const REGION_OWNERS: usize = 8;
 
 /// Number of regions.

@@ -22,8 +22,9 @@ const DOUBTED: u32 = 1 << 16;
 /// cached.
 const CLAIMED: u32 = 2 * DOUBTED;
 
-/// Blocks whose cache lines are fetched together. The table is far larger than the CPU caches, so
-/// nearly every block is a miss, and the processor handles about ten independent misses at a time.
+/// The number of blocks whose cache lines are fetched together. The table is far larger than the
+/// CPU caches, so nearly every block is a miss, and the processor handles about ten independent
+/// misses at a time.
 const AT_ONCE: usize = 64;
 
 /// Blocks that no reply has confirmed here.
@@ -31,7 +32,7 @@ const AT_ONCE: usize = 64;
 pub enum BlockClaim {
     /// The pick of a request whose endpoint has not answered. The claim may be withdrawn.
     Unconfirmed,
-    /// A peer that places more than its share.
+    /// The claim of a peer that places more than its share.
     OverShare,
 }
 

@@ -31,7 +31,7 @@ const WIDTH: usize = 120;
 /// The start of the source of most plugins. The page names it once and leaves out the paths.
 const LLM_D: &str = "llm-d-router, ";
 
-/// How the description of state begins that engines report.
+/// The beginning of the description of state that engines report.
 const SCRAPED: &str = "scraped: ";
 
 /// The minimum number of equal parameters for which a plugin refers to an earlier plugin.

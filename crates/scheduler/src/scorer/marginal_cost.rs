@@ -97,7 +97,7 @@ const fn without_effect(name: &'static str) -> Parameter {
     )
 }
 
-/// Loading an adapter that evicts another counts this many times.
+/// The time to load an adapter is multiplied by this number if the adapter evicts another.
 const EVICTING_LOAD_FACTOR: f32 = 16.0;
 
 /// Costs that exceed the lowest by at most this share, or by this many ms, are equal, because the
