@@ -66,7 +66,7 @@ pub trait LeaseStore: Send + Sync {
 #[derive(Debug)]
 struct Election {
     me: String,
-    /// The lease as last read, and the time since when it is unchanged.
+    /// The lease as last read, and when this process first saw it with this content.
     lease: Option<(LeaseRecord, Instant)>,
     /// The time when the last confirmed renewal began; `None` if this process does not lead.
     renewed: Option<Instant>,

@@ -17,8 +17,8 @@ use crate::registry::{
 };
 use crate::wait::wait_after;
 
-/// How long an instance stays registered after its last keep-alive. Ten seconds is a common choice.
-/// With it, slow DNS or a leader election removed whole deployments.
+/// How long an instance stays registered after its last keep-alive. With ten seconds, a common
+/// choice, slow DNS or a leader election removed whole deployments.
 pub const LEASE: Duration = Duration::from_secs(30);
 
 /// An etcd cluster as a registry.

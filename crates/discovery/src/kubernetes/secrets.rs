@@ -13,7 +13,7 @@ use kube::{Api, Client, ResourceExt};
 /// fields, it would refuse to write them.
 const FIELD_MANAGER: &str = "helm";
 
-/// Where a Secret is: `NAMESPACE/NAME`.
+/// The namespace and the name of a Secret, written `NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecretName {
     namespace: String,
