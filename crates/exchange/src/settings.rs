@@ -134,8 +134,8 @@ pub struct ExchangeSettings {
     /// The header by which a proxy in front names the authenticated client. The proxy must replace
     /// the client's own header. Empty means no header.
     pub client_header: String,
-    /// The key from which each authenticated client gets its own `cache_salt`, which replaces the
-    /// client's own `cache_salt`. If it is empty, clients choose.
+    /// The key from which each named client gets its own `cache_salt`, which replaces the one that
+    /// the client sent. If the key is empty, clients choose their `cache_salt`.
     pub cache_salt_key: String,
     /// Whether the objective header is trusted.
     pub objective_header: HeaderTrust,

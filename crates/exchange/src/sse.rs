@@ -22,7 +22,7 @@ use held_event::HeldEvent;
 pub use held_event::{HELD_BYTES_MAX, HELD_BYTES_MIN};
 pub(crate) use lines::{LineSplitter, StreamPiece};
 
-/// Tokens of a reply that become no text, such as its end and the marks around tool calls.
+/// How many tokens of a reply may become no text, such as its end and the marks around tool calls.
 const MARKUP_TOKENS: u32 = 16;
 
 /// The tokens and events of one chunk.

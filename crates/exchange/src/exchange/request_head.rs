@@ -18,7 +18,7 @@ pub(super) struct RequestHead<'h> {
     pub(super) slo: SloHeaders<'h>,
     pub(super) model: Option<&'h [u8]>,
     pub(super) credentials: Option<&'h [u8]>,
-    /// The authenticated client.
+    /// The name of the client, from the configured header.
     pub(super) client: Option<&'h [u8]>,
     /// The downstream address is its last entry, which the proxy appends.
     pub(super) forwarded_for: &'h [u8],

@@ -23,7 +23,7 @@ const STREAM_BYTES_MIN: u64 = 1_048_576;
 /// The status of an upgraded connection, on which both sides may be silent.
 const SWITCHING_PROTOCOLS: u16 = 101;
 
-/// The time since when a reply has this many bytes.
+/// How many bytes of a reply had passed at the last check, and when a check first saw this number.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Silence {
     pub(crate) bytes: u64,
