@@ -58,7 +58,7 @@ pub struct ExtProcServer {
     parking: Arc<Semaphore>,
     streams: Arc<StreamCounts>,
     open_streams: OpenStreams,
-    /// Where the spans of traced requests go; unset without a collector.
+    /// The queue for the spans of traced requests; unset without a collector.
     spans: OnceLock<SpanQueue>,
 }
 

@@ -40,7 +40,7 @@ pub struct SpanCounts {
     pub dropped: AtomicU64,
 }
 
-/// Where finished spans go.
+/// The queue of finished spans.
 #[derive(Clone, Debug)]
 pub struct SpanQueue {
     spans: mpsc::Sender<RequestSpan>,
