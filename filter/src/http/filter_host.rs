@@ -31,7 +31,7 @@ const RECORD: &str = "switchpoint_decision";
 const HELD_MS: &str = "switchpoint_held_ms";
 const BAND: &str = "switchpoint_band";
 
-/// Where a route may name its pool, for routes that share a cluster.
+/// The property in which a route may name its pool. Routes that share a cluster need it.
 const ROUTE_POOL: [&str; 5] = [
     "xds",
     "route_metadata",
