@@ -1,4 +1,4 @@
-//! A directory as registry, with real files.
+//! Tests a directory as the registry, with real files.
 
 use std::fs;
 use std::net::SocketAddr;

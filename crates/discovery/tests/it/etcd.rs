@@ -1,5 +1,5 @@
-//! etcd as registry, with a real etcd: killed, paused for longer than its lease, and restored from
-//! an old copy.
+//! Tests etcd as the registry. A real etcd is killed, paused for longer than a lease, and restored
+//! from an old copy.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -392,8 +392,8 @@ async fn an_etcd_restored_to_an_older_state_ends_with_the_correct_set() {
     std::fs::remove_dir_all(&data).unwrap();
     std::fs::rename(&copy, &data).unwrap();
     rig.etcd.start();
-    // A running instance registers again within a third of its lease. The key of the dead one
-    // expires with its lease, which is not renewed.
+    // A running instance registers again within a third of its lease. The key of the dead instance
+    // expires with its lease, which is no longer renewed.
     let bound = tokio::time::Instant::now() + LEASE * 2;
     until(true, || async {
         listed(&discovery).await.contains(&"lives".to_owned())
