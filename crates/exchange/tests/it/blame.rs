@@ -105,7 +105,7 @@ struct BadClient {
 enum BadKey {
     None,
     Own,
-    /// Other credentials with each request. Engines that check no credentials accept all.
+    /// New credentials with each request. Engines that check no credentials accept them.
     Invented,
 }
 
@@ -118,7 +118,7 @@ enum BadPrompts {
     /// Each continues a response that no engine knows.
     InventedId,
     /// All continue one conversation, whose first request succeeds. Each second, nine distinct
-    /// requests come at once, and between them one that repeats.
+    /// requests come at once. The other requests repeat one prompt.
     Aimed,
 }
 
@@ -155,11 +155,11 @@ struct BlameWorld {
 struct BlameFindings {
     sent: u64,
     to_first: u64,
-    /// Later turns of conversations, and those at the engine of the turn before.
+    /// How many turns were not the first of their conversation.
     later: u64,
     returned: u64,
     home: Vec<usize>,
-    /// The number of times that workers exchange reports, as a sum.
+    /// How often the workers exchanged reports.
     moments: u64,
     ejected: u64,
 }
