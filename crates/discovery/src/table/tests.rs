@@ -513,7 +513,7 @@ fn the_newest_instances_beyond_the_limit_wait_and_replace_those_that_are_removed
     assert_eq!(rig.apply(not_ready(numbered(0, 2))), "-i0000 +i1025@1026");
     assert_eq!(rig.delete("i0001"), "-i0001");
     assert_eq!(rig.apply(numbered(0, 2)), "+i0000@1");
-    // An address changes hands though the table is full.
+    // An address goes to another instance, although the table is full.
     let heir = record("heir", "10.0.0.1:1");
     let heir = InstanceRecord {
         freshness: 9,
