@@ -145,7 +145,7 @@ impl OriginDrill {
 
 const EQUAL: Factor = |_| 1.0;
 const SLOW_2: Factor = |slot| if slot == 2 { 2.0 } else { 1.0 };
-/// Engine 3 is said to be fast, the others slow.
+/// The lie that engine 3 is fast and the others are slow.
 const LIE: Factor = |slot| if slot == 3 { 0.05 } else { 20.0 };
 const LIE_OF_ALL: Factor = |_| 30.0;
 const LIE_IN_TOLERANCE: Factor = |slot| if slot == 3 { 0.7 } else { 1.4 };
