@@ -663,7 +663,7 @@ fn the_limits_hold_for_all_vms_and_the_lowest_band_of_any_is_left_out() {
     }
     process.arrives(1, -1, "", 1);
     assert_eq!((process.queued(), process.jobs[5].refused), (3, true));
-    // VM 1 holds nothing lower than this: another VM refuses its own.
+    // VM 1 holds no request of a lower band, so another VM refuses one of its requests.
     process.arrives(1, 3, "", 1);
     process.passes(10);
     assert_eq!(process.queued(), 3);
