@@ -83,8 +83,8 @@ fn knows(index: &PrefixIndex, chains: std::ops::Range<u64>) -> Vec<MatchLength> 
 }
 
 proptest! {
-    /// With and without refused prompts, lies and denials, the index knows the same of the prompts
-    /// that were answered.
+    /// With and without refused prompts, lies and denials, the index knows the same about the
+    /// prompts that were answered.
     #[test]
     fn what_nobody_confirmed_moves_nothing(
         deeds in prop::collection::vec(prop_oneof![honest(), hostile()], 0..150),
