@@ -52,9 +52,9 @@ pub struct FileSet(pub Vec<(PathBuf, String)>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {why}")]
 pub struct ReadError {
-    /// The file.
+    /// The path of the file or folder.
     pub path: String,
-    /// The reason.
+    /// The reason, in words.
     pub why: String,
 }
 

@@ -295,7 +295,7 @@ impl KubernetesFollower {
             ObjectWatchEvent::Deleted(slice) => self.index.delete(&slice.name_any()),
             ObjectWatchEvent::Failed(why) => return vec![BackendEvent::Failed(why)],
         };
-        // While the first set waits, it will contain this change.
+        // While the first set is held back, report no change: the set will contain it.
         if self.withheld.is_some() {
             Vec::new()
         } else {

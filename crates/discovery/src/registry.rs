@@ -58,7 +58,7 @@ pub enum RegisterError {
     /// and trying again does not help.
     #[error("cannot register: {0}")]
     Refused(String),
-    /// The backend cannot be reached. Try again.
+    /// The backend cannot be reached. Trying again later may help.
     #[error("cannot register now: {0}")]
     Unavailable(String),
 }
