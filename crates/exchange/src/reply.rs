@@ -27,7 +27,6 @@ const SATURATED: &str = "rejected-saturated";
 /// A complete local reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalReply {
-    /// HTTP status.
     pub status: u16,
     /// Headers besides the status.
     pub headers: Vec<(&'static str, String)>,

@@ -61,7 +61,6 @@ pub(super) enum ModelField {
     Named(ModelName),
 }
 
-/// The model's name.
 #[derive(Debug)]
 pub(super) struct ModelName {
     pub(super) text: String,

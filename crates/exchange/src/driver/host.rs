@@ -20,7 +20,7 @@ pub enum FilterStatus {
 pub enum BodyProgress {
     /// More bytes may follow, or trailers.
     Partial,
-    /// All of it.
+    /// The whole body has arrived.
     Whole,
     /// Part of the body has arrived, and the host cannot show more before the decision.
     CutOff,

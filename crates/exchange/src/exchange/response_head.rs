@@ -21,7 +21,6 @@ pub enum ResponseOrigin {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseHead<'h> {
     pub origin: ResponseOrigin,
-    /// HTTP status.
     pub status: u16,
     /// `ip:port` of the host of the last attempt, when known.
     pub upstream_address: Option<&'h [u8]>,

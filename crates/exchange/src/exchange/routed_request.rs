@@ -44,9 +44,7 @@ pub const HELD_BYTES_MAX: usize = 32_768;
 /// The changes that the host must make to the response headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResponseStep {
-    /// Headers to remove.
     pub remove: Vec<&'static str>,
-    /// Headers to set.
     pub set: Vec<(Cow<'static, str>, String)>,
     /// How to handle the body.
     pub body: ResponseBody,
