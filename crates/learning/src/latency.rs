@@ -42,11 +42,12 @@ use window::{LatencyTarget, RequestSample, SampleWindow};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObservationVerdict {
     Learned,
-    /// Not learned from, because the request did not complete and its latency is unknown.
+    /// The learner ignores the observation, because the request did not complete and its latency is
+    /// unknown.
     Censored,
-    /// Not learned from, because its numbers are impossible.
+    /// The learner ignores the observation, because its numbers are impossible.
     Refused,
-    /// Not learned from, because other origins contradict it.
+    /// The learner ignores the observation, because other origins contradict it.
     Outvoted,
 }
 
