@@ -71,7 +71,6 @@ pub enum Applied {
     /// follow.
     PoolUpdate,
     Metrics,
-    /// The learned models.
     Models,
     Nothing,
 }

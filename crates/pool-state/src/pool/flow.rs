@@ -21,7 +21,7 @@ impl ManagedPool {
         &mut self.queues
     }
 
-    /// The requests held.
+    /// The queues of the requests that flow control holds.
     #[must_use]
     pub fn queues(&self) -> &FlowQueues {
         &self.queues

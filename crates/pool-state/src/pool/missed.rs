@@ -28,7 +28,6 @@ pub(super) struct UnconfirmedPrompt {
 // === impl UnconfirmedPrompt ===
 
 impl UnconfirmedPrompt {
-    /// The placements.
     pub(super) fn placements(&self) -> impl Iterator<Item = &CacheEstimate> {
         self.prefilled.iter().chain(&self.served)
     }

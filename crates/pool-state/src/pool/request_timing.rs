@@ -52,7 +52,6 @@ pub struct RequestTiming {
 /// How a request ended.
 #[derive(Debug)]
 pub struct RequestEnding<'u> {
-    /// How the request ended.
     pub ended: RequestEnd,
     /// Time from pick to first token, ms.
     pub ttft_ms: Option<f32>,

@@ -43,7 +43,7 @@ const UNUSED_MS: u64 = 1_000;
 /// room.
 const STALE: u64 = 8;
 
-/// The other proxies.
+/// The queues of the other proxies, as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct OutsideQueues {
     /// The requests that the others hold together.
