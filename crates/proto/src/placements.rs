@@ -151,7 +151,6 @@ impl PlacementKind {
 // === impl EncodedPlacement ===
 
 impl EncodedPlacement<'_> {
-    /// The block hashes.
     #[must_use]
     pub fn hashes(&self) -> Vec<u64> {
         let words = self.blocks.iter();
