@@ -153,11 +153,9 @@ pub struct UnknownModel<'a>(pub &'a str);
 pub enum InvalidObjects {
     /// There are too many rows of one kind.
     TooMany {
-        /// The kind.
+        /// The kind of the rows.
         what: &'static str,
-        /// The number of rows.
         count: usize,
-        /// The limit.
         max: usize,
     },
     /// A name is empty or longer than [`NAME_BYTES_MAX`].

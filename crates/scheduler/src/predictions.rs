@@ -21,7 +21,6 @@ use crate::slo::{Slo, TrackedSlo, ms};
 /// The prediction of one time, and its limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Headroom {
-    /// The predicted time, ms.
     pub predicted_ms: f32,
     /// The limit, ms: the lower of the request's own SLO and the lowest at the endpoint. Infinite
     /// where there is neither. 0 for a request without any SLO, so that the endpoint with the

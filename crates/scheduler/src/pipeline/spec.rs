@@ -75,7 +75,6 @@ pub enum InvalidPipeline {
     NoSuch {
         /// The kind of plugin or profile: `plugin`, `profile`, `decider` ...
         kind: &'static str,
-        /// The name.
         name: String,
         /// The part of the configuration that refers to the name.
         by: String,

@@ -103,7 +103,6 @@ impl Parameter {
         Self::new(name, ParameterDefault::RequiredNumber, doc)
     }
 
-    /// true or false.
     pub(crate) const fn flag(name: &'static str, default: bool, doc: &'static str) -> Self {
         Self::new(name, ParameterDefault::Flag(default), doc)
     }

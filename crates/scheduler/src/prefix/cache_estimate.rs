@@ -27,7 +27,6 @@ struct CachedPart {
 // === impl CacheEstimate ===
 
 impl CacheEstimate {
-    /// The endpoint.
     #[must_use]
     pub fn endpoint(&self) -> EndpointRef {
         self.endpoint

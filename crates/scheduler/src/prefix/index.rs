@@ -69,7 +69,6 @@ pub struct PrefixIndex {
 pub struct PrefixStats {
     /// Entries of current generations, including those beyond their endpoint's capacity.
     pub entries: usize,
-    /// Maximum entries.
     pub entries_max: usize,
     /// Entries of current generations that were replaced by newer ones, since the index was
     /// created.

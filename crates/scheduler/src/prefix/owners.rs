@@ -30,7 +30,6 @@ const _: () = assert!(OWNERS_MAX <= 1 << 11, "ids fit into an entry");
 /// it would be 0.9 %, at twice the probes of every look-up.
 pub(super) const REGION_OWNERS: usize = 8;
 
-/// Number of regions.
 pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
 
 /// Limit of the true capacity relative to the nominal one: text with two bytes per token, where
