@@ -73,7 +73,6 @@ pub enum WriteCondition {
 /// A shared value and the token of its last write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedValue {
-    /// The value.
     pub bytes: Vec<u8>,
     /// The token, which changes with every write.
     pub token: u32,

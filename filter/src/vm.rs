@@ -117,7 +117,6 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// The statistics.
     pub fn metrics(&self) -> Rc<FilterMetrics<H>> {
         Rc::clone(&self.metrics)
     }

@@ -12,7 +12,6 @@ pub enum ConfigValue {
     /// A whole number, 0 or more.
     Number(u64),
     Text(String),
-    /// true or false.
     Flag(bool),
     List(Vec<ConfigValue>),
     Object(ConfigFields),

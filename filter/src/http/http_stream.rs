@@ -61,7 +61,6 @@ impl<H: Host> HttpStream<H> {
         })
     }
 
-    /// Handles the request headers.
     pub fn request_headers(&self, end_of_stream: bool) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.vm.borrow_mut().mark_serving();
@@ -100,7 +99,6 @@ impl<H: Host> HttpStream<H> {
         status
     }
 
-    /// Handles the request trailers.
     pub fn request_trailers(&self) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.body_ends();
@@ -147,7 +145,6 @@ impl<H: Host> HttpStream<H> {
         driver.response_body(host, size, last)
     }
 
-    /// Handles the response trailers.
     pub fn response_trailers(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.response_trailers(host);

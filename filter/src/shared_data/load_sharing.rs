@@ -46,9 +46,7 @@ pub enum SharingOccasion {
 pub struct VmContext<'a> {
     /// The VM's random number.
     pub vm: u64,
-    /// The VM's slot.
     pub vm_slot: u16,
-    /// All VMs.
     pub vm_table: &'a VmTable,
 }
 

@@ -22,18 +22,14 @@ pub struct LeaderContext<'a, H> {
     pub root: u32,
     /// Epoch of the lease.
     pub epoch: u64,
-    /// The current time.
     pub now: Timestamp,
-    /// The current configuration.
     pub config: &'a FilterConfig,
     /// The pools, borrowed for this callback. Functions called from here use these references, and
     /// borrow no cell.
     pub replicas: Vec<&'a mut PoolReplica>,
     /// The identity of this VM, if the VMs share state.
     pub me: Option<VmContext<'a>>,
-    /// The VMs.
     pub vm_table: &'a VmTable,
-    /// The statistics.
     pub metrics: &'a FilterMetrics<H>,
 }
 
