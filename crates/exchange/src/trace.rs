@@ -34,9 +34,9 @@ const REASON_AT: usize = 14;
 /// The parent of a span, from a `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceContext {
-    /// The trace; not 0.
+    /// The id of the trace; not 0.
     pub trace_id: u128,
-    /// The span that called; not 0.
+    /// The id of the span that called; not 0.
     pub parent: u64,
     /// Whether the caller records the trace.
     pub sampled: bool,

@@ -150,7 +150,7 @@ impl Exchange {
         };
         let is_sampled = self.why.record_if(queued.is_recorded, settings, pool, now);
         // The prompt of a queued request may have crashed engines since the request arrived. A
-        // probe was judged before.
+        // request that was chosen as a probe is not judged again.
         if queued.pending.facts.suspicion == PromptSuspicion::None {
             queued.pending.facts.suspicion = self.suspect(pool, &queued.pending, now);
         }
