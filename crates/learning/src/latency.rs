@@ -191,8 +191,8 @@ impl LatencyLearner {
     }
 
     /// Like [`Self::observe`] with a known `delay`: the number of outcomes of the same endpoint
-    /// that arrived between the pick and this outcome. The prediction at the pick is older than
-    /// that many outcomes.
+    /// that arrived between the pick and this outcome. The prediction at the pick was made without
+    /// these outcomes.
     pub fn observe_after(
         &mut self,
         observation: &Observation,

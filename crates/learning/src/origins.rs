@@ -114,7 +114,7 @@ impl OriginVotes {
     }
 
     /// Takes a sample from `origin`: the logarithm of the endpoint's time divided by the expected
-    /// time, or `None` if the sample cannot be compared. Returns how far it is trusted.
+    /// time, or `None` if the sample cannot be compared. Returns how far the origin is trusted.
     pub(crate) fn vote(
         &mut self,
         origin: u64,
