@@ -8,8 +8,9 @@
 //!
 //! The newest picks of other proxies are not reported yet. These proxies see the same pool, and
 //! pick in much the same way. So each pick made here counts once for each of them, until it is so
-//! old that their reports of that time have arrived. In the simulation, this recovers a part of
-//! what load reports that are 100 ms old lose. With reports that are 10 ms old it costs nothing.
+//! old that their reports of that time have arrived. In the simulation, load reports that are 100
+//! ms old make latency worse, and these counts make good a part of that. With reports that are 10
+//! ms old, the counts do no harm.
 //!
 //! The load that other proxies report counts as far as scrapes confirm it: see
 //! [`super::outside_claim`].
