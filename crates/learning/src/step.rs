@@ -397,7 +397,7 @@ impl WeightFloors {
     }
 }
 
-// Rounding is intended.
+// The cast rounds, which is intended.
 fn narrow(number: f64) -> f32 {
     number as f32
 }

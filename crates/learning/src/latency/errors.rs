@@ -192,7 +192,7 @@ impl ErrorWindow {
 /// with that probability.
 fn quantile(mut errors: Vec<f32>, share: f32) -> f32 {
     sort_by(&mut errors, |a, b| a < b);
-    // A share of some hundreds.
+    // The cast is exact, because the result is a share of some hundreds.
     let place = (count(errors.len() + 1) * share).ceil() as usize;
     errors
         .get(place.clamp(1, errors.len().max(1)) - 1)
@@ -200,7 +200,7 @@ fn quantile(mut errors: Vec<f32>, share: f32) -> f32 {
         .unwrap_or(0.0)
 }
 
-// Some hundreds.
+// The cast is exact, because there are only some hundreds.
 fn count(count: usize) -> f32 {
     count as f32
 }
