@@ -119,7 +119,7 @@ impl LoadSettings {
     /// The output tokens with which a request is counted from its pick to its end, in addition to
     /// its prompt.
     pub fn output_tokens(&self, prompt_tokens: u32, max_tokens: Option<u32>) -> u32 {
-        // Not negative, and saturating above.
+        // The number is not negative. For a large number the cast saturates.
         let expected = (f64::from(prompt_tokens) * self.output_ratio) as u32;
         expected
             .min(self.output_tokens_max)

@@ -143,7 +143,7 @@ impl FairnessPolicy for StrictFairness {
 }
 
 impl FairnessPolicy for RoundRobinFairness {
-    // Turns stay far below 2^52.
+    // The cast is exact, because turns stay far below 2^52.
     fn rank(&self, flow: &FlowAccount, _: &BandAccount, _: f64, _: Timestamp) -> f64 {
         flow.turn as f64
     }
@@ -157,7 +157,7 @@ impl FairnessPolicy for RoundRobinFairness {
 }
 
 impl LeastServiceFairness {
-    // Milliseconds stay far below 2^52.
+    // The cast is exact, because milliseconds stay far below 2^52.
     fn attained(&self, flow: &FlowAccount, now: Timestamp) -> f64 {
         flow.attained * libm::exp2(-(now.ms_since(flow.attained_at) as f64) / self.half_life_ms)
     }

@@ -35,7 +35,7 @@ struct BaselineRow {
 /// Picks between the scrape and its arrival here (some tens of ms) are missing. So the result can
 /// be too low by these picks, but it counts nothing twice.
 #[must_use]
-// Counts of requests, far below 2^24.
+// The casts are exact, because counts of requests stay far below 2^24.
 pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {
     match scraped.filter(|scraped| scraped.is_finite()) {
         None => now as f32,

@@ -198,7 +198,7 @@ impl<'a> Parameters<'a> {
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn finite(&self, name: &str) -> Result<f32, InvalidParameter> {
         let max = f64::from(f32::MAX);
-        // Within the range of f32.
+        // The number is within the range of an f32.
         self.number(name, -max..=max).map(|number| number as f32)
     }
 
@@ -213,7 +213,7 @@ impl<'a> Parameters<'a> {
         if number.fract() > 0.0 {
             return Err(wrong_type(name, "a whole number"));
         }
-        // Whole, and within a range of u32.
+        // The number is whole and within a range of u32.
         let whole = number as u32;
         Ok(whole)
     }

@@ -45,7 +45,7 @@ impl Conditions {
 }
 
 /// Limits a count to the largest valid condition.
-// At most 2^24.
+// The cast is exact up to 2^24.
 fn count(tokens: u64) -> f32 {
     const MAX: u64 = 1 << f32::MANTISSA_DIGITS;
     tokens.min(MAX) as f32

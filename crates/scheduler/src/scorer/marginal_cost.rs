@@ -116,7 +116,7 @@ struct MarginalCostScorer {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    // Small numbers of a few digits.
+    // The parameters have a few digits, so an f32 is precise enough.
     let number = |name, max| {
         parameters
             .number(name, 0.0..=max)
