@@ -92,7 +92,7 @@ fn write_plugin(page: &mut String, plugin: &PluginType, earlier: &[&PluginType])
     if !own.is_empty() {
         let _ = writeln!(page, "| parameter | default | meaning |\n|---|---|---|");
         for parameter in own {
-            let default = parameter.default.to_string().replace('|', "\\|"); // else it would end the cell
+            let default = parameter.default.to_string().replace('|', "\\|"); // an unescaped bar would end the cell
             let _ = writeln!(
                 page,
                 "| `{}` | {default} | {} |",
