@@ -60,7 +60,8 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     for prompt in &prompts {
         here.push(served(&fleet, one, prompt).await?);
     }
-    // In reverse order, so that two round-robin pickers would not agree.
+    // The second proxy gets the prompts in reverse order, so that two round-robin pickers would not
+    // agree.
     for prompt in prompts.iter().rev() {
         there.insert(0, served(&fleet, two, prompt).await?);
     }

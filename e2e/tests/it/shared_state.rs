@@ -76,12 +76,13 @@ async fn without_sharing_every_worker_pays_for_the_same_failure() -> Result<()> 
     Ok(())
 }
 
-/// Held while a burst is measured. Two fleets at once on two cores delay each other's workers,
-/// which then pick by old state: of 8 runs with both tests at once 4 failed, of 8 runs alone none.
+/// A test holds this lock while it measures a burst. Two fleets at once on two cores delay each
+/// other's workers, which then pick by old state: of 8 runs with both tests at once 4 failed, of 8
+/// runs alone none.
 static ONE_FLEET: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Bursts of a shape. The median decides: a burst is also uneven if the machine delays a worker,
-/// which then picks by old state.
+/// The number of bursts for each shape. The median decides: a burst is also uneven if the machine
+/// delays a worker, which then picks by old state.
 const BURSTS: usize = 3;
 
 async fn check_spread(shape: FleetShape) -> Result<()> {
@@ -504,7 +505,7 @@ mod slow {
     }
 
     /// The test relies on two proxies sharing their load within 10 ms. On two busy cores they
-    /// sometimes take longer: the median of three bursts was once 6.
+    /// sometimes take longer: in the median of three bursts, one server once got 6 requests.
     #[tokio::test]
     async fn a_burst_of_cold_prompts_is_spread_by_all_proxies() -> Result<()> {
         check_spread(FleetShape {
