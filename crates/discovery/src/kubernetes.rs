@@ -382,9 +382,9 @@ impl KubernetesRegistry {
         }
     }
 
-    /// Checks that other processes can find the pod: its labels, and a Service that selects it by
-    /// them. After that, the registration lasts as long as the pod, and the readiness probe reads
-    /// the readiness from [`crate::serve`].
+    /// Checks that other processes can find the pod: the pod must have both labels, and a Service
+    /// must select it by these labels. After that, the registration lasts as long as the pod, and
+    /// the readiness probe reads the readiness from [`crate::serve`].
     async fn register(
         &self,
         namespace: &str,
