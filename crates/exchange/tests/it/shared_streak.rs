@@ -23,8 +23,8 @@ fn workers(number: u64) -> Vec<ManagedPool> {
     (0..number).map(start).collect()
 }
 
-/// Sends the prompt until it goes to the endpoint of this slot. If it goes to another endpoint, its
-/// client leaves, and it is sent again.
+/// Sends the prompt until it goes to the endpoint of this slot. If it goes to another endpoint, the
+/// client leaves and sends the prompt again.
 fn send_to(pool: &mut ManagedPool, prompt: &str, slot: u16, now: Timestamp) -> Exchange {
     for _ in 0..1_000 {
         let (mut exchange, to) = send(pool, prompt, now);
