@@ -58,7 +58,7 @@ pub(super) struct EndpointHealthTable {
     /// The prompts that succeeded last, and where the next is written.
     served: Vec<(u64, EndpointRef)>,
     next_served: usize,
-    /// When each endpoint last answered anything at all, by slot, in ns; 0: never.
+    /// When each endpoint last answered anything at all, by slot, in ns; 0 means never.
     answered: Vec<u64>,
     clients: SeenClients,
 }
@@ -273,7 +273,7 @@ impl EndpointHealthTable {
         last.is_some_and(|(_, at)| now.ms_since(at) <= FRESH_MS)
     }
 
-    /// When each endpoint last answered, in ns, by slot; 0: never.
+    /// When each endpoint last answered, in ns, by slot; 0 means never.
     pub(super) fn last_answers(&self) -> &[u64] {
         &self.answered
     }

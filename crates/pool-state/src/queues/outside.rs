@@ -19,10 +19,10 @@ use scheduler::flow::QueuedInBand;
 const PATIENCE_MS: u64 = 10;
 
 /// A proxy may exceed its share of the running requests by one part in this many. The proxy whose
-/// request ends knows of the room first. If it leaves that room to others, several of them find it
-/// at the same time, and all take it. In the simulation with four proxies and without a margin,
-/// chat's time to first token is 300 ms at p99. With a margin of an eighth or a sixteenth it is 250
-/// ms.
+/// request ends knows of the room first. If this proxy leaves the room to others, several proxies
+/// find the room at the same time, and all of them take it. In the simulation with four proxies and
+/// without a margin, chat's time to first token is 300 ms at p99. With a margin of an eighth or a
+/// sixteenth it is 250 ms.
 const MARGIN_PARTS: u64 = 16;
 
 /// While other proxies hold requests of a higher band, the share of a band here is divided by this
@@ -285,8 +285,8 @@ mod tests {
         }
     }
 
-    /// The requests of 100 that this proxy has in the end, if another one takes all room that it
-    /// finds or that is left to it, and claims to hold these requests.
+    /// How many of 100 requests this proxy has in the end. Another proxy claims to hold the
+    /// requests in `claims`, and takes all room that it finds or that is left to it.
     fn kept_beside(claims: &[QueuedInBand], highest: i32) -> u64 {
         let mut outside = OutsideQueues::default();
         let mut running = 100;

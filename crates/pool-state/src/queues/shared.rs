@@ -176,9 +176,9 @@ impl FlowQueues {
         self.outside.leaves_room(priority, now)
     }
 
-    /// Called at a tick, because room that was left to other proxies may belong to this proxy now.
-    /// Not called after a wake-up, because VMs would wake each other for new rounds as long as room
-    /// is left.
+    /// Lets a pass try requests in room that was left to other proxies, because this proxy may use
+    /// it now. The VM calls this at a tick. After a wake-up it does not, because VMs would wake
+    /// each other for new rounds as long as room is left.
     pub fn retry_left_room(&mut self) {
         if self.outside.is_patient() {
             self.room_changed();
