@@ -9,8 +9,9 @@
 //! ([`super::age_bands`]).
 //!
 //! The capacity that an engine reports is nominal: its blocks hold more or less text than ours, and
-//! generated tokens fill it as well. The cached tokens that its replies report correct it: an
-//! evicted block bounds the capacity, and a cached block beyond the estimate raises it.
+//! generated tokens fill the cache as well. The cached tokens that the engine's replies report
+//! correct the capacity: an evicted block bounds the capacity, and a cached block beyond the
+//! estimate raises it.
 
 use super::age_bands::{AgeBands, EntryState, PARTS};
 use super::table::{BlockEntry, ByClass, EntryClass, NO_OWNER};
