@@ -175,7 +175,7 @@ impl EtcdFollower {
         }
     }
 
-    /// Lists the oldest [`RECORDS_MAX`] keys, and opens a watch of everything after it.
+    /// Lists the oldest [`RECORDS_MAX`] keys, and opens a watch of all changes after the list.
     async fn list(&mut self) -> Result<Vec<BackendEvent>, Status> {
         let channel = &self.connection.channel;
         let key = self.folder.clone().into_bytes();
