@@ -174,7 +174,8 @@ impl LedgerHold {
 
 impl ManagedPool {
     /// Starts to measure a request, before its load counts anywhere. A request is not measured if
-    /// an encoder or a data-parallel rank works on it, or if both its stages are at one endpoint.
+    /// an encoder or a data-parallel rank works on it, if both its stages are at one endpoint, if
+    /// its prompt has no tokens, or before the daemon has sent models.
     pub(super) fn start_timing(
         &self,
         request: &Request<'_>,

@@ -106,7 +106,8 @@ impl FlowQueues {
     }
 
     /// Takes out a request of the flow that has most of the band, or asks another VM to do so. In
-    /// the band of the arriving request, that flow must have more than its own flow would have.
+    /// the band of the arriving request, that flow must have more than the flow of the arriving
+    /// request would have. Returns false if there is no such request.
     fn displace(
         &mut self,
         control: &FlowControl,
