@@ -132,8 +132,8 @@ impl LoadSharing {
         self.summed = false;
     }
 
-    /// Publishes this VM's changes since the last time. At a tick, it also publishes an unchanged
-    /// load, so that the load does not expire.
+    /// Publishes this VM's changes since the last time. At a tick, a VM that has load or holds
+    /// requests also publishes an unchanged load, so that the load does not expire.
     pub fn publish<H: Host>(
         &mut self,
         host: &H,

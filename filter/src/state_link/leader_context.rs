@@ -43,8 +43,8 @@ impl<'a, H: Host> LeaderContext<'a, H> {
             .find(|replica| *replica.name == *pool)
     }
 
-    /// Publishes an update to the other VMs, and applies it. Returns its acknowledgement. Fails if
-    /// a later leader has written.
+    /// Publishes an update to the other VMs, and applies it. Returns its acknowledgement, or the
+    /// refusal of a pool update that could not be published. Fails if a later leader has written.
     pub(super) fn apply(
         &mut self,
         update: DaemonUpdate,

@@ -112,7 +112,8 @@ impl PeerPublisher {
         self.peers.has_peers()
     }
 
-    /// Returns the next report, if one is due, and the number of ring segments lost since the last.
+    /// Returns the next report, if one is due, and the number of ring segments lost since the last
+    /// call.
     pub fn next_report<H: Host>(
         &mut self,
         host: &H,
