@@ -27,7 +27,7 @@ def once(address: str) -> dict:
 
 
 def until_answered(address: str, seconds_max: float = 60) -> dict:
-    """Repeats the chat until it is answered. For the moment after an installation only."""
+    """Repeats the chat until it is answered. Only for the time just after an installation."""
     began = time.monotonic()
     while True:
         try:

@@ -39,7 +39,7 @@ KUBE_PROXY = {
     "clusterCIDR": POD_RANGE,
     "hostnameOverride": NODE_NAME,
     "clientConnection": {"kubeconfig": str(ETC / "proxy.conf")},
-    # These sysctls are the machine's.
+    # Zero leaves these sysctls unchanged, because they apply to the whole machine.
     "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
 }
 

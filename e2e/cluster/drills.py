@@ -29,7 +29,7 @@ from loading import loading
 from paths import HERE, NODE_NAME
 
 API_AWAY_SECONDS = 60
-# After the API server's return the node controller may still declare pods away.
+# For so long after the API server is back, the node controller may still declare pods unready.
 API_SETTLE_SECONDS = 110
 API_DECLARED_SECONDS = 15
 # Longer than a leader leads without the API server, shorter than the node's grace period.
@@ -39,7 +39,7 @@ HANDOVER_SECONDS_MAX = 3.0
 KILLED_SECONDS_MAX = 0.1
 LEASE_SECONDS = 15
 TAKEOVER_SECONDS_MAX = LEASE_SECONDS + 2.0
-# The gateways' cluster of the engines.
+# The Envoy cluster of the engines, as the gateways name it.
 CLUSTER = f"inference-pool-{engines.NAME}"
 # A kubelet updates mounted Secrets within its synchronisation period.
 SECRET_SECONDS = 30
@@ -99,7 +99,7 @@ def by_ext_proc(work: Callable[[], str]) -> Outcome:
     between them."""
     release.install_ext_proc()
     ext_proc_gateway.install(engines.NAME, engines.NAMESPACE)
-    # The pod, past the Service of the gateway: the API server may be away.
+    # Clients connect to the pod and not to its Service, because the API server may be away.
     address = f"{kube.pods(engines.NAMESPACE, f'app={ext_proc_gateway.NAME}')[0]['status']['podIP']}:{ext_proc_gateway.PORT}"
     chat.until_answered(address)
     try:
@@ -138,7 +138,7 @@ def picks_begun(outcome: Outcome, killed: float) -> Outcome:
 
 
 def ext_proc_leader() -> Outcome:
-    """A gateway notices nothing of what happens to the leader, except requests that are in flight when it is killed."""
+    """No request at a gateway fails because of the leader, except those in flight when it is killed."""
     killed: list[float] = []
     outcome = by_ext_proc(lambda: leader_stopped_killed_and_cut_off(killed))
     return picks_begun(outcome, *killed)
@@ -167,7 +167,7 @@ def leader_stopped_killed_and_cut_off(killed: list[float]) -> str:
     again = "the same daemon" if daemons.lease_holder() == holder else "the other daemon"
     told.append(f"API server away for {EXT_PROC_API_AWAY_SECONDS} s: no daemon restarted, then {again} leads")
     pods_ready_again()  # on a busy machine the API server is away for longer than the grace period; the next drill needs the Service
-    # Then Services have no endpoints, and so the gateway has none.
+    # While pods are unready, Services have no endpoints, and so the gateway has none.
     if any(became_ready(pod) > away for pod in [*engines.pods(), *daemons.pods()]):
         told.append("it was away for longer than the node's grace period: the node controller declared pods unready")
     return "; ".join(told)

@@ -29,7 +29,7 @@ SHIPPED_IMAGE = "registry.example.com/switchpoint"
 # A custom section of a wasm module, which a VM ignores: id 0, 6 bytes, a name of 5 bytes.
 CUSTOM_SECTION = b"\x00\x06\x05drill"
 VALUES = {
-    # Those of `.tools/schemas` are there.
+    # The CRDs of `.tools/schemas` are installed already.
     "crds": {"enabled": False},
     "global": {"images": {"envoyProxy": {"image": f"docker.io/{ENVOY_IMAGE}"}}},
     "config": {"envoyGateway": {"extensionApis": {"enableEnvoyPatchPolicy": True}}},

@@ -266,7 +266,7 @@ def ext_proc() -> Outcome:
     name = "ext-proc.yaml"
     envoy_gateway.install()
     envoy_gateway.install_daemon()
-    # As the head of the file says.
+    # The head of the file says to set this variable.
     daemon = ("-n", DAEMON_NAMESPACE, "deployment/switchpointd")
     kube.kubectl("set", "env", *daemon, "SWITCHPOINT_EXT_PROC_DESTINATION_FORMAT=list")
     kube.rolled_out("switchpointd", DAEMON_NAMESPACE)

@@ -31,7 +31,7 @@ DAEMON_NAMESPACE, DAEMON_LABELS = "switchpoint", "app=switchpointd"
 
 
 class Survivors(Target):
-    """The same pool, of whose first engine no metrics are asked, because it was killed."""
+    """The same pool. No metrics are requested from its first engine, because it was killed."""
 
     def engines(self) -> str:
         return ",".join(f"{pod['status']['podIP']}:8000" for pod in self.pods()[1:])

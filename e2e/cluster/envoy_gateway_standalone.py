@@ -177,7 +177,7 @@ class Stand:
         text = self.change((envoy_gateway.CONFIG / self.name).read_text())
         # The standalone mode has no Services: Backends take their place. It starts a process in place of a Deployment.
         text = text.replace("{name: model-servers, port: 8000}", "{group: gateway.envoyproxy.io, kind: Backend, name: model-servers}")
-        # One namespace: the translator refuses a Backend of another one, whatever a ReferenceGrant says.
+        # All objects are in one namespace, because the translator refuses a Backend of another one, whatever a ReferenceGrant says.
         text = re.sub(r"namespace: switchpoint\b", "namespace: default", text)
         text = text.replace("{name: switchpointd, namespace: default, port: 9002}", "{group: gateway.envoyproxy.io, kind: Backend, name: switchpointd}")
         text = text.replace('{group: "", kind: Service, name: switchpointd', "{group: gateway.envoyproxy.io, kind: Backend, name: switchpointd").replace(", sectionName: grpc-ext-proc", "")

@@ -13,7 +13,7 @@ import node
 from paths import DEB, DEB_LIBRARIES, HERE, IMAGES, REGISTRY, ROOT, TARGET
 
 USER = "65532"
-# That of published images: Envoy Gateway starts its programs by name.
+# The PATH of published images, because Envoy Gateway starts its programs by name.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 RELEASE = TARGET / "release"
 WASM = TARGET / "wasm32-wasip1/release/switchpoint.wasm"

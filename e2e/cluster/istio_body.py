@@ -1,4 +1,4 @@
-"""What each way to let the picker know the prompt is worth in Istio: hit rate and time to the first token on one trace."""
+"""Compares the ways to let the picker know the prompt in Istio: by hit rate and time to the first token on one trace."""
 
 import contextlib
 import json

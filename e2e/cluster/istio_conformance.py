@@ -60,7 +60,7 @@ CLASS_DEFAULTS = {
     "data": {"service": "spec:\n  type: ClusterIP\n"},
 }
 # lwepp takes the endpoints of the header `test-epp-endpoint-selection`; the subset hint is the protocol's name for the same. Istio
-# forwards only `envoy.lb` to pickers. And lwepp copies the endpoint that the gateway reports into a header of the reply.
+# forwards only `envoy.lb` to pickers. lwepp also copies the endpoint that the gateway reports into a header of the reply.
 MAPPING = f"""
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter

@@ -93,7 +93,7 @@ def chart() -> Outcome:
         "--set", "gateway.enabled=false", "--set", "istio.enabled=true", "--set", f"image.registry={REGISTRY}",
         "--wait", "--timeout", release.HELM_TIMEOUT,
     )  # fmt: skip
-    # As the notes of the chart say.
+    # The notes of the chart say to mount this Secret.
     istio.install_gateway("--set", f"volumes[0].name=switchpoint-tls,volumes[0].secret.secretName={CHART_RELEASE}-proxy-tls")
     try:
         kube.rolled_out(istio.GATEWAY, istio.NAMESPACE)

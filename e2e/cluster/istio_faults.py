@@ -1,4 +1,4 @@
-"""What a real Istio refused of earlier releases' files, shown as it was and as it is now."""
+"""Shows what a real Istio refused in the files of earlier releases, and that it accepts the present files."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ REFUSED_CHECKSUM = "does not match"
 FILE = "envoyfilter.yaml"
 # An image whose module has the name of an earlier release.
 UNNAMED_TAG = "unnamed"
-# A pod that is not ready after this time will not be ready: one with state is ready within 5 s.
+# A pod that is not ready after this time will not become ready, because a pod with state is ready within 5 s.
 UNREADY_SECONDS = 15
 # The daemon of an earlier release ended at once.
 DAEMON_SECONDS = 5

@@ -51,7 +51,7 @@ def gateway_api() -> str:
 
 def install() -> Target:
     """The chart's ext_proc release as the picker of the InferencePool, and a Gateway in front of it. One daemon, because Istio spreads
-    streams over the pods of a Service, and daemons do not tell each other what they picked."""
+    streams over the pods of a Service, and daemons do not share their picks."""
     istio.install()
     engines.install()
     release.install_ext_proc("--set", "extProc.istio.enabled=true,daemon.replicas=1")
@@ -93,7 +93,7 @@ def obeys_subset(target: Target) -> str:
 
 
 def replace_daemon(target: Target) -> Run:
-    """A new daemon starts before the old one stops. None has a sidecar, also where the namespace asks for one in each pod."""
+    """A new daemon starts before the old one stops. No daemon has a sidecar, even where the namespace requests one for each pod."""
 
     def work() -> str:
         release.restart_ext_proc()

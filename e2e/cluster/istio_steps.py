@@ -1,4 +1,4 @@
-"""What the drills of Istio ask of a gateway, in whichever way the picker was loaded into it."""
+"""Checks of a gateway for the drills of Istio, however the picker was loaded into it."""
 
 import json
 import re

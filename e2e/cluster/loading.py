@@ -26,7 +26,7 @@ class Loading:
     def __init__(self, address: str, number: int):
         self.report = Report()
         self.file = RUN / f"load-{number}.json"
-        # Only the network is the node's: python and this folder may be hidden by the node's mounts.
+        # The load enters only the network of the node, because the node's mounts may hide python and this folder.
         command = ["nsenter", "-t", str(node.init_pid()), "-n", sys.executable, str(HERE / "load.py"), address, str(self.file)]
         self.process = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
 

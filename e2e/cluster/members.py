@@ -25,8 +25,8 @@ def members(address: str, cluster: str) -> int | None:
 
 
 def watch(seconds: float, cluster: str, addresses: list[str]) -> dict[str, float]:
-    """The fewest and the most endpoints that a gateway had, -1 if none answered, and for how long one had none. It looks at least
-    once."""
+    """The fewest and the most endpoints that a gateway had (-1 if none answered), and for how long a
+    gateway had none. Looks at least once."""
     began, seen, empty = time.monotonic(), [], 0.0
     while True:
         counts = [count for address in addresses if (count := members(address, cluster)) is not None]

@@ -39,7 +39,7 @@ def newest(tags: Iterable[str], version: str) -> str | None:
 
 def run(*command: object, folder: pathlib.Path = ROOT) -> str:
     words = [str(word) for word in command]
-    # A target folder of the caller's is not for the other source.
+    # The build of the other source must not write into a target folder that the caller set.
     environment = {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"}
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS_MAX, check=False)
     if done.returncode != 0:

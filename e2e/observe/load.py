@@ -17,8 +17,8 @@ INVALID_EVERY = 40
 
 
 class Load:
-    """`ttft_ms` is the SLO of the requests; `shared` is false while no two prompts begin alike, and otherwise there are so many
-    `prefixes`."""
+    """`ttft_ms` is the SLO of the requests. While `shared` is false, no two prompts begin alike.
+    Otherwise prompts have one of `prefixes` beginnings."""
 
     def __init__(self, ports: list[int]):
         self.ports = ports

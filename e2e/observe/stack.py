@@ -21,7 +21,7 @@ BIN = ROOT / ".tools" / "bin"
 RELEASE = ROOT / "target" / os.environ.get("SWITCHPOINT_PROFILE", "release")
 MODULE = ROOT / "target" / "wasm32-wasip1" / "release" / "switchpoint.wasm"
 ENGINES = 3
-# Two, so that they share state.
+# Two proxies, so that they share state.
 PROXIES = 2
 START_SECONDS_MAX = 90
 STOP_SECONDS_MAX = 20

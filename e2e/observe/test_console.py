@@ -26,7 +26,7 @@ PICTURES = ROOT / "docs" / "how-to" / "console"
 SHOWN = ["endpoints", "traffic", "queues", "decision"]
 ENDPOINTS = 1000
 TOKEN = "0123456789abcdef0123456789abcdef"
-# Two samples of the daemon, and some decisions.
+# In this time the daemon takes two samples, and some decisions are made.
 WARM_SECONDS = 25
 INSTALL_SECONDS_MAX = 300
 BROWSER_SECONDS_MAX = 600

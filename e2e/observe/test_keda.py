@@ -49,7 +49,7 @@ class ScaledStack(Stack):
 
 
 class Watch:
-    """An `external-push` trigger: what KEDA has been told."""
+    """An `external-push` trigger, and what KEDA received by it."""
 
     def __init__(self, stack: ScaledStack, *metadata: str):
         self.heard: list[bool] = []

@@ -24,13 +24,13 @@ from stack import BIN, DASHBOARDS, RATE_WINDOW, ROOT, Stack, check_built, note, 
 
 FIRE_SECONDS_MAX = 60
 CLEAR_SECONDS_MAX = 120
-# The load before the first drill, so that the latency model and the mean of the hit rate exist.
+# How long the load runs before the first drill, so that the latency model and the mean of the hit rate exist.
 WARM_SECONDS = 40
 STEP = "1s"
 # Prompts of twice the tokens that the engines' caches hold, and how long they are sent.
 MANY_PREFIXES = 120
 EVICT_SECONDS = 15
-# Until the prompts of before are cached again.
+# The time until the earlier prompts are cached again.
 SETTLE_SECONDS = 5
 # The daemon notices the restart within this time.
 RESTART_SECONDS = 4

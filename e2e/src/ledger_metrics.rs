@@ -15,8 +15,8 @@ use testbed::{Result, wait_for};
 /// The longest wait for the last report of all VMs; the product promises a second or two.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Reports that each proxy must have sent since the end of the traffic. Two, because a report that
-/// is in flight may have begun before the end.
+/// The number of reports that each proxy must have sent since the end of the traffic. The first may
+/// have begun before the end, so the second counts.
 const REPORTS: f64 = 2.0;
 
 /// Fields of a ledger entry.

@@ -3,9 +3,9 @@
 //! bootstrap and discovers the rest, as in a gateway, because Envoy treats a discovered cluster
 //! differently from a static one.
 //!
-//! The Envoy fragments of a manifest are used unchanged, except for a list of [`Substitution`]s of
-//! what a test machine does not have, such as the name of a Service. A substitution is made only
-//! where the manifest has exactly the listed value. [`PlacedFragment::check`] undoes the
+//! The Envoy fragments of a manifest are used unchanged, except for a list of [`Substitution`]s.
+//! They replace what a test machine does not have, such as the name of a Service. A substitution is
+//! made only where the manifest has exactly the listed value. [`PlacedFragment::check`] undoes the
 //! substitutions in Envoy's configuration and compares, so nothing else can have changed.
 
 pub mod envoy_gateway;

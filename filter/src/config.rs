@@ -126,7 +126,7 @@ impl FilterConfig {
     /// Reads a configuration.
     ///
     /// # Errors
-    /// [`InvalidConfig`] names the first field that is wrong.
+    /// Returns [`InvalidConfig`] for the first field that is wrong.
     pub fn parse(json: &[u8]) -> Result<Self, InvalidConfig> {
         let value = value::parse(json).map_err(not_json)?;
         let mut root = object(value, "configuration")?;

@@ -1,8 +1,8 @@
 //! Faults for drills, in test builds only (feature `drill`).
 //!
-//! - A VM traps when it reads [`TRAP`], as if it had a bug. If it is in a request header, the VM
-//!   that serves the request traps. If it is in a message of the daemon, the leader traps while it
-//!   decodes.
+//! - A VM traps when it reads [`TRAP`], as if it had a bug. If [`TRAP`] is in a request header, the
+//!   VM that serves the request traps. If [`TRAP`] is in a message from the daemon, the leader
+//!   traps while it decodes the message.
 //! - The first leader of a process that receives [`STALL`] from the daemon stalls for longer than a
 //!   lease lasts.
 //! - [`KEYS`] counts the keys of shared data, which the host never frees.

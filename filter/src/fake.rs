@@ -188,7 +188,7 @@ impl FakeHost {
     }
 }
 
-/// When the fake monotonic clock began, by the wall clock.
+/// The wall-clock time at which the fake monotonic clock began.
 pub const FAKE_UNIX_MS: u64 = 1_800_000_000_000;
 
 impl Host for FakeHost {

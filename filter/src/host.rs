@@ -73,7 +73,6 @@ pub enum WriteCondition {
 /// A shared value and the token of its last write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedValue {
-    /// The value.
     pub bytes: Vec<u8>,
     /// The token, which changes with every write.
     pub token: u32,
@@ -83,9 +82,9 @@ pub struct SharedValue {
 /// that [`Host::focus`] selected last.
 ///
 /// No host call runs a callback. If a call has an immediate effect (a reply, or the end of a call
-/// that cannot be made), the proxy delivers it in a callback after the current one. So a cell may
-/// be borrowed during a host call, but not during a call of the filter's own code that borrows the
-/// cell again.
+/// that cannot be made), the proxy delivers that effect in a callback after the current one. So a
+/// cell may be borrowed during a host call, but not during a call of the filter's own code that
+/// borrows the cell again.
 pub trait Host: Clone + 'static {
     /// Monotonic time, the same clock for all VMs of a process.
     fn now(&self) -> Timestamp;
@@ -93,8 +92,8 @@ pub trait Host: Clone + 'static {
     fn unix_ms(&self) -> u64;
     /// Random bits.
     fn entropy(&self) -> u64;
-    /// Reads shared data. An empty value counts as removed. Removed and unknown keys give `None`,
-    /// but only a key that was written before has a token.
+    /// Reads shared data. `None` means that the key was never written. An empty value means that
+    /// the key was removed, and such a key still has a token.
     fn shared(&self, key: &str) -> Result<Option<SharedValue>>;
     /// Writes shared data; [`HostError::CONFLICT`] if the condition does not hold.
     fn share(&self, key: &str, value: &[u8], expect: WriteCondition) -> Result<()>;

@@ -68,7 +68,7 @@ metrics! {
 pub struct FilterMetrics<H> {
     host: H,
     numbers: Vec<Option<u32>>,
-    /// What [`Self::collect`] counted since the last flush, by statistic.
+    /// The sums that [`Self::collect`] has counted since the last flush, by statistic.
     collected: Vec<Cell<i64>>,
 }
 

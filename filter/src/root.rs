@@ -1,4 +1,4 @@
-//! The root context. It reads the configuration, and passes ticks, wake-ups and the daemon's
+//! The root context, which reads the configuration, and passes ticks, wake-ups and the daemon's
 //! messages to the VM.
 
 use std::cell::RefCell;

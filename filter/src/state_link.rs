@@ -91,7 +91,7 @@ impl StateLink {
         let (crash_guard, lost) = CrashGuard::load(leader.host, leader.vm, leader.now);
         if lost {
             log::error!(
-                "a VM was lost while it decoded a message of the daemon; that message is refused from now on"
+                "a VM was lost while it decoded a message from the daemon; that message is refused from now on"
             );
             leader.metrics.count(Stat::CrashGuarded);
         }
@@ -206,14 +206,14 @@ impl StateLink {
     }
 
     /// Handles a connection that the daemon or the network ended. A stream's handle must be
-    /// released here; later it could belong to another stream.
+    /// released here, because the host may later give the same handle to another stream.
     pub fn on_closed<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         self.close(leader.host, leader.root);
         self.schedule_retry(leader, why);
     }
 
-    /// Handles the answer to a call, which may belong to this connection. The error says that a
-    /// later leader has written.
+    /// Handles the answer to a call, which may belong to this connection. Fails if a later leader
+    /// has written.
     pub fn on_response<H: Host>(
         &mut self,
         leader: &mut LeaderContext<'_, H>,
@@ -248,7 +248,7 @@ impl StateLink {
         Ok(())
     }
 
-    /// Handles a message of the daemon. The error says that a later leader has written.
+    /// Handles a message from the daemon. Fails if a later leader has written.
     pub fn on_message<H: Host>(
         &mut self,
         leader: &mut LeaderContext<'_, H>,
@@ -269,7 +269,7 @@ impl StateLink {
         else {
             leader.metrics.count(Stat::Refused);
             log::warn!(
-                "a message of the daemon is refused: a VM was lost while it decoded the message"
+                "a message from the daemon is refused: a VM was lost while it decoded the message"
             );
             return Ok(());
         };
@@ -312,7 +312,7 @@ impl StateLink {
             Err(error) => self.schedule_retry(leader, &ConnectionFailure::from(error).to_string()),
             Ok(wire) => {
                 leader.metrics.count(Stat::StreamsOpened);
-                // The daemon may be another one, which does not know the messages to the last one.
+                // This daemon may be a new process, without the messages to the previous one.
                 leader
                     .replicas
                     .iter_mut()

@@ -34,14 +34,14 @@ use replica::{PoolReplica, SharedReplica};
 use vm_slot::VmSlot;
 use watched::WatchedStreams;
 
-/// Tick period. It is the longest delay until a lost wake-up is noticed, a parked request is
-/// answered, or a free lease is taken. A tick takes a few µs.
+/// Tick period, in ms. A lost wake-up, a parked request, or a free lease waits at most this long. A
+/// tick takes a few µs.
 pub const TICK_MS: u32 = 100;
-/// The maximum number of requests parked in one VM. Further requests are answered at once. Holding
-/// more would not help a worker that got this many in two seconds without state.
+/// The maximum number of requests parked in one VM. Further requests are answered at once. A worker
+/// that got this many in two seconds without state gains nothing by holding more.
 const PARKED_MAX: usize = 2_048;
-/// Tick period while requests are held, in ms. It is the longest delay of a lost wake-up, and of
-/// room that another worker made.
+/// Tick period while requests are held, in ms. After a lost wake-up, and after another worker made
+/// room, a held request waits at most this long.
 const HOLDING_TICK_MS: u32 = 10;
 
 /// One VM. Its fields are the parts that change independently of each other.
@@ -117,12 +117,11 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// The statistics.
     pub fn metrics(&self) -> Rc<FilterMetrics<H>> {
         Rc::clone(&self.metrics)
     }
 
-    /// Records the configuration of a root context. It changes nothing outside the VM.
+    /// Records the configuration of a root context. Changes nothing outside the VM.
     pub fn configure(&mut self, root: u32, config: Rc<FilterConfig>) {
         self.roots.retain(|r| r.id != root);
         self.roots.push(RootConfig { id: root, config });
@@ -223,8 +222,8 @@ impl<H: Host> VmState<H> {
         })
     }
 
-    /// Parks a request of this client. Returns false if too many requests are parked: all, or more
-    /// of the client than half of what other clients leave.
+    /// Parks a request of this client. Returns false if too many requests are parked in total, or
+    /// if the client already has half of the places that other clients leave.
     pub fn park(
         &mut self,
         deadline: Timestamp,
@@ -429,9 +428,9 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Prepares the pools at a tick, so that no request waits for it. Creating a prefix index takes
-    /// milliseconds. A VM that does not lead serves requests and needs the index. With several
-    /// pools, the VM may never serve some of them, so it creates their indexes at the first
+    /// Prepares the pools at a tick, so that no request waits for this work. Creating a prefix
+    /// index takes milliseconds. A VM that does not lead serves requests and needs the index. With
+    /// several pools, the VM may never serve some of them, so it creates their indexes at the first
     /// request.
     fn prepare(&self, config: &FilterConfig, now: Timestamp) {
         for replica in &self.replicas {
@@ -902,8 +901,8 @@ mod tests {
         );
     }
 
-    /// The clock of the previous daemon was ahead, so the new daemon's term is too low. It raises
-    /// its term after a refusal.
+    /// The clock of the previous daemon was ahead, so the new daemon's term is too low. The daemon
+    /// raises its term after a refusal.
     #[test]
     fn a_daemon_whose_term_is_behind_is_told_what_is_held_and_heard_once_it_is_ahead() {
         const AHEAD: u64 = TERM + 1_000_000;

@@ -33,8 +33,8 @@ pub struct InstanceRecord {
     pub readiness: InstanceReadiness,
     /// The source of the instance's metadata.
     pub metadata: MetadataSource,
-    /// If two records have one address, the record with the greater value wins, because a new pod
-    /// may get an IP address while the old pod still exists. Each backend uses its own number,
+    /// If two records have one address, the record with the greater value wins. A new pod may get
+    /// the IP address of an old pod whose record still exists. Each backend uses its own number,
     /// which grows with time.
     pub freshness: u64,
 }
@@ -44,9 +44,9 @@ pub struct InstanceRecord {
 pub enum InstanceReadiness {
     /// The instance may get traffic.
     Ready,
-    /// The registry reports the instance as not ready, but not because of the instance's own
-    /// report: for example its node has lost contact with the API server. The instance may get
-    /// traffic as long as it answers.
+    /// The registry reports the instance as not ready, but the instance itself does not. For
+    /// example, its node has lost contact with the API server. The instance may get traffic as long
+    /// as it answers.
     Unconfirmed(String),
     /// The instance may not get traffic, for this reason.
     NotReady(String),
@@ -63,7 +63,7 @@ pub enum MetadataSource {
     At(SocketAddr),
 }
 
-/// The gateway's treatment of a request that gets no pick.
+/// What gateways do with a request for which no endpoint is picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PickerFailureMode {
     /// Refuses the request.
@@ -85,7 +85,7 @@ pub enum AppProtocol {
 /// The settings that an `InferencePool` has for gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolRequirements {
-    /// The gateway's treatment of requests without a pick.
+    /// What gateways do with requests for which no endpoint is picked.
     pub failure_mode: PickerFailureMode,
     /// The protocol towards instances.
     pub protocol: AppProtocol,
@@ -111,7 +111,7 @@ pub enum BackendEvent {
     Reset(Vec<Arc<InstanceRecord>>),
     /// A new record, or a new value of a known record.
     Apply(Arc<InstanceRecord>),
-    /// The record of this name was removed.
+    /// The record with this name was removed.
     Delete(Arc<str>),
     /// The backend cannot be reached or read, for this reason. The last set stays in use.
     Failed(String),
@@ -164,8 +164,8 @@ impl Component {
     /// Creates a component from its names.
     ///
     /// # Errors
-    /// [`InvalidName`]: the names become labels, keys and folders, so they must be valid as each of
-    /// them.
+    /// Returns [`InvalidName`] if a name is not valid as a label, a key and a folder, because it
+    /// becomes all three.
     pub fn try_new(namespace: &str, name: &str) -> Result<Self, InvalidName> {
         Ok(Self {
             namespace: checked_name(namespace)?.into(),

@@ -58,9 +58,9 @@ pub const HEARTBEAT: Duration = Duration::from_secs(5);
 /// An instance counts as dead after this many missed heartbeats. A machine that swaps may miss two.
 pub const HEARTBEATS_MISSED_MAX: u32 = 3;
 
-/// The maximum number of entries of a folder that are listed. The maximum is higher than the number
-/// of files that are read, because some may not be instances, and low enough to list the folder
-/// within milliseconds.
+/// The maximum number of entries of a folder that are listed. The maximum is higher than
+/// [`RECORDS_MAX`], because some entries may not be instances. The maximum is low enough to list
+/// the folder within milliseconds.
 const FILES_LISTED_MAX: usize = 16 * RECORDS_MAX;
 
 /// A directory as a discovery backend.
@@ -322,7 +322,7 @@ fn read(path: &Path) -> Result<(InstanceRecord, Option<Duration>), String> {
 /// Reads an instance file: the record, and its heartbeat interval if it has one.
 ///
 /// # Errors
-/// The error says what is invalid in the file.
+/// Fails if the file is not a valid document, and says what is invalid.
 pub fn parse(id: &str, text: &[u8]) -> Result<(InstanceRecord, Option<Duration>), String> {
     let document = InstanceDocument::parse(text)?;
     let heartbeat = document

@@ -76,7 +76,7 @@ impl Etcd {
     /// A backend for that cluster. The backend does not connect yet.
     ///
     /// # Errors
-    /// The error says what is invalid in the configuration.
+    /// Fails if no endpoint is given, or if an endpoint or a certificate is invalid.
     pub fn new(config: EtcdConfig) -> Result<Self, String> {
         Ok(Self {
             connection: EtcdConnection::open(config)?,
@@ -175,7 +175,7 @@ impl EtcdFollower {
         }
     }
 
-    /// Lists the oldest [`RECORDS_MAX`] keys, and opens a watch of everything after it.
+    /// Lists the oldest [`RECORDS_MAX`] keys, and opens a watch of all changes after the list.
     async fn list(&mut self) -> Result<Vec<BackendEvent>, Status> {
         let channel = &self.connection.channel;
         let key = self.folder.clone().into_bytes();

@@ -61,7 +61,8 @@ fn allowed(instances: Vec<Instance>, local: LocalAddresses) -> Result<Vec<Instan
     Ok(instances)
 }
 
-/// The first endpoints of the file, and an error that names the others.
+/// The first [`INSTANCES_MAX`] endpoints of the file. If there are more, also an error that names
+/// the first one that is left out.
 fn limited(mut instances: Vec<Instance>) -> Vec<SetChange> {
     let beyond = instances.split_off(instances.len().min(INSTANCES_MAX));
     let mut changes = vec![SetChange::Reset(instances)];
@@ -79,7 +80,7 @@ fn limited(mut instances: Vec<Instance>) -> Vec<SetChange> {
 /// Reads the text of an endpoints file, which may have more than [`INSTANCES_MAX`].
 ///
 /// # Errors
-/// The error says which entry is invalid and why.
+/// Fails if the text is not an endpoints file or an entry is invalid, and names the entry.
 pub fn parse(text: &str) -> Result<Vec<Instance>, String> {
     let file: EndpointsFile =
         serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;

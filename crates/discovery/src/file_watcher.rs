@@ -1,9 +1,9 @@
 //! Follows the content of a file, or of the files of a folder.
 //!
-//! It polls. A poll sees in-place writes, atomic renames, the symlink swaps of a mounted ConfigMap,
-//! network file systems and files that do not exist yet, and cannot miss an event. The watcher
-//! compares content, not timestamps. New content counts when two reads are equal, so a partly
-//! written file does not count as complete.
+//! A watcher polls. A poll sees in-place writes, atomic renames and the symlink swaps of a mounted
+//! ConfigMap. A poll also works on network file systems and for files that do not exist yet, and
+//! cannot miss an event. The watcher compares content, not timestamps. New content counts when two
+//! reads are equal, so a partly written file does not count as complete.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::whole_file;
 /// expect an edit to take effect at once.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long new content must stay the same before it counts. The time is longer than a writer takes
-/// between two writes to one file.
+/// How long new content must stay the same before it is used. The time is longer than a writer
+/// takes between two writes to one file.
 pub const SETTLE: Duration = Duration::from_millis(50);
 
 /// The largest file, in bytes. llm-d has the same limit for an endpoints file.
@@ -52,9 +52,9 @@ pub struct FileSet(pub Vec<(PathBuf, String)>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {why}")]
 pub struct ReadError {
-    /// The file.
+    /// The path of the file or folder.
     pub path: String,
-    /// The reason.
+    /// The reason, in words.
     pub why: String,
 }
 
@@ -130,8 +130,8 @@ impl Readable for FileSet {
 /// Reads the file at `path`, or all files of the folder there.
 ///
 /// # Errors
-/// [`ReadError`] names the file or folder and the reason. An unreadable file is an error of the
-/// whole folder, because the other files may have another meaning without it.
+/// Returns [`ReadError`], which names the file or folder and the reason. An unreadable file is an
+/// error of the whole folder, because the other files may have another meaning without it.
 pub async fn read_all(path: &Path) -> FileContent<FileSet> {
     let unreadable = |why: String| ReadError {
         path: path.display().to_string(),
@@ -177,7 +177,7 @@ pub async fn read_all(path: &Path) -> FileContent<FileSet> {
 /// Reads a text file of at most [`FILE_BYTES_MAX`].
 ///
 /// # Errors
-/// [`ReadError`] names the file and the reason.
+/// Returns [`ReadError`], which names the file and the reason.
 pub async fn read(path: &Path) -> FileContent {
     let unreadable = |why: String| ReadError {
         path: path.display().to_string(),

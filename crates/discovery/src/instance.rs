@@ -10,7 +10,7 @@ use crate::metadata::Metadata;
 pub struct Instance {
     /// The instance id, unique in its namespace. In Kubernetes it is the name of the pod.
     pub name: String,
-    /// The namespace of the name; [`NAMESPACE_DEFAULT`] when the source has none.
+    /// The namespace in which the name is unique; [`NAMESPACE_DEFAULT`] when the source has none.
     pub namespace: String,
     /// The generation: which process has this name (in Kubernetes the pod's UID). State that was
     /// learned about another generation does not apply to this generation. Empty if the source has
@@ -25,9 +25,9 @@ pub struct Instance {
     pub metrics: InstanceMetricsLocation,
     /// The metadata of the instance, if it has any; [`Self::metadata`] reads it.
     pub metadata: Option<Arc<Metadata>>,
-    /// The reason why the registry cannot confirm that the instance is ready, although the instance
-    /// itself has not reported that it is not ready. An unconfirmed instance may get traffic only
-    /// while it answers. `None` means that the instance is ready.
+    /// The reason why the instance is unconfirmed: the registry reports it as not ready, but the
+    /// instance itself does not. An unconfirmed instance may get traffic only while it answers.
+    /// `None` means that the instance is ready.
     pub unconfirmed: Option<Arc<str>>,
 }
 
@@ -54,8 +54,8 @@ pub enum MetricsScheme {
 /// Whether instances may have addresses of this machine (loopback) or of its link (link-local).
 ///
 /// A proxy connects to such an address on its own machine. So a client that may write a local
-/// address into a registry can direct prompts to any port of the gateway's pod, or to the metadata
-/// service of a cloud.
+/// address into a registry could direct prompts to any port of the gateway's pod, or to the
+/// metadata service of a cloud.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LocalAddresses {
     /// Instances with local addresses are refused.
@@ -72,8 +72,8 @@ pub const NAMESPACE_DEFAULT: &str = "default";
 pub const INSTANCES_MAX: usize = 1024;
 
 /// The maximum number of records of one component that a backend keeps. Records beyond
-/// [`INSTANCES_MAX`] are not published until a published record disappears. The maximum allows
-/// every instance to be replaced at once.
+/// [`INSTANCES_MAX`] are not published until a published record disappears. So every instance can
+/// be replaced at once.
 pub const RECORDS_MAX: usize = 2 * INSTANCES_MAX;
 
 /// The maximum number of bytes of labels of one instance, keys and values together, so that a full
@@ -92,7 +92,7 @@ impl LocalAddresses {
     /// Checks the address of an instance.
     ///
     /// # Errors
-    /// The error says that the address is refused.
+    /// Fails if the address is loopback or link-local, and such addresses are refused.
     pub fn check(self, address: SocketAddr) -> Result<(), String> {
         let ip = address.ip().to_canonical();
         let is_link_local = match ip {
@@ -143,7 +143,7 @@ impl Instance {
 /// Checks the rules that hold for every backend: number, sizes, and unique names and addresses.
 ///
 /// # Errors
-/// The error says which instances are invalid and why.
+/// Fails if there are too many instances or one breaks a rule, and names that instance.
 pub fn validate(instances: &[Instance]) -> Result<(), String> {
     if instances.len() > INSTANCES_MAX {
         return Err(format!(
@@ -189,7 +189,7 @@ pub(crate) fn validate_all(instances: &[Instance]) -> Result<(), String> {
 /// Checks one instance against the rules.
 ///
 /// # Errors
-/// The error says what is invalid.
+/// Fails if the instance breaks a rule, and names the rule.
 pub fn validate_instance(instance: &Instance) -> Result<(), String> {
     let Instance {
         name,

@@ -1,5 +1,5 @@
-//! Kubernetes as a registry. Readiness is that of the pod, which its readiness probe sets and
-//! EndpointSlices report.
+//! Kubernetes as a registry. An instance is ready when its pod is ready. The pod's readiness probe
+//! decides this, and EndpointSlices report it.
 //!
 //! ```text
 //!  Services ── whose selector has both labels ──▶ their names ──▶ EndpointSlices of these names ──▶ SliceIndex ──▶ records
@@ -13,10 +13,10 @@
 //! | endpoint gone from its last slice, slice deleted, or absent from a new list | Removed |
 //!
 //! A Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`],
-//! not by its name, because two namespaces may have a component of the same name. The slices of a
+//! not by its name, because two namespaces may have a component with the same name. The slices of a
 //! Service are found by `kubernetes.io/service-name`, because the slice controller copies the
-//! labels of the Service to the slices, and not the labels of the pods. Labels of pods are read
-//! from the pods ([`labels`]).
+//! labels of the Service to the slices, not the labels of the pods. Labels of pods are read from
+//! the pods ([`labels`]).
 //!
 //! [`InferencePools`] is the alternative: an `InferencePool` names its pods by selector.
 
@@ -93,11 +93,11 @@ pub struct KubernetesRegistry {
     pod: String,
 }
 
-/// Connects to the cluster that this process runs in, or else to the cluster of the kubeconfig.
+/// Connects to the cluster that this process runs in. Outside of a cluster, connects to the cluster
+/// of the kubeconfig.
 ///
 /// # Errors
-/// The error says which part of the configuration is missing. An unreachable cluster is not an
-/// error here.
+/// Fails if there is no valid configuration. An unreachable cluster is not an error here.
 pub async fn connect() -> Result<Client, String> {
     client(
         Config::infer()
@@ -109,7 +109,7 @@ pub async fn connect() -> Result<Client, String> {
 /// Connects with this configuration and the timeouts that discovery needs.
 ///
 /// # Errors
-/// The error says what is invalid in the configuration.
+/// Fails if the configuration is invalid, for example its certificates.
 pub fn client(mut config: Config) -> Result<Client, String> {
     config.default_retry = false; // this crate retries itself, so that it can report an outage
     config.connect_timeout = Some(CONNECT_DEADLINE);
@@ -200,7 +200,7 @@ struct KubernetesFollower {
     index: SliceIndex,
     pods: ObjectWatch<Pod>,
     labels: PodLabels,
-    /// Whether it is known what labels the pods have, or that their labels cannot be read.
+    /// True once the labels of the pods are known, or once it is known that they cannot be read.
     labelled: bool,
     /// The time until which the first set waits for the labels, because readers would treat a set
     /// without labels as complete.
@@ -295,7 +295,7 @@ impl KubernetesFollower {
             ObjectWatchEvent::Deleted(slice) => self.index.delete(&slice.name_any()),
             ObjectWatchEvent::Failed(why) => return vec![BackendEvent::Failed(why)],
         };
-        // While the first set waits, it will contain this change.
+        // While the first set is held back, report no change: the set will contain it.
         if self.withheld.is_some() {
             Vec::new()
         } else {
@@ -382,9 +382,9 @@ impl KubernetesRegistry {
         }
     }
 
-    /// Checks that other processes can find the pod: its labels, and a Service that selects it by
-    /// them. After that, the registration lasts as long as the pod, and the readiness probe reads
-    /// the readiness from [`crate::serve`].
+    /// Checks that other processes can find the pod: the pod must have both labels, and a Service
+    /// must select it by these labels. After that, the registration lasts as long as the pod, and
+    /// the readiness probe reads the readiness from [`crate::serve`].
     async fn register(
         &self,
         namespace: &str,

@@ -62,11 +62,11 @@ pub trait LeaseStore: Send + Sync {
     ) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>>;
 }
 
-/// The state of one candidate. This type is pure.
+/// The state of one candidate. This type has no I/O and reads no clock.
 #[derive(Debug)]
 struct Election {
     me: String,
-    /// The lease as last read, and the time since when it is unchanged.
+    /// The lease as last read, and when this process first saw it with this content.
     lease: Option<(LeaseRecord, Instant)>,
     /// The time when the last confirmed renewal began; `None` if this process does not lead.
     renewed: Option<Instant>,
@@ -112,8 +112,8 @@ impl Election {
         }
     }
 
-    /// The latest time to read the lease again: the next period with its jitter, and exactly the
-    /// time when a lease that is not renewed expires.
+    /// The time to read the lease again: after a period with its jitter. If the lease of another
+    /// process expires earlier, a standby reads it exactly then.
     fn next_attempt(&self, began: Instant, jitter: f64) -> Instant {
         if self.renewed.is_some() {
             return began + RENEW_PERIOD.mul_f64(1.0 + jitter);

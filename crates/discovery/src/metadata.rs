@@ -51,8 +51,8 @@ pub struct RuntimeConfig {
     pub max_num_batched_tokens: Option<u64>,
 }
 
-/// The reason why metadata is refused. The instance has to change it, and trying again does not
-/// help.
+/// The reason why metadata is refused. Trying again does not help, because the instance has to
+/// change its metadata.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetadataError {
     /// The metadata has more than [`METADATA_BYTES_MAX`].
@@ -131,7 +131,7 @@ impl Metadata {
     /// the instance. Traffic to another host is refused.
     ///
     /// # Errors
-    /// The error says what is invalid in the address.
+    /// Fails if the address is not `IP:PORT`, has no valid port, or is on another host.
     pub fn transport(&self, own: SocketAddr) -> Result<Option<SocketAddr>, MetadataError> {
         let Some(Value::Object(transport)) = self.either("Transport", "transport") else {
             return Ok(None);

@@ -23,7 +23,8 @@ pub trait ServiceRegistry: Send + Sync {
     /// metadata.
     ///
     /// # Errors
-    /// [`RegisterError`] says what has to change, or that a later attempt may succeed.
+    /// Returns [`RegisterError`], which says what has to change, or that a later attempt may
+    /// succeed.
     fn register_instance<'a>(
         &'a self,
         namespace: &'a str,
@@ -57,7 +58,7 @@ pub enum RegisterError {
     /// and trying again does not help.
     #[error("cannot register: {0}")]
     Refused(String),
-    /// The backend cannot be reached. Try again.
+    /// The backend cannot be reached. Trying again later may help.
     #[error("cannot register now: {0}")]
     Unavailable(String),
 }

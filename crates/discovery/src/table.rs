@@ -8,17 +8,17 @@
 //!                            ▼                ▼                        ▼
 //!                         NotReady         Pending                  Refused               not published (Removed if it was)
 //! ```
-//! A function takes time for the rows that it changes and for rows with the same address, but never
-//! for the whole table. An event carries the full value, and is published only if the value
-//! changed.
+//! The time of a function depends on the rows that it changes and on rows with the same address,
+//! never on the size of the table. An event carries the full value, and is published only if the
+//! value changed.
 //!
 //! At most [`INSTANCES_MAX`] instances are published. Later instances wait as refused until a
 //! published one is removed. The oldest record then takes its place.
 //!
 //! **Mass disappearance.** If the first list after an outage lacks more than half of the published
 //! instances, the backend has more likely lost its state than the servers have gone. The missing
-//! rows then stay unchanged for [`HOLD`]. The backend is requested to list again, and rows that are
-//! still missing at the end are removed.
+//! rows then stay unchanged for [`HOLD`]. The backend lists again meanwhile. Rows that are still
+//! missing at the end are removed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -42,8 +42,8 @@ use crate::instance::{INSTANCES_MAX, Instance, LocalAddresses, validate_instance
 /// servers that are really gone fail over.
 pub const HOLD: Duration = Duration::from_secs(10);
 
-/// With fewer published instances, no removal is delayed, because half of a small pool may well
-/// disappear at once.
+/// The minimum number of published instances for a delay of removals. Half of a smaller pool may
+/// well disappear at once.
 pub const HOLD_INSTANCES_MIN: usize = 4;
 
 /// The maximum number of removed instances kept for display.
@@ -85,7 +85,8 @@ struct InstanceRow {
 #[derive(Debug)]
 struct RemovalHold {
     until: Instant,
-    /// The rows that change when the hold ends. A row gets its record, or is removed.
+    /// The rows that change when the hold ends. A row gets this record. Without a record, the row
+    /// is removed.
     doomed: BTreeMap<Arc<str>, Option<Arc<InstanceRecord>>>,
 }
 

@@ -28,8 +28,8 @@ use crate::table::InstanceTable;
 use crate::wait::sleep_until;
 use crate::{SetChange, SetChanges};
 
-/// The number of events that a follower may lag behind before it gets the current table instead.
-/// The number covers the additions and removals in a rollout of a full pool.
+/// The maximum number of events that a follower may lag behind. A follower that lags more gets the
+/// current table instead. A rollout of a full pool has fewer additions and removals.
 const EVENTS_MAX: usize = 2048;
 
 /// How long additions are collected before the daemon gets them. A rollout comes in bursts, and 20
@@ -47,8 +47,8 @@ pub trait ServiceDiscovery: Send + Sync {
     /// backend has sent its whole set once.
     ///
     /// # Errors
-    /// [`DiscoveryError`] says what has to change. If the backend was reached before and is not
-    /// reachable now, this returns the last known set.
+    /// Fails if a name is invalid, or if the backend was never reached. If the backend was reached
+    /// before and is not reachable now, this returns the last known set.
     fn list_instances<'a>(
         &'a self,
         namespace: &'a str,
@@ -59,7 +59,8 @@ pub trait ServiceDiscovery: Send + Sync {
     /// get traffic, then every change, without a gap.
     ///
     /// # Errors
-    /// Only [`DiscoveryError::Name`], because a watch waits for a backend that cannot be reached.
+    /// Returns only [`DiscoveryError::Name`], because a watch waits for a backend that cannot be
+    /// reached.
     fn watch(&self, namespace: &str, component: &str) -> Result<InstanceEvents, DiscoveryError>;
 }
 
@@ -69,7 +70,7 @@ pub enum DiscoveryError {
     /// The namespace or component is not a valid name.
     #[error(transparent)]
     Name(#[from] InvalidName),
-    /// The backend was never reached; try again.
+    /// The backend was never reached. A later attempt may succeed.
     #[error("discovery is not possible now: {0}")]
     Unavailable(String),
 }
@@ -91,8 +92,9 @@ pub struct BackendStatus {
     pub warning: Option<String>,
 }
 
-/// [`ServiceDiscovery`] over any [`Backend`]. A component is followed from its first use until this
-/// is dropped. So listing it again costs nothing, and returns the last known set during an outage.
+/// [`ServiceDiscovery`] over any [`Backend`]. A component is followed from its first use until the
+/// `Discovery` is dropped. So listing a component again costs nothing, and returns the last known
+/// set during an outage.
 #[derive(Debug)]
 pub struct Discovery<B> {
     backend: B,
@@ -140,7 +142,7 @@ impl<B: Backend> Discovery<B> {
         }
     }
 
-    /// Treats addresses of this machine and of its link in this way.
+    /// Sets whether instances may have addresses of this machine or of its link.
     #[must_use]
     pub fn with_local_addresses(self, local: LocalAddresses) -> Self {
         Self { local, ..self }

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// The number of times that a temporary file of another process is removed before the write fails.
-/// One may be left over from a crash, and a second one may be from another writer at the same time.
+/// The maximum number of attempts to create the temporary file. Each time, a file of another
+/// process is in the way and is removed. One may be left over from a crash, and a second one may be
+/// from another writer at the same time.
 const ATTEMPTS_MAX: usize = 3;
 
 /// Opens a regular file. A named pipe in its place does not block.
@@ -74,7 +75,7 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Creates a file that does not exist, and removes what is there before.
+/// Creates a new file, after removing whatever is at `path`.
 fn create(path: &Path, mode: u32) -> io::Result<File> {
     let mut attempts = 0;
     loop {

@@ -2,9 +2,9 @@
 //! which shape errors have.
 //!
 //! A path is matched by its end, because gateways mount these APIs below a prefix
-//! (`/myapp/v1/chat/completions`). The longest match wins. The body of a path without a match in
-//! [`APIS`], and not below one of [`STORES`], is not read. Percent-escapes are resolved first, as
-//! engines do. Otherwise only the engine would treat `/v1/chat/%63ompletions` as a chat.
+//! (`/myapp/v1/chat/completions`). The longest match wins. The body is read only if the path has a
+//! match in [`APIS`] or is below one of [`STORES`]. Percent-escapes are resolved first, as engines
+//! do. Otherwise only the engine would treat `/v1/chat/%63ompletions` as a chat.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -187,7 +187,7 @@ impl RequestApi {
             .map_or(0, |(number, _)| number)
     }
 
-    /// Whether the body is read, so that it must be valid.
+    /// Whether the body is read. A body that is read must be valid.
     #[must_use]
     pub fn reads_body(self) -> bool {
         !matches!(self, Self::Other { .. })

@@ -6,12 +6,12 @@
 //! an object, or it has no model although the API needs one ([`RequestApi::needs_model`]). Any
 //! other field of an unexpected type counts as absent. Unknown fields are skipped.
 //!
-//! **Like engines.** If a top-level key is duplicated, the last one counts. Names may have escapes
+//! **Like engines.** If a top-level key is duplicated, the last one is used. Names may have escapes
 //! (`"mod\u0065l"`).
 //!
 //! **The prompt** goes to a [`PromptSink`] in pieces: tools, system and turns separately, because
 //! templates have them in this order and bodies in any order. Within one message, the client's
-//! order counts. Pieces are the body's own bytes, still escaped. The pieces are only hashed, to
+//! order is kept. Pieces are the body's own bytes, still escaped. The pieces are only hashed, to
 //! find requests with a common start, and a client escapes in the same way each time. So clients
 //! that escape differently do not share a prefix, which only costs a cache hit. Fields that differ
 //! between turns without changing the prompt (`cache_control`, ids) are left out.
@@ -132,7 +132,8 @@ pub enum BodyError {
 /// opaque.
 ///
 /// # Errors
-/// [`BodyError`]: invalid JSON first, at any position, then a missing or unusable model.
+/// Returns [`BodyError`] if the body cannot be read, or if its model is missing or unusable.
+/// Invalid JSON has precedence over the model.
 pub fn parse<P: PromptSink>(
     api: RequestApi,
     body: &[u8],
@@ -191,7 +192,7 @@ impl<P: PromptSink> BodyReader<P> {
         self
     }
 
-    /// Reads the next piece. Another piece follows, or the end of the body.
+    /// Reads a piece that is not the last one.
     pub fn read(&mut self, piece: &[u8]) {
         self.push(piece, false);
     }
@@ -226,7 +227,8 @@ impl<P: PromptSink> BodyReader<P> {
     /// Reads the last piece.
     ///
     /// # Errors
-    /// [`BodyError`]: invalid JSON first, at any position, then a missing or unusable model.
+    /// Returns [`BodyError`] if the body cannot be read, or if its model is missing or unusable.
+    /// Invalid JSON has precedence over the model.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn finish(mut self, piece: &[u8]) -> Result<ParsedRequest<P>, BodyError> {
         self.push(piece, true);

@@ -1,5 +1,5 @@
-//! The driver of one request, which every host uses. It receives the events of a stream, and calls
-//! the host for the necessary actions.
+//! The driver of one request, which every host uses. A driver receives the events of a stream, and
+//! calls the host for the necessary actions.
 //!
 //! A host connects a proxy with this crate: the wasm filter, the ext_proc server, a native Envoy
 //! module. A host only translates calls. The driver decides the rest: the phases, parking, whether
@@ -34,8 +34,8 @@
 //!
 //! # What a host must do
 //!
-//! A host implements [`RequestHost`] and has one [`RequestDriver`] for each stream. It calls the
-//! driver for each event, in the order in which the proxy delivers them:
+//! A host implements [`RequestHost`] and has one [`RequestDriver`] for each stream. The host calls
+//! the driver for each event, in the order in which the proxy delivers them:
 //!
 //! | event | call | afterwards |
 //! |---|---|---|

@@ -67,7 +67,7 @@ pub struct Exchange {
 struct HeaderFacts {
     /// The length of the body, if the client declared it.
     declared_bytes: Option<usize>,
-    /// The model that a header names. It counts if the body is not seen.
+    /// The model that a header names, used if the body is not seen.
     model: Option<Box<str>>,
     objective: Option<Box<str>>,
     rewrite: Option<Box<str>>,
@@ -159,7 +159,7 @@ impl Exchange {
         self
     }
 
-    /// The reasons of the decision, as JSON ([`crate::explain::reasons`]); `None` after they were
+    /// The reasons for the decision, as JSON ([`crate::explain::reasons`]); `None` after they were
     /// put into the response headers.
     #[must_use]
     pub fn reasons(&self) -> Option<&str> {
@@ -281,13 +281,14 @@ impl Exchange {
         self.facts.client.set_name(self.facts.flow.as_deref());
     }
 
-    /// The client as a hash: who is authenticated, else the downstream address.
+    /// A hash of the client's name if a header or the proxy's metadata gives one, otherwise of its
+    /// downstream address.
     #[must_use]
     pub fn client(&self) -> u64 {
         self.facts.client.hash
     }
 
-    /// Whether a header names the client.
+    /// Whether a header or the proxy's metadata names the client.
     pub(crate) fn names_client(&self) -> bool {
         self.facts.client.is_named()
     }

@@ -1,5 +1,5 @@
-//! The reasons of a decision as JSON: for the compact response header, for the daemon's answer, and
-//! as a record that can be replayed.
+//! The reasons for a decision as JSON: for the compact response header, for the daemon's answer,
+//! and as a record that can be replayed.
 
 use pool_state::DecisionMaker;
 use pool_state::queues::QueuedReason;

@@ -9,9 +9,9 @@ pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 pub const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 /// Lets the fallback load balancer choose any host. Only Switchpoint may set it.
 pub const OPEN: &str = "x-switchpoint-open";
-/// Requests the reasons of the decision.
+/// Requests the reasons for the decision.
 pub const EXPLAIN: &str = "x-switchpoint-explain";
-/// Returns the reasons of the decision.
+/// Returns the reasons for the decision.
 pub const DECISION: &str = "x-switchpoint-decision";
 /// The prefill endpoint, for the sidecar of the decode endpoint.
 pub const PREFILLER: &str = "x-prefiller-host-port";
@@ -29,7 +29,7 @@ pub const LOAD_FORMAT: &str = "endpoint-load-metrics-format";
 pub const LOAD: &str = "endpoint-load-metrics";
 /// Envoy's retry policy by request header: which failures are retried.
 pub const RETRY_ON: &str = "x-envoy-retry-on";
-/// Envoy's retry policy by request header: the number of retries.
+/// Envoy's retry policy by request header: the maximum number of retries.
 pub const MAX_RETRIES: &str = "x-envoy-max-retries";
 /// Envoy's retry policy by request header: which statuses count as failures.
 pub const RETRIABLE_STATUS_CODES: &str = "x-envoy-retriable-status-codes";

@@ -124,7 +124,7 @@ impl<'b> JsonReader<'b> {
     }
 
     /// Passes the remaining members of an object and the closing brace, starting after a member.
-    /// Use it for input that starts inside an object.
+    /// Use this for input that starts inside an object.
     pub fn rest_of_object(&mut self) -> Result<()> {
         while self.more(b'}')? {
             self.key()?;

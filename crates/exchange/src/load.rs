@@ -14,9 +14,8 @@ pub(crate) struct OrcaLoad {
     queue_depth: Option<f32>,
 }
 
-/// Reads a report in TEXT form:
-/// `TEXT named_metrics.kv_cache_usage_perc=0.4, named_metrics.num_requests_waiting=2`. `None` if
-/// it has no known metric.
+/// Reads a report in TEXT form: `TEXT named_metrics.kv_cache_usage_perc=0.4,
+/// named_metrics.num_requests_waiting=2`. `None` if the report has no known metric.
 pub(crate) fn parse(report: &[u8]) -> Option<OrcaLoad> {
     let text = std::str::from_utf8(report.get(..report.len().min(REPORT_BYTES_MAX))?).ok()?;
     let mut load = OrcaLoad::default();

@@ -3,16 +3,16 @@
 
 use std::fmt::Write as _;
 
-/// The number of significant decimal digits that always fit into a mantissa of 64 bits.
+/// The maximum number of significant decimal digits that always fit into a mantissa of 64 bits.
 const DIGITS_MAX: u32 = 19;
 
-/// Exponents are limited to this value. Beyond it, every mantissa gives infinity or zero.
+/// The maximum exponent. Beyond it, every mantissa gives infinity or zero.
 const EXPONENT_MAX: u32 = 400;
 
 /// Powers of ten up to this exponent are exact in an `f64`.
 const POWER_EXACT_MAX: u32 = 22;
 
-/// Decimal digits that distinguish every `f32` from its neighbours.
+/// The maximum number of decimal digits that an `f32` needs to differ from its neighbours.
 const F32_DIGITS_MAX: i32 = 9;
 
 /// Reads a complete number such as `-12.5e3`. Digits may be missing on one side of the point.

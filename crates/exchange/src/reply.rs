@@ -15,7 +15,7 @@ use crate::json::write::JsonWriter;
 /// enough to be useful.
 const RETRY_AFTER_S: u32 = 1;
 
-/// How much of a header's value an error message repeats, in bytes. So many bytes are enough to
+/// The maximum number of bytes of a header's value that an error message repeats: enough to
 /// recognise the value.
 const QUOTED_BYTES_MAX: usize = 64;
 
@@ -27,7 +27,6 @@ const SATURATED: &str = "rejected-saturated";
 /// A complete local reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalReply {
-    /// HTTP status.
     pub status: u16,
     /// Headers besides the status.
     pub headers: Vec<(&'static str, String)>,

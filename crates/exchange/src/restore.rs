@@ -42,9 +42,10 @@ pub struct ModelNameRestorer {
 struct ModelNameScanner {
     /// The field whose object is treated like the outermost object; empty if there is none.
     wrapper: &'static [u8],
-    /// Open containers.
+    /// The number of open objects and arrays.
     depth: u32,
-    /// Open objects whose fields count: 0, 1 (the outermost), or 2 (also the wrapper in it).
+    /// The number of open objects whose fields count: 0, 1 (the outermost), or 2 (also the wrapper
+    /// in it).
     counted: u32,
     /// Whether the next string of the innermost counted object is a field name, and not a value.
     before_key: bool,

@@ -26,7 +26,7 @@ pub enum DecideAt {
     Headers,
 }
 
-/// The treatment of a request if the proxy has never had state and the wait for it is over.
+/// What happens to a request if the proxy still has no state when the wait for it is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureMode {
     /// The filter refuses the request (503).
@@ -35,13 +35,14 @@ pub enum FailureMode {
     Open,
 }
 
-/// The party that sets a header that affects other clients: the objective, the fairness id, or the
+/// Whether to trust a header that affects other clients: the objective, the fairness id, or the
 /// SLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderTrust {
-    /// Clients set it. Clients may not affect other clients, so the header has no effect.
+    /// The header has no effect, because clients can set it, and must not affect other clients.
     Ignore,
-    /// A proxy or gateway in front, which sets the header and removes the client's own.
+    /// The header is used, because a proxy or gateway in front sets it and removes the client's
+    /// own.
     Trust,
 }
 
@@ -52,7 +53,7 @@ pub struct FlowRequestSettings {
     pub namespace: String,
     /// Path of the fairness id in that namespace; keys are separated by `/`.
     pub key: String,
-    /// Whether the header with the fairness id counts.
+    /// Whether the header with the fairness id is trusted.
     pub header: HeaderTrust,
     /// The header with the longest wait of a request, in ms. Empty means no header. A request can
     /// shorten the wait that its band allows, but not prolong it.
@@ -118,7 +119,8 @@ pub struct ExchangeSettings {
     /// prompt is about 5 MB. Envoy's own limit (32 MiB in the shipped files) is higher, so that the
     /// error comes from here.
     pub body_limit_bytes: usize,
-    /// The treatment of a request if the proxy never received state.
+    /// What happens to a request if the proxy receives no state within
+    /// [`Self::cold_start_wait_ms`].
     pub failure_mode: FailureMode,
     /// How long a request may wait for the first state, ms.
     pub cold_start_wait_ms: u64,
@@ -127,17 +129,18 @@ pub struct ExchangeSettings {
     pub unread_reset_ms: u64,
     /// Path that answers 200 once all pools have state.
     pub ready_path: String,
-    /// Whether a client may request the reasons of a decision by header.
+    /// Whether a client may request the reasons for a decision by header.
     pub explain: bool,
     /// The header by which a proxy in front names the authenticated client. The proxy must replace
     /// the client's own header. Empty means no header.
     pub client_header: String,
-    /// The key from which each authenticated client gets its own `cache_salt`, which replaces the
-    /// client's own `cache_salt`. If it is empty, clients choose.
+    /// The key from which each named client gets its own `cache_salt`, which replaces the one that
+    /// the client sent. If the key is empty, clients choose their `cache_salt`.
     pub cache_salt_key: String,
-    /// Whether the objective header counts.
+    /// Whether the objective header is trusted.
     pub objective_header: HeaderTrust,
-    /// Whether the SLO headers count. An SLO limits the service of other requests at its endpoint.
+    /// Whether the SLO headers are trusted. An SLO limits the service of other requests at its
+    /// endpoint.
     pub slo_headers: HeaderTrust,
     /// The values that flow control reads from a request.
     pub flow: FlowRequestSettings,
@@ -150,7 +153,7 @@ pub struct ExchangeSettings {
 // === impl ExchangeSettings ===
 
 impl ExchangeSettings {
-    /// Whether engines must not share cached prefixes between authenticated clients.
+    /// Whether engines must not share cached prefixes between clients with different names.
     #[must_use]
     pub fn separates_caches(&self) -> bool {
         !self.cache_salt_key.is_empty()

@@ -5,7 +5,7 @@
 //! An unstreamed body is read at its end. Between chunks only [`HeldEvent`] is kept, which is
 //! bounded. Of a longer body (embeddings, log probabilities) or event only the end is kept, where
 //! every engine writes `usage`. If more than [`HELD_BYTES_MIN`] follow the `usage`, the body is
-//! read as one without `usage`.
+//! read as if it had no `usage`.
 
 use crate::api::RequestApi;
 use crate::json::{JsonError, JsonKind, JsonReader};
@@ -22,7 +22,7 @@ use held_event::HeldEvent;
 pub use held_event::{HELD_BYTES_MAX, HELD_BYTES_MIN};
 pub(crate) use lines::{LineSplitter, StreamPiece};
 
-/// Tokens of a reply that become no text, such as its end and the marks around tool calls.
+/// How many tokens of a reply may become no text, such as its end and the marks around tool calls.
 const MARKUP_TOKENS: u32 = 16;
 
 /// The tokens and events of one chunk.
@@ -35,8 +35,8 @@ pub struct ChunkProgress {
     pub events: u32,
 }
 
-/// The most ids of one answer that are remembered: the answer's, and its conversation's. An engine
-/// that names a new id in each event must not displace the answers of others.
+/// The maximum number of ids remembered for one answer: the answer's own, and its conversation's.
+/// An engine that names a new id in each event must not displace the answers of others.
 const STORED_IDS_MAX: u8 = 2;
 
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ pub struct ResponseReader {
     events: u32,
     /// The hash of the id that [`Self::take_stored_id`] returned last, or 0 before the first.
     stored_id_taken: u64,
-    /// How many ids it has returned.
+    /// How many ids [`Self::take_stored_id`] has returned.
     stored_ids: u8,
 }
 
@@ -57,7 +57,7 @@ struct ResponseFacts {
     usage: TokenUsage,
     /// Whether there was an event, or a byte of an unstreamed body.
     any: bool,
-    /// Whether the mark has arrived that ends streams of the API.
+    /// Whether the mark that ends streams of the API has arrived.
     finished: bool,
     /// Whether there was a member that replies of the API have.
     explained: bool,
@@ -167,7 +167,7 @@ impl ResponseReader {
     }
 
     /// Whether the engine has worked on the request to its end, as far as the response shows. Call
-    /// it after [`Self::finish`].
+    /// this after [`Self::finish`].
     #[must_use]
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn has_generated(&self) -> bool {
@@ -181,7 +181,7 @@ impl ResponseReader {
     }
 
     /// Classifies the body of the whole response. `wants_output` means that the client wants at
-    /// least one token. Call it after [`Self::finish`].
+    /// least one token. Call this after [`Self::finish`].
     #[must_use]
     pub fn says(&self, wants_output: bool) -> ErrorBody {
         let generates = self.api.generates();

@@ -34,9 +34,9 @@ const REASON_AT: usize = 14;
 /// The parent of a span, from a `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceContext {
-    /// The trace; not 0.
+    /// The id of the trace; not 0.
     pub trace_id: u128,
-    /// The span that called; not 0.
+    /// The id of the span that called; not 0.
     pub parent: u64,
     /// Whether the caller records the trace.
     pub sampled: bool,
@@ -186,7 +186,7 @@ mod tests {
 
     const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-    /// What mutations put into it.
+    /// The bytes that mutations write into a header.
     const BYTES: &[u8] = b"0123456789abcdefABCF-+ \x00\xff";
 
     fn parse(text: &str) -> Option<TraceContext> {

@@ -39,7 +39,6 @@ impl AnswerQueue {
             .push_back(ExtProcAnswer::Message(Box::new(message), body_bytes));
     }
 
-    /// Appends a body.
     pub fn push_body(&mut self, body: AnswerBody) {
         self.0.push_back(ExtProcAnswer::Body(body));
     }

@@ -35,8 +35,8 @@ impl StreamCounts {
         &self.memory
     }
 
-    /// Requests answered because there was no memory for them or no end of their bodies, since
-    /// the start.
+    /// Requests refused since the start, because there was no memory for them or their bodies did
+    /// not end.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)

@@ -65,7 +65,8 @@ impl ExtProcStream {
         }
     }
 
-    /// Sets the caller's span. It takes precedence over a span that the request's headers name.
+    /// Sets the caller's span. This span takes precedence over a span that the request's headers
+    /// name.
     pub fn set_parent(&mut self, parent: Option<TraceContext>) {
         self.host.parent = parent;
     }
@@ -119,7 +120,7 @@ impl ExtProcStream {
             .filter(|_| self.driver.is_revocable())
     }
 
-    /// Whether the client got a local reply, and it has been sent: the proxy sends nothing more.
+    /// Whether the client's local reply has been sent. Then the proxy sends nothing more.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.driver.is_answered() && self.host.out.is_empty()
@@ -142,7 +143,7 @@ impl ExtProcStream {
         self.driver.is_routed() && !self.driver.restores_response() && !duplex
     }
 
-    /// Handles a message of the proxy. Returns what the stream needs next.
+    /// Handles a message from the proxy. Returns what the stream needs next.
     pub fn receive(&mut self, mut message: ProcessingRequest) -> StreamAction {
         // In observability mode Envoy ignores answers, so no pick is counted.
         if message.observability_mode {
@@ -170,17 +171,17 @@ impl ExtProcStream {
         self.host.action()
     }
 
-    /// Continues a parked or held request: the pool has state, `now` is the deadline, or the pool
-    /// named the request. A request that was sent is answered if the pool gives it up: Envoy takes
-    /// an immediate response until the response headers.
+    /// Continues a parked or held request, because the pool has state, `now` is the deadline, or
+    /// the pool named the request. Answers a request that was sent if the pool gives it up, because
+    /// Envoy takes an immediate response until the response headers.
     pub fn retry(&mut self, now: Timestamp) -> StreamAction {
         self.host.parking = None;
         self.driver.resume(&mut self.host, now);
         self.host.action()
     }
 
-    /// Frees the place of a request whose client does not read the reply, as far as the pieces that
-    /// the proxy sends show that.
+    /// Frees the place of a request if the pieces that the proxy sends show that its client does
+    /// not read the reply.
     pub fn check_reply(&mut self, now: Timestamp) {
         self.driver.check_reply(&mut self.host, now);
     }

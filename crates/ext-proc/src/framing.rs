@@ -1,8 +1,8 @@
 //! Reads the messages of one gRPC stream from its bytes.
 //!
-//! This reader replaces tonic's reader, whose memory is not bounded: the buffer of tonic keeps the
-//! size of the largest message as long as the stream lasts, and a message of a few MiB of empty
-//! headers decodes to a hundred times its size.
+//! This reader replaces tonic's reader, whose memory is not bounded. The buffer of tonic keeps the
+//! size of the largest message as long as the stream lasts. A message of a few MiB of empty headers
+//! decodes to a hundred times its size.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ use tonic::Status;
 /// error of its API.
 pub const MESSAGE_BYTES_MAX: usize = 33 << 20;
 
-/// The most bytes of a message besides those of a body: headers, trailers, metadata and
-/// attributes. Envoy accepts 60 KiB of headers by default.
+/// The maximum number of bytes of a message besides those of a body: headers, trailers, metadata
+/// and attributes. Envoy accepts 60 KiB of headers by default.
 pub const ENVELOPE_BYTES_MAX: usize = 256 << 10;
 
 /// A decoded message without its body takes at most this many times its bytes: an empty header is
@@ -113,7 +113,7 @@ impl MessageReader {
     /// Finds the next message, if it has arrived completely.
     ///
     /// # Errors
-    /// The status that ends the stream, if the message is invalid or too long.
+    /// Returns the status that ends the stream if the message is invalid or too long.
     pub fn next(&self) -> Result<Option<MessageLayout>, Status> {
         let Some(len) = self.announced() else {
             return Ok(None);
@@ -145,7 +145,7 @@ impl MessageReader {
     /// Takes out the message that [`Self::next`] found.
     ///
     /// # Errors
-    /// The status that ends the stream, if the message is invalid.
+    /// Returns the status that ends the stream if the message is invalid.
     pub fn take(&mut self, layout: MessageLayout) -> Result<ProcessingRequest, Status> {
         let MessageLayout { message, body } = layout;
         let part = |range: Range<usize>| self.buffer.get(range).unwrap_or_default();
@@ -196,7 +196,7 @@ impl MessageReader {
             self.consume(end);
             return copy;
         }
-        // The bytes behind the message are a part of the frame that ended it.
+        // The bytes after the message came in the same frame as its end.
         let behind = self.buffer.get(end..).unwrap_or_default().to_vec();
         let mut bytes = std::mem::replace(&mut self.buffer, behind);
         self.start = 0;

@@ -16,7 +16,7 @@ pub struct HeldBody {
 #[derive(Debug)]
 pub struct BodyPieces {
     body: HeldBody,
-    /// The next of `held.ends`.
+    /// The index of the next end in `body.ends`.
     index: usize,
     /// How many bytes of the body were taken.
     taken: usize,

@@ -4,7 +4,7 @@
 //! ```text
 //!  gateway ── one gRPC stream a request ──▶ ExtProcStream ──▶ exchange::RequestDriver ──▶ scheduler
 //!                                               │ one step under its lock
-//!                                          ExtProcServer ◀── messages of the daemon
+//!                                          ExtProcServer ◀── messages from the daemon
 //! ```
 //! The wasm filter has the same driver and scheduler: no rule of the protocol is written
 //! here. This crate translates Envoy's messages into events, and the driver's calls into answers.

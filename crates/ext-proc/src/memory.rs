@@ -2,19 +2,20 @@
 //!
 //! Every stream has a [`MemoryAccount`] of the bytes it holds: an unfinished message, a body that
 //! waits for its last byte, answers that the proxy has not taken. The sum over all streams stays
-//! within [`HELD_BYTES_MAX`]. A stream may hold at most a quarter of what the others leave. So a
-//! few large bodies do not block all other requests: the more is held, the less a single stream
-//! may add, and a small request still gets memory. A client has three quarters of what other
-//! clients leave, and a stream may hold at most half of what is left of that. Beyond that, a client
-//! may hold one longest body if room for another one is left. So however much one client holds,
-//! three others may send the longest body at the same time.
+//! within [`HELD_BYTES_MAX`]. A stream may hold at most a quarter of what the others leave. The
+//! more bytes are held, the fewer bytes a single stream may add. So a few large bodies do not block
+//! all other requests, and a small request still gets memory. A client has three quarters of what
+//! other clients leave, and a stream may hold at most half of what is left of that. Beyond that, a
+//! client may hold one longest body if room for another one is left. So however much one client
+//! holds, three others may send the longest body at the same time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The most bytes that all streams hold together: 16 bodies of the longest kind (24 MiB). The
-/// shipped Kubernetes manifest gives the daemon 1 GiB. Pools, scraping, EDS and the state streams
-/// need up to a quarter of it, and ext_proc streams with their HTTP/2 buffers another quarter.
+/// The maximum number of bytes that all streams hold together: 16 bodies of the longest kind (24
+/// MiB). The shipped Kubernetes manifest gives the daemon 1 GiB. Pools, scraping, EDS and the state
+/// streams need up to a quarter of it, and ext_proc streams with their HTTP/2 buffers another
+/// quarter.
 pub const HELD_BYTES_MAX: usize = 384 << 20;
 
 /// The longest body, in bytes.
@@ -24,7 +25,7 @@ const BODY_MAX: usize = 24 << 20;
 /// stream, a body of 24 MiB fits into its share.
 const SHARE: usize = 4;
 
-/// The streams of a client hold less than so many quarters of the bytes that other clients leave.
+/// The streams of a client hold less than this many quarters of the bytes that other clients leave.
 /// The last quarter is four bodies of [`BODY_MAX`].
 const CLIENT_QUARTERS: usize = 3;
 
@@ -50,7 +51,7 @@ pub struct MemoryAccount {
     bytes: usize,
 }
 
-/// The error of a stream that would hold more than its share, or than that of its client.
+/// A stream would hold more than its own share, or than the share of its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryExceeded;
 
@@ -81,7 +82,7 @@ impl StreamMemory {
 // === impl UsedMemory ===
 
 impl UsedMemory {
-    /// A stream of this client held `had` bytes, and holds `has` now.
+    /// Records that a stream of this client held `had` bytes, and now holds `has`.
     fn change(&mut self, client: u64, had: usize, has: usize) {
         self.bytes = self.bytes - had + has;
         let held = self.clients.entry(client).or_default();
@@ -109,7 +110,8 @@ impl MemoryAccount {
     /// Sets the number of bytes that the stream holds.
     ///
     /// # Errors
-    /// The number is larger than before and larger than the share. The account is unchanged then.
+    /// Returns [`MemoryExceeded`] if the number is larger than before and larger than the share.
+    /// Then the account is unchanged.
     pub fn hold(&mut self, bytes: usize) -> Result<(), MemoryExceeded> {
         if bytes <= self.bytes {
             self.record(bytes);
@@ -133,7 +135,7 @@ impl MemoryAccount {
         }
     }
 
-    /// The stream is of this client. Before, it is of an unknown one, 0.
+    /// Sets the client of the stream. Until then, the client is unknown (0).
     pub fn set_client(&mut self, client: u64) {
         if client != self.client {
             let mut used = self.memory.lock();

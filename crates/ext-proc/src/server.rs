@@ -27,8 +27,8 @@ use super::open_streams::OpenStreams;
 use super::span::SpanQueue;
 use super::wire;
 
-/// The most requests that wait for a pool's first state at once, each with its body; further
-/// requests are answered at once.
+/// The maximum number of requests that wait for a pool's first state at once, each with its body.
+/// Further requests are answered at once.
 const PARKED_MAX: usize = 1_024;
 
 /// After this time the server is ready as soon as one pool has state. A reachable source is read
@@ -36,8 +36,8 @@ const PARKED_MAX: usize = 1_024;
 const ALL_POOLS_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The server prunes its list of streams with held requests once the list is longer than this
-/// constant plus twice the number of requests held now. A stream whose request was sent leaves the
-/// list only when it is pruned.
+/// constant plus twice the number of requests held now. Until then, streams whose requests were
+/// sent stay in the list.
 const ENDED_STREAMS_MAX: usize = 64;
 
 /// Knows which pool a gateway wants by the Service that it calls.
@@ -58,7 +58,7 @@ pub struct ExtProcServer {
     parking: Arc<Semaphore>,
     streams: Arc<StreamCounts>,
     open_streams: OpenStreams,
-    /// Where the spans of traced requests go; unset without a collector.
+    /// The queue for the spans of traced requests; unset without a collector.
     spans: OnceLock<SpanQueue>,
 }
 
@@ -117,7 +117,7 @@ impl ExtProcServer {
         let _ = self.spans.set(spans); // it is set only once, at the start
     }
 
-    /// Where the spans of traced requests go; `None` without a collector.
+    /// The queue for the spans of traced requests; `None` without a collector.
     #[must_use]
     pub fn spans(&self) -> Option<&SpanQueue> {
         self.spans.get()
@@ -129,7 +129,7 @@ impl ExtProcServer {
         &self.destination_namespace
     }
 
-    /// The pool of that name; without a name the only one.
+    /// The pool with this name. Without a name, the only pool, if there is just one.
     #[must_use]
     pub fn pool(&self, name: Option<&str>) -> Option<&Arc<ServedPool>> {
         match name {
@@ -156,7 +156,8 @@ impl ExtProcServer {
         self.pools.iter()
     }
 
-    /// Whether requests can be decided: every pool has state, or has had time enough and one has.
+    /// Whether requests can be decided: every pool has state, or, after [`ALL_POOLS_WAIT_MAX`], at
+    /// least one pool has.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let mut pools = self.pools.values();
@@ -238,7 +239,7 @@ fn refuse(rejected: RejectedMessage) -> Option<state::Ack> {
     tracing::error!(
         pool,
         why,
-        "the ext_proc server refuses a message of the daemon; the current state stays in force"
+        "the ext_proc server refuses a message from the daemon; the current state stays in force"
     );
     rejected.ack()
 }

@@ -30,12 +30,12 @@ pub const POOL: &str = "x-switchpoint-pool";
 /// The gRPC metadata with the format of the destination: `list` or `single`.
 pub const DESTINATION_FORMAT: &str = "x-switchpoint-destination-format";
 
-/// The most streams at once, of all connections: one for each exchange of all gateways. Each takes
-/// some KiB besides its accounted memory.
+/// The maximum number of streams of all connections: one for each exchange of all gateways. Each
+/// takes some KiB besides its accounted memory.
 pub const STREAMS_MAX: u64 = 16_384;
 
-/// The most streams of one connection, so that one connection does not take all streams. An Envoy
-/// with more opens another connection.
+/// The maximum number of streams of one connection, so that one connection does not take all
+/// streams. An Envoy with more opens another connection.
 pub const STREAMS_PER_CONNECTION_MAX: u32 = 4_096;
 
 /// Read-ahead of one stream, in bytes: some pieces of a body. The server reads a stream as soon as
@@ -265,8 +265,8 @@ impl StreamTransport {
         }
     }
 
-    /// Takes a frame of the proxy. After the last frame, or an error, the stream ends: the proxy
-    /// has left, and the server frees what the proxy sent.
+    /// Takes a frame from the proxy. After the last frame or an error, the stream ends, because the
+    /// proxy has left. The server then frees what the proxy sent.
     fn take(&self, frame: Option<Result<Frame<Bytes>, Status>>) {
         match frame.and_then(Result::ok) {
             Some(frame) => frame

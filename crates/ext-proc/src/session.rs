@@ -111,7 +111,7 @@ impl StreamSession {
         session
     }
 
-    /// Returns what to do next. Call it after the proxy has taken the bytes that were sent.
+    /// Returns what to do next. Call this after the proxy has taken the bytes that were sent.
     pub fn next(&self) -> SessionAction {
         let now = self.server.now();
         let mut state = self.lock();
@@ -128,7 +128,7 @@ impl StreamSession {
         act
     }
 
-    /// Receives bytes of the proxy.
+    /// Receives bytes from the proxy.
     pub fn receive(&self, bytes: &[u8]) {
         let now = self.server.now();
         let mut state = self.lock();
@@ -142,7 +142,7 @@ impl StreamSession {
         state.settle(now);
     }
 
-    /// Continues a parked request: the pool has state, or `now` is the deadline.
+    /// Continues a parked request, because the pool has state, or because `now` is the deadline.
     pub fn retry(&self, now: Timestamp) -> StreamAction {
         let mut state = self.lock();
         let next = state
@@ -186,8 +186,8 @@ impl StreamSession {
         self.woken.notified().await;
     }
 
-    /// Resolves when [`Self::retry`] must be called although the request was sent: it may be given
-    /// up.
+    /// Resolves when [`Self::retry`] must be called although the request was sent, because the
+    /// request may be given up.
     pub async fn wait_for_revocation(&self) {
         let wakes = self.lock().stream.as_ref().and_then(ExtProcStream::watched);
         match wakes {

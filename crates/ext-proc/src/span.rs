@@ -8,11 +8,11 @@ use std::time::SystemTime;
 use exchange::trace::TraceContext;
 use tokio::sync::mpsc;
 
-/// The most spans that wait for the collector: some seconds of a busy gateway whose every request
-/// is sampled, and up to 16 MB. Further ones are dropped and counted.
+/// The maximum number of spans that wait for the collector: some seconds of a busy gateway whose
+/// every request is sampled, and up to 16 MB. Further spans are dropped and counted.
 pub const SPANS_WAITING_MAX: usize = 8_192;
 
-/// The most attributes of a span; a request has about fifteen.
+/// The maximum number of attributes of a span. A request has about fifteen.
 const ATTRIBUTES_MAX: usize = 32;
 
 /// A span. The attributes of a span are names and values.
@@ -20,13 +20,13 @@ const ATTRIBUTES_MAX: usize = 32;
 pub struct RequestSpan {
     /// The trace and the parent.
     pub context: TraceContext,
-    /// The span itself.
+    /// The id of the span.
     pub id: u64,
     /// When the headers of the request came.
     pub began: SystemTime,
     /// When the stream ended.
     pub ended: SystemTime,
-    /// What is known of the request.
+    /// Names and values of the facts about the request.
     pub attributes: Vec<(String, String)>,
 }
 
@@ -34,13 +34,13 @@ pub struct RequestSpan {
 pub struct SpanCounts {
     /// Spans that the collector has.
     pub sent: AtomicU64,
-    /// Spans that it did not take.
+    /// Spans that the collector did not take.
     pub failed: AtomicU64,
     /// Spans that did not fit into the queue.
     pub dropped: AtomicU64,
 }
 
-/// Where finished spans go.
+/// The queue of finished spans.
 #[derive(Clone, Debug)]
 pub struct SpanQueue {
     spans: mpsc::Sender<RequestSpan>,
@@ -63,7 +63,7 @@ impl RequestSpan {
         }
     }
 
-    /// Adds an attribute under our prefix.
+    /// Adds an attribute with the prefix `switchpoint.`.
     pub fn tag(&mut self, name: &str, value: impl Into<String>) {
         if self.attributes.len() < ATTRIBUTES_MAX {
             self.attributes
@@ -84,7 +84,7 @@ impl RequestSpan {
 // === impl SpanQueue ===
 
 impl SpanQueue {
-    /// A queue, and its end for the exporter.
+    /// A queue, and the receiver for the exporter.
     #[must_use]
     pub fn new() -> (Self, mpsc::Receiver<RequestSpan>) {
         let (spans, receiver) = mpsc::channel(SPANS_WAITING_MAX);

@@ -365,8 +365,8 @@ pub fn immediate(reply: LocalReply) -> ProcessingResponse {
     }))
 }
 
-/// Lets the proxy wait this much longer for the answer to its message. Envoy takes it once for each
-/// message, and ignores it if it is longer than its `max_message_timeout`.
+/// Lets the proxy wait this much longer for the answer to its message. Envoy accepts this once for
+/// each message, and ignores a time above `max_message_timeout`.
 pub fn wait_longer(ms: u64) -> ProcessingResponse {
     let wait = Duration {
         seconds: i64::try_from(ms.div_ceil(1_000)).unwrap_or(i64::MAX),

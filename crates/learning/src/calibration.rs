@@ -54,7 +54,7 @@ impl Calibration {
     }
 }
 
-// Counts far below 2^52.
+// The cast is exact, because counts stay far below 2^52.
 fn count(count: u64) -> f64 {
     count as f64
 }

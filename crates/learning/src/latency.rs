@@ -42,11 +42,12 @@ use window::{LatencyTarget, RequestSample, SampleWindow};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObservationVerdict {
     Learned,
-    /// Not learned from, because the request did not complete and its latency is unknown.
+    /// The learner ignores the observation, because the request did not complete and its latency is
+    /// unknown.
     Censored,
-    /// Not learned from, because its numbers are impossible.
+    /// The learner ignores the observation, because its numbers are impossible.
     Refused,
-    /// Not learned from, because other origins contradict it.
+    /// The learner ignores the observation, because other origins contradict it.
     Outvoted,
 }
 
@@ -190,8 +191,8 @@ impl LatencyLearner {
     }
 
     /// Like [`Self::observe`] with a known `delay`: the number of outcomes of the same endpoint
-    /// that arrived between the pick and this outcome. The prediction at the pick is older than
-    /// that many outcomes.
+    /// that arrived between the pick and this outcome. The prediction at the pick was made without
+    /// these outcomes.
     pub fn observe_after(
         &mut self,
         observation: &Observation,
@@ -229,8 +230,8 @@ impl LatencyLearner {
         verdict
     }
 
-    /// Returns how far an observation of `origin` is trusted. If the origin is outvoted, everything
-    /// that it alone taught is forgotten.
+    /// Returns how far an observation from `origin` is trusted. If the origin is outvoted,
+    /// everything that it alone taught is forgotten.
     fn trust(&mut self, origin: u64, observation: &Observation) -> OriginTrust {
         let Observation {
             endpoint,

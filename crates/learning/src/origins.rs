@@ -1,11 +1,12 @@
 //! Decides how far the observations of one origin are trusted, if several origins observe.
 //!
-//! Each origin has a vote on how long each endpoint takes. The vote follows its samples. An origin
-//! whose vote is far from the median of all is not learned from. Two origins alone cannot outvote
-//! each other. A sample that no other origin confirms teaches the cost of a step, which is common
-//! to all endpoints, but not the speed of its endpoint. Everything is forgotten if an origin that
-//! alone taught a part of it becomes silent or is outvoted, and the samples of the others do not
-//! fit the model. A single origin is trusted completely.
+//! Each origin has a vote on how long each endpoint takes. The vote follows the samples from this
+//! origin. The learner does not learn from an origin whose vote is far from the median of all
+//! votes. Two origins alone cannot outvote each other. A sample that no other origin confirms
+//! teaches the cost of a step, which is common to all endpoints, but not the speed of its endpoint.
+//! The learner forgets everything in one case: an origin that alone taught a part of it becomes
+//! silent or is outvoted, and the samples from the others do not fit the model. A single origin is
+//! trusted completely.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +17,10 @@ use scheduler::EndpointRef;
 const ORIGINS_MAX: usize = 64;
 const VOTERS_MAX: usize = 16;
 
-/// How long an origin counts as observing, and its vote counts, in ms.
+/// How long an origin counts as observing, and its vote is used, in ms.
 const ACTIVE_MS: u64 = 30_000;
 
-/// The time after which an origin counts as silent, in ms. It is long enough for a pause, and short
+/// The time after which an origin counts as silent, in ms: longer than a usual pause, and short
 /// enough that its teaching is forgotten within 30 s.
 const SILENT_MS: u64 = 20_000;
 
@@ -27,18 +28,18 @@ const SILENT_MS: u64 = 20_000;
 /// must not prevent others from teaching.
 const FORGET_INTERVAL_MS: u64 = 60_000;
 
-/// The number of samples that a vote remembers. It is small, so that votes follow an endpoint that
-/// changes.
+/// The number of samples that a vote remembers: few, so that votes follow an endpoint that changes.
 const VOTE_SAMPLES: f64 = 8.0;
 
-/// The number of samples from which on a vote counts.
+/// A vote needs at least this many samples to be used.
 const VOTE_FROM: f64 = 4.0;
 
-/// How far one sample may be from the vote so far, as a logarithm. A stall is not a change.
+/// The maximum distance by which one sample moves a vote, as a logarithm, because a stall is not a
+/// change.
 const STEP_MAX: f64 = 2.0;
 
-/// How far a vote may be from the median, as a logarithm: a factor of 1.5. The noise of a vote is a
-/// quarter of that.
+/// The maximum distance of a trusted vote from the median, as a logarithm: a factor of 1.5. The
+/// noise of a vote is a quarter of that.
 const APART_MAX: f64 = 0.405;
 
 /// An origin may teach this many times as much about an endpoint as all others together, and a few
@@ -50,7 +51,7 @@ const MORE_SAMPLES: f64 = 8.0;
 /// Share of the counts of learned samples that each sample keeps.
 const TAUGHT_KEEP: f64 = 0.98;
 
-/// The number of unconfirmed samples that justifies forgetting.
+/// The minimum number of unconfirmed samples that justifies forgetting.
 const UNCONFIRMED_MIN: u64 = 8;
 
 /// One of the two times of an endpoint.
@@ -100,7 +101,7 @@ struct Vote {
 // === impl OriginVotes ===
 
 impl OriginVotes {
-    /// Records that `origin` observes.
+    /// Records that an observation from `origin` arrived.
     pub(crate) fn note(&mut self, origin: u64, now_ms: u64) {
         self.origins.entry(origin).or_default().at_ms = now_ms;
         while self.origins.len() > ORIGINS_MAX {
@@ -112,8 +113,8 @@ impl OriginVotes {
         }
     }
 
-    /// Takes a sample of `origin`: the time of the endpoint as a logarithm of a multiple of the
-    /// expected one, or `None` if the sample cannot be compared. Returns how far it is trusted.
+    /// Takes a sample from `origin`: the logarithm of the endpoint's time divided by the expected
+    /// time, or `None` if the sample cannot be compared. Returns how far the origin is trusted.
     pub(crate) fn vote(
         &mut self,
         origin: u64,

@@ -43,8 +43,8 @@ use scheduler::metrics::{EndpointMetrics, SEQUENCES_MAX_ATTRIBUTE};
 /// The sequences that an engine runs at once if it does not report a limit: vLLM's default.
 const SEQUENCES_DEFAULT: f64 = 256.0;
 
-/// The share of the KV cache that can be in use before engines preempt. Source: the simulations of
-/// flow control.
+/// The maximum share of the KV cache that can be in use before engines preempt. Source: the
+/// simulations of flow control.
 const KV_SHARE_MAX: f64 = 0.95;
 
 /// The tokens of prompts that an engine computes in one step: vLLM's default for servers.
@@ -54,7 +54,7 @@ const STEP_TOKENS: f64 = 8_192.0;
 /// longer than the SLO.
 const WAIT_SHARE_MIN: f64 = 0.1;
 
-/// The largest number that counts. With it, products of two numbers stay finite.
+/// Larger numbers are reduced to this one, so that products of two numbers stay finite.
 const NUMBER_MAX: f64 = 1e15;
 
 /// The stages of a request that a group of endpoints serves.
@@ -64,7 +64,7 @@ pub enum ScalingRole {
     Prefill,
     /// Only output.
     Decode,
-    /// Whole requests.
+    /// Prompts and output.
     Both,
 }
 

@@ -60,7 +60,7 @@ struct EndpointEvidence {
     used_ms: u64,
 }
 
-/// How a sample counts for the speed of its endpoint.
+/// How a sample changes the learned speed of its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
     /// Compared with samples of similar inputs.
@@ -149,8 +149,8 @@ impl StepLearner {
         self.now_ms
     }
 
-    /// The time of a prefill as a logarithm of a multiple of that of an average endpoint; `None`
-    /// for an impossible sample.
+    /// The logarithm of the ratio between the time of this prefill and the time on an average
+    /// endpoint. `None` if the sample is impossible.
     pub fn prefill_log(&self, sample: &FirstToken) -> Option<f64> {
         let inputs = prefill_inputs(sample).filter(|_| SAMPLE_MS.contains(&sample.service_ms))?;
         Some(self.prefill.log_of(&inputs, sample.service_ms))
@@ -162,9 +162,9 @@ impl StepLearner {
         Some(self.decode.log_of(&inputs, sample.gap_ms))
     }
 
-    /// Learns from a first token. `queued` says whether first tokens of other requests came at its
-    /// endpoint between its pick and its own first token. Returns `false` for an impossible sample,
-    /// which is ignored.
+    /// Learns from a first token. `queued` says whether the endpoint sent first tokens of other
+    /// requests between the pick of this request and its first token. Returns `false` for an
+    /// impossible sample, which is ignored.
     pub fn first_token(
         &mut self,
         endpoint: EndpointRef,
@@ -183,7 +183,7 @@ impl StepLearner {
     }
 
     /// Learns from a first token as [`Self::first_token`] does; `comparison` says how the sample
-    /// counts for the endpoint.
+    /// changes the learned speed of the endpoint.
     pub(crate) fn prefill_step(
         &mut self,
         endpoint: EndpointRef,
@@ -221,7 +221,7 @@ impl StepLearner {
     }
 
     /// Learns from a gap between tokens as [`Self::gap`] does; `comparison` says how the sample
-    /// counts for the endpoint.
+    /// changes the learned speed of the endpoint.
     pub(crate) fn decode_step(
         &mut self,
         endpoint: EndpointRef,
@@ -260,7 +260,7 @@ impl StepLearner {
     }
 
     /// Output tokens of a request of the pool: the median of the means of its endpoints, so that
-    /// wrong reports of one engine do not change the number.
+    /// wrong reports from one engine do not change the number.
     fn output_tokens(&self) -> f64 {
         let known = self.endpoints.iter().map(|row| row.output);
         let known = known.filter(|output| output.requests > 0.0);
@@ -397,7 +397,7 @@ impl WeightFloors {
     }
 }
 
-// Rounding is intended.
+// The cast rounds, which is intended.
 fn narrow(number: f64) -> f32 {
     number as f32
 }

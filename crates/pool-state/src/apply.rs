@@ -4,7 +4,7 @@
 //!  message ── DaemonUpdate::decode ──► update ── AppliedVersions::apply ──► pool, Applied
 //!                     └─► RejectedMessage ──► log line, refusal
 //! ```
-//! A message applies as a whole or not at all. A host decides when to decode, and where updates
+//! A message is applied as a whole or not at all. A host decides when to decode, and where updates
 //! come from. The host also sends the acknowledgement, and turns an outcome into log lines and
 //! statistics. The load of other proxies goes to [`crate::peers`].
 
@@ -16,7 +16,7 @@ use scheduler::{Snapshot, Timestamp, Version};
 
 use crate::pool::ManagedPool;
 
-/// A decoded message of the daemon.
+/// A decoded message from the daemon.
 #[derive(Debug)]
 pub enum DaemonUpdate {
     /// The daemon's greeting.
@@ -35,8 +35,8 @@ pub enum DaemonUpdate {
     Peers(state::PeerLoad),
     /// The learned models of a pool.
     Learned(Box<proto::LearnedModels>),
-    /// Learned models for the pool of this name. The pool keeps its own models, because they are
-    /// better. The daemon wants to have the pool's models.
+    /// Learned models for the pool with this name. The pool keeps its own models, because they are
+    /// better. The daemon should get the pool's models instead.
     Outweighed(String),
     /// There is nothing to apply. The pool has no pool update here yet, or a newer daemon sent a
     /// message of an unknown kind.
@@ -71,7 +71,6 @@ pub enum Applied {
     /// follow.
     PoolUpdate,
     Metrics,
-    /// The learned models.
     Models,
     Nothing,
 }
@@ -82,7 +81,7 @@ impl DaemonUpdate {
     /// Decodes a message; `find` returns the current state of a pool by name.
     ///
     /// # Errors
-    /// [`RejectedMessage`] says why no part of it may be used.
+    /// Returns [`RejectedMessage`] if no part of the message may be used.
     pub fn decode<R>(
         message: state::DaemonMessage,
         find: impl FnOnce(&str) -> Option<R>,
@@ -134,7 +133,7 @@ impl DaemonUpdate {
     /// Decodes the bytes of a message, like [`Self::decode`].
     ///
     /// # Errors
-    /// [`RejectedMessage`] says why no part of it may be used.
+    /// Returns [`RejectedMessage`] if no part of the message may be used.
     pub fn decode_bytes<R>(
         message: &[u8],
         find: impl FnOnce(&str) -> Option<R>,
@@ -152,7 +151,7 @@ impl DaemonUpdate {
     /// Refuses a version that is far in the future, by the clock of this host.
     ///
     /// # Errors
-    /// Returns [`RejectedMessage`] if no part of the message may be used.
+    /// Returns [`RejectedMessage`] for such a version. Then no part of the message may be used.
     pub fn check_term(self, unix_ms: u64) -> Result<Self, RejectedMessage> {
         let (pool, version, is_acked) = match &self {
             Self::PoolUpdate(update) => (&update.pool, update.snapshot.version(), true),
@@ -253,7 +252,7 @@ impl AppliedVersions {
         self.pool_update
     }
 
-    /// The sequence of the metrics in force; 0 for none since the last pool update.
+    /// The sequence of the metrics in force; 0 if none arrived since the last pool update.
     #[must_use]
     pub fn metrics_sequence(&self) -> u64 {
         self.metrics_sequence

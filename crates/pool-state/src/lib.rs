@@ -1,5 +1,5 @@
-//! The state of one pool in one proxy VM, and the operations that change the state: pick, record,
-//! place, eject, count, apply the daemon's messages, share with other proxies.
+//! The state of one pool in one VM of a proxy, and the operations that change the state: pick,
+//! record, place, eject, count, apply the daemon's messages, share with other proxies.
 //!
 //! A host (the wasm filter, the ext_proc server) owns one [`ManagedPool`] for each pool and each
 //! VM. This crate has no I/O and no HTTP. Time and randomness are arguments, a refused pick is a

@@ -14,15 +14,14 @@ use scheduler::{EndpointRef, Timestamp};
 
 use crate::pool::{Ejection, ManagedPool, OwnLoadReport, PeerLoadReport, Placement, peer_kind};
 
-/// A report without changes is repeated after this time, in ms. That is four times before it would
-/// expire.
+/// A report without changes is repeated at this interval, in ms: four times before it would expire.
 const REPEAT_MS: u64 = SHARE_EXPIRY_MS / 4;
 
 /// The load report of one other VM, or of all other proxies together, as read into a pool.
 #[derive(Debug)]
 pub struct PeerReport {
     report: PeerLoadReport,
-    /// The VM whose report counts; 0 for none.
+    /// The VM whose report is used; 0 for none.
     writer: u64,
     expiry_ms: u64,
 }
@@ -46,8 +45,8 @@ pub struct LocalPeer {
     others: PeerReport,
 }
 
-/// Takes the load report of all other proxies out of a message, converts its times to the local
-/// clock and writes `ring` into its head; `None` when the report is invalid.
+/// Takes the load report of all other proxies out of a message. Converts its times to the local
+/// clock, and writes `ring` into its head. `None` if the report is invalid.
 #[must_use]
 pub fn take_peer_report(
     message: &mut state::PeerLoad,
@@ -64,7 +63,7 @@ pub fn take_peer_report(
     .then_some(report)
 }
 
-/// The placements of a message to the daemon, or of one from it.
+/// The placements in a message to or from the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EncodedPlacements {
     /// The confirmed placements.
@@ -108,7 +107,7 @@ impl EncodedPlacements {
     }
 
     /// All placements in the order in which they apply, without those that only workers of one
-    /// process accept from each other. Marks have no share, so all are over it.
+    /// process accept from each other. A mark always has the kind [`PlacementKind::OverShare`].
     pub fn each(&self) -> impl Iterator<Item = (PlacementKind, EndpointRef, Vec<u64>)> {
         let confirmed = placements::each(&self.placements)
             .map(|(endpoint, blocks)| (PlacementKind::Confirmed, endpoint, blocks));
@@ -158,13 +157,13 @@ impl PeerReport {
         &self.report
     }
 
-    /// The VM whose report counts; 0 for none.
+    /// The VM whose report is used; 0 for none.
     #[must_use]
     pub fn writer(&self) -> u64 {
         self.writer
     }
 
-    /// Sets the VM whose report counts.
+    /// Sets the VM whose report is used.
     pub fn set_writer(&mut self, vm: u64) {
         self.writer = vm;
     }
@@ -175,7 +174,7 @@ impl PeerReport {
         self.writer != 0 && self.report.head().vm == self.writer
     }
 
-    /// Whether [`Self::writer`] wrote the report, and it is young enough to count.
+    /// Whether [`Self::writer`] wrote the report, and the report has not expired.
     #[must_use]
     pub fn is_current(&self, now: Timestamp) -> bool {
         self.is_from_writer() && now.ms_since(self.report.head().written) < self.expiry_ms

@@ -128,7 +128,7 @@ pub struct PoolResolution {
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// A pool without state. `prefix_entries` is the size of its prefix index. It is 0 in a VM that
+    /// A pool without state. `prefix_entries` is the size of its prefix index, 0 in a VM that
     /// serves no request.
     #[must_use]
     pub fn new(seed: u64, prefix_entries: usize) -> Self {

@@ -4,10 +4,10 @@
 //! request leaves exactly once: it is sent, refused, or dropped because its client left.
 //!
 //! Releases happen in *passes*. A pass begins when an endpoint may have got room
-//! ([`FlowQueues::room_changed`], [`FlowQueues::room_freed`]). It names the requests to try, one by
-//! one, in the order of bands, flows and arrival ([`FlowQueues::next_due`]). The caller picks an
-//! endpoint for each, and reports whether it has room. If a request does not fit, others that go to
-//! other endpoints may pass it, within [`LOOK_AHEAD`].
+//! ([`FlowQueues::room_changed`], [`FlowQueues::room_freed`]). A pass names the requests to try,
+//! one by one, in the order of bands, flows and arrival ([`FlowQueues::next_due`]). The caller
+//! picks an endpoint for each request, and reports whether the endpoint has room. If a request does
+//! not fit, others that go to other endpoints may pass it, within [`LOOK_AHEAD`].
 
 mod accounts;
 mod arrival;
@@ -66,8 +66,8 @@ pub struct FlowQueues {
     revocations: Revocations,
     /// Requests to refuse, until their hosts take the refusal.
     leaving: Vec<(u64, QueueRefusal)>,
-    /// The numbers in `leaving`, those of queued requests to check, and those of requests to give
-    /// up, as far as no host has received them yet.
+    /// The numbers that no host has received yet: of requests in `leaving`, of queued requests to
+    /// check, and of requests to give up.
     to_resume: VecDeque<u64>,
     /// The number of requests sent, decayed until this time.
     sent: (f64, Timestamp),
@@ -134,8 +134,7 @@ impl FlowQueues {
         self.bands.iter().map(|band| &band.counters)
     }
 
-    /// Whether [`Self::next_due`] may name a request. Freed room that was not checked does not
-    /// count.
+    /// Whether [`Self::next_due`] may name a request. Ignores freed room that was not checked.
     #[must_use]
     pub fn is_due(&self) -> bool {
         let is_due = if self.is_shared() {
@@ -158,15 +157,16 @@ impl FlowQueues {
         }
     }
 
-    /// Records that a request at the endpoint has made room. It works like [`Self::room_changed`],
-    /// if any request fits there. The owner of the loads checks [`Self::freed`].
+    /// Records that a request at the endpoint has made room. This has the effect of
+    /// [`Self::room_changed`] if any request fits there, which the owner of the loads checks
+    /// ([`Self::freed`]).
     pub(crate) fn room_freed(&mut self, endpoint: EndpointRef) {
         if !self.any_queued() || !self.pass.add_freed(endpoint) {
             self.room_changed();
         }
     }
 
-    /// Whether room was freed that was not looked at.
+    /// Whether room was freed at an endpoint that was not checked yet.
     #[must_use]
     pub fn has_freed(&self) -> bool {
         !self.pass.freed().is_empty()
@@ -236,8 +236,8 @@ impl FlowQueues {
         Some(self.leaving.swap_remove(at).1)
     }
 
-    /// Removes a request that is sent, or that its client or the pool gave up. Does nothing if it
-    /// was removed before.
+    /// Removes a request that is sent, or that its client or the pool gave up. Does nothing if the
+    /// request was removed before.
     pub(crate) fn remove(&mut self, ticket: &QueuedTicket, outcome: FlowOutcome, now: Timestamp) {
         if self.take_refusal(ticket.number).is_some() {
             return;

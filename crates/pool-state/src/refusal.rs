@@ -4,7 +4,8 @@ use scheduler::{Decision, UnavailableReason};
 
 use crate::queues::QueueRefusal;
 
-/// The reason why [`crate::Pool`] refuses a request. The host turns it into a reply.
+/// The reason why a [`ManagedPool`](crate::ManagedPool) refuses a request. The host turns it into a
+/// reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PickRefusal {
     /// The pool has no state yet.
@@ -12,7 +13,7 @@ pub enum PickRefusal {
     /// The prompt cost two engines their connection within a minute, while other prompts succeeded
     /// there.
     CrashingPrompt,
-    /// No object of the pool names this model.
+    /// The pool does not know this model.
     UnknownModel(Box<str>),
     /// The request was held, or would have to be held, and is refused.
     Queue(QueueRefusal),

@@ -54,8 +54,8 @@ pub enum ErrorBody {
     Empty,
     /// A stream that ended without the end mark of its API.
     Unfinished,
-    /// The body is not a reply of the API: it is not a JSON object with any of its members, or
-    /// nothing was generated, or the output is not complete.
+    /// The body is not a reply of the API: it is not a JSON object with a member that such a reply
+    /// has, or nothing was generated, or the output is not complete.
     Strange,
     /// The body is not known to be a reply: its format is not read, the reply will be generated
     /// later, or the client wanted no output.

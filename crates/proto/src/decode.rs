@@ -64,7 +64,7 @@ pub struct PoolUpdate {
     pub staleness_max_ms: u32,
 }
 
-/// Decodes the bytes of a message of the daemon, after its entries were counted.
+/// Decodes the bytes of a message from the daemon, after counting its entries.
 ///
 /// # Errors
 /// Returns [`InvalidState::TooMany`], or the reason why the bytes are not a message.
@@ -72,7 +72,7 @@ pub fn daemon_message(bytes: &[u8]) -> Result<state::DaemonMessage, InvalidState
     state::DaemonMessage::decode_limited(bytes)
 }
 
-/// Decodes the bytes of a message of a proxy, after its entries were counted.
+/// Decodes the bytes of a message from a proxy, after counting its entries.
 ///
 /// # Errors
 /// Returns [`InvalidState::TooMany`], or the reason why the bytes are not a message.
@@ -83,7 +83,7 @@ pub fn proxy_message(bytes: &[u8]) -> Result<state::ProxyMessage, InvalidState> 
 /// Decodes a pool update.
 ///
 /// # Errors
-/// [`InvalidState`] names the broken rule. No part of the message may be used.
+/// Returns [`InvalidState`] if the message breaks a rule. Then no part of the message may be used.
 pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     let spec = pipeline(message.pipeline.ok_or(InvalidState::Missing("pipeline"))?)?;
@@ -113,8 +113,8 @@ pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidStat
 /// endpoints of `onto`.
 ///
 /// # Errors
-/// Returns [`InvalidState::OtherPoolUpdate`] if the metrics belong to another pool update;
-/// otherwise the broken rule.
+/// Returns [`InvalidState::OtherPoolUpdate`] if the metrics belong to another pool update. Any
+/// other error names the broken rule.
 pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, InvalidState> {
     let pool_update = version(message.pool_update.as_ref(), "pool_update")?;
     if pool_update != onto.version() {
@@ -181,7 +181,8 @@ impl fmt::Display for InvalidState {
 
 impl std::error::Error for InvalidState {}
 
-/// Readers look attributes up by binary search, so their keys must be in order.
+/// Checks the attributes. Readers look attributes up by binary search, so their keys must be in
+/// order.
 fn attributes(columns: &[state::Attribute], n: usize) -> Result<&[state::Attribute], InvalidState> {
     if columns.iter().any(|column| column.values.len() != n) {
         return Err(InvalidState::ColumnLength("attributes"));
@@ -223,7 +224,7 @@ pub(crate) fn version(
         .ok_or(InvalidState::Missing(field))
 }
 
-/// Readers look models up by binary search.
+/// Decodes a set of models, and sorts it, because readers look models up by binary search.
 fn model_set(message: state::ModelSet) -> Arc<[Box<str>]> {
     let mut models: Vec<Box<str>> = message.models.into_iter().map(Into::into).collect();
     sort_by(&mut models, |a, b| a < b);
@@ -309,8 +310,8 @@ fn plugin(message: state::Plugin) -> Result<PluginSpec, InvalidState> {
     })
 }
 
-/// The scheduler checks the number of values when it builds the plugin. This recursion checks their
-/// depth.
+/// Decodes a parameter, and checks the depth of its values. The scheduler checks their number when
+/// it builds the plugin.
 fn parameter(
     message: state::Parameter,
     depth_left: usize,

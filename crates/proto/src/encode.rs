@@ -56,7 +56,7 @@ pub fn encode_pool_update(pool: PoolState<'_>) -> state::PoolUpdate {
     }
 }
 
-// The lower half.
+// The cast takes the lower half.
 fn low(secret: u128) -> u64 {
     secret as u64
 }

@@ -1,5 +1,5 @@
-//! Learned models of a pool, to and from their message. The model itself checks each number, and a
-//! message applies as a whole or not at all.
+//! Learned models of a pool, to and from their message. The model itself checks each number. A
+//! message is used as a whole or not at all.
 
 use scheduler::Version;
 use scheduler::latency::LatencyModel;
@@ -60,7 +60,7 @@ pub fn encode_learned(learned: &LearnedModels) -> Option<state::LearnedModels> {
 /// Decodes learned models.
 ///
 /// # Errors
-/// [`InvalidState`] names the broken rule; no part of the message may be used.
+/// Returns [`InvalidState`] if the message breaks a rule. Then no part of the message may be used.
 pub fn learned(message: state::LearnedModels) -> Result<LearnedModels, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     if !fits(&message) {

@@ -67,8 +67,9 @@ pub use encode::{PoolState, encode_metrics, encode_pool_update};
 /// misunderstand raises it.
 pub const SCHEMA: u32 = 3;
 
-/// The oldest wire schema that this release speaks. This schema is not newer than [`SCHEMA`] of the
-/// release before, so that a daemon and a filter of two releases in a row understand each other.
+/// The oldest wire schema that this release speaks. It must not be newer than [`SCHEMA`] of the
+/// previous release, so that a daemon and a filter of two successive releases understand each
+/// other.
 pub const SCHEMA_MIN: u32 = 3;
 
 /// The schema that this release uses with a peer whose newest schema is `peer`: the older of both.
@@ -88,7 +89,7 @@ pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 pub const PROXY_MESSAGE_BYTES_MAX: usize = 512 << 10;
 
 /// The maximum number of bytes of the messages of one call, if calls replace the stream. The
-/// largest message of a proxy and its frame fit exactly.
+/// largest message from a proxy and its frame fit exactly.
 pub const CALL_BYTES_MAX: usize = PROXY_MESSAGE_BYTES_MAX + 4;
 
 /// A daemon sends metrics at least this often, changed or not. A filter that gets none knows that
@@ -102,7 +103,7 @@ pub const HISTOGRAM_BOUNDS: [f64; 20] = [
     15_000.0, 20_000.0, 30_000.0, 60_000.0, 120_000.0, 300_000.0, 600_000.0,
 ];
 
-/// A load report of another proxy counts for this long, in ms, unless it is repeated. After two
+/// A load report from another proxy is used for this long, in ms, unless it is repeated. After two
 /// seconds of silence, the proxy or the connection to it is gone.
 pub const SHARE_EXPIRY_MS: u64 = 2_000;
 

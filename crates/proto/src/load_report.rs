@@ -1,5 +1,5 @@
-//! The bytes of a load report of a pool: the requests in flight of one VM, one process, or all
-//! other proxies together, and the failures that the sender knows.
+//! The bytes of a load report of a pool. The report has the requests in flight of one VM, one
+//! process, or all other proxies together, and the failures that the sender knows.
 //!
 //! ```text
 //!  head     vm | written | ring | counts      one word each; counts = loads, SLOs, failures: 16 bits each
@@ -29,9 +29,8 @@ pub const SLOS_BYTES: usize = 2 * WORD;
 /// Bytes of a failure.
 pub const FAILURE_BYTES: usize = 4 * WORD;
 
-/// A failure that another process reports causes an ejection of at most this long, in ms. An
-/// ejection for local failures can last as long. The other process may be hostile, or its clock may
-/// be wrong.
+/// The maximum time, in ms, that an ejection reported by another process may still last. The other
+/// process may be hostile, or its clock may be wrong. The pool limits such an ejection further.
 pub const PEER_EJECTION_MS_MAX: u64 = 30_000;
 
 /// The maximum number of prompts of one process that can wait at an endpoint. Requests have the
@@ -101,11 +100,11 @@ impl LoadReportHead {
         true
     }
 
-    /// Receives the report of a writer with another clock. Like [`Self::stamp`], and converts the
-    /// times in the report to the local clock, as if it had been written now. Only this function
-    /// limits the times that another process reports, in the daemon and in the proxies. No failure
-    /// is from the future, and none counts for longer than [`PEER_EJECTION_MS_MAX`]. Returns false,
-    /// without effect, when the bytes are not a report.
+    /// Does [`Self::stamp`] for the report of a writer with another clock. Converts the times in
+    /// the report to the local clock, as if it had been written now. Only this function limits the
+    /// numbers that another process reports, in the daemon and in the proxies. No failure is from
+    /// the future, none ejects for longer than [`PEER_EJECTION_MS_MAX`], and no load has more than
+    /// [`PROMPTS_MAX`] prompts. Returns false, without effect, when the bytes are not a report.
     #[must_use]
     pub fn receive(self, report: &mut [u8]) -> bool {
         let Some(layout) = LoadReportLayout::parse(report) else {
@@ -318,7 +317,7 @@ pub fn decode_failure(entry: &[u8; FAILURE_BYTES]) -> Option<FailureEntry> {
     })
 }
 
-/// 0 when the loads are the same. It compares words, because the C library compares byte by byte.
+/// 0 when the loads are the same. Compares words, because the C library compares byte by byte.
 #[must_use]
 #[inline]
 pub fn difference(one: &[u8; LOAD_BYTES], other: &[u8; LOAD_BYTES]) -> u64 {

@@ -244,14 +244,14 @@ fn within_ms(ms: Option<f32>) -> Option<Option<f32>> {
     ms.is_none_or(is_ms).then_some(ms)
 }
 
-// The range was checked before.
+// The range is checked before the cast.
 fn whole(count: Option<f32>) -> Option<Option<u32>> {
     count
         .is_none_or(|count| (0.0..=COUNT_MAX).contains(&count))
         .then(|| count.map(|count| count as u32))
 }
 
-// At most 2^24.
+// The cast is exact up to 2^24.
 fn narrow(count: u32) -> f32 {
     const MAX: u32 = 1 << f32::MANTISSA_DIGITS;
     count.min(MAX) as f32

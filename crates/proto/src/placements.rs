@@ -1,11 +1,11 @@
-//! Placements in a `LoadReport` and in a `PeerLoad`. Each says that an endpoint got a prompt of
+//! Placements in a `LoadReport` and in a `PeerLoad`. Each says that an endpoint got a prompt with
 //! these blocks, first block first. Blocks that the endpoint already had cached may be left out.
 //!
 //! ```text
 //!  slot . kind . generation | count | blocks      16, 16 and 32 bits, then words of 64 bits
 //! ```
 //! Confirmed placements and all others ([`PlacementKind`]) have separate fields, so that a release
-//! that knows only confirmed ones gets those. There the kind is 0.
+//! that knows only confirmed placements gets those. In their field, the kind is 0.
 //!
 //! Placements follow each other without a frame, so that the daemon can forward the bytes
 //! unchanged. The placements of one proxy go to all the others some hundred times a second.
@@ -151,7 +151,6 @@ impl PlacementKind {
 // === impl EncodedPlacement ===
 
 impl EncodedPlacement<'_> {
-    /// The block hashes.
     #[must_use]
     pub fn hashes(&self) -> Vec<u64> {
         let words = self.blocks.iter();

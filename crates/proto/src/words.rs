@@ -1,5 +1,5 @@
-//! Little-endian words of 64 bits. All data that cross a VM or a proxy outside of protobuf consist
-//! of them, so that the data are the same for every build of a schema.
+//! Little-endian words of 64 bits. All data that one VM or proxy sends to another outside of
+//! protobuf consist of words, so that the data are the same for every build of a schema.
 //!
 //! An endpoint takes one word: 16 bits for its slot, 16 bits for another number, 32 bits for its
 //! generation.
@@ -61,7 +61,6 @@ pub fn write(words: &[u64], rest: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Appends `words` to `bytes`.
 #[inline]
 pub fn append(bytes: &mut Vec<u8>, words: &[u64]) {
     for word in words {
@@ -79,7 +78,7 @@ pub fn pair(low: u32, high: u32) -> u64 {
 /// The halves of a word, low one first.
 #[must_use]
 #[inline]
-// Halves of a word.
+// The casts take the halves of the word.
 pub fn unpair(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
@@ -96,7 +95,7 @@ pub fn of_endpoint(endpoint: EndpointRef, number: u16) -> u64 {
 #[inline]
 pub fn endpoint(word: u64) -> Option<(EndpointRef, u16)> {
     let (low, generation) = unpair(word);
-    // Halves of a half.
+    // The casts take the halves of `low`.
     let slot = low as u16;
     let number = (low >> 16) as u16;
     (usize::from(slot) < ENDPOINTS_MAX).then_some((

@@ -4,8 +4,8 @@
 //! The first part measures whole decisions with six scorers and max-score, all metrics different,
 //! and a prompt of 100 blocks. This part prints nanoseconds per decision, the median of many
 //! rounds. The second part measures single plugins: how many nanoseconds per endpoint each adds to
-//! a decision, in a pool of 100. Last, latency prediction: nanoseconds to predict for all endpoints
-//! of a pool, and of a whole decision that uses predictions.
+//! a decision, in a pool of 100. The last part measures latency prediction: the nanoseconds to
+//! predict for all endpoints of a pool, and those of a whole decision that uses predictions.
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
 use std::hint::black_box;

@@ -33,7 +33,6 @@ impl Candidates {
         self.indices.len()
     }
 
-    /// Whether no endpoint remains.
     pub fn is_empty(&self) -> bool {
         self.indices.is_empty()
     }

@@ -76,7 +76,7 @@ pub struct DroppedEndpoint {
     pub by: Box<str>,
 }
 
-/// The reasons of a decision.
+/// The reasons for a decision.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Explanation {
     /// Estimated tokens of the prompt.

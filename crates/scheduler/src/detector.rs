@@ -20,7 +20,7 @@ const IN_FLIGHT_PRODUCER: Parameter = producer_name("inFlightLoadProducerName");
 
 /// Returns the factor for the threshold that follows from the headroom.
 fn relaxed(parameters: &Parameters<'_>) -> Result<f32, InvalidParameter> {
-    // Within the range of an f32.
+    // The number is within the range of an f32.
     let headroom = parameters.number(HEADROOM.name, 0.0..=1e6)? as f32;
     Ok(1.0 + headroom)
 }

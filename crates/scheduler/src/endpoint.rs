@@ -24,7 +24,7 @@ pub struct Generation(pub u32);
 pub struct EndpointRef {
     /// The slot of its state.
     pub slot: Slot,
-    /// The generation that the state belongs to.
+    /// The generation of the endpoint. Its state belongs to this generation.
     pub generation: Generation,
 }
 
@@ -67,9 +67,9 @@ pub struct Endpoint {
     /// Names of the models that the endpoint serves, sorted. An empty list means that it may serve
     /// any model. Endpoints with the same list share it.
     pub models: Arc<[Box<str>]>,
-    /// How long the endpoint had been in the pool when the snapshot was made, in ms. It does not
-    /// grow until the next pool update. Ranked lists end with an endpoint that has been in the pool
-    /// for some time.
+    /// How long the endpoint had been in the pool when the snapshot was made, in ms. This age does
+    /// not grow until the next pool update. Ranked lists end with an endpoint that has been in the
+    /// pool for some time.
     pub age_ms: u64,
 }
 
@@ -91,8 +91,8 @@ impl Endpoint {
         self.labels.get(at).map(|(_, value)| &**value)
     }
 
-    /// Whether the endpoint may get whole requests. False if its [`ROLE_LABEL`] names only earlier
-    /// stages.
+    /// Whether the endpoint can serve the decode stage, and so can answer requests. False if its
+    /// [`ROLE_LABEL`] names only earlier stages.
     pub fn decodes(&self) -> bool {
         decodes(self.label(ROLE_LABEL))
     }

@@ -83,7 +83,7 @@ pub struct RoomLimits {
     pub critical: bool,
     /// The saturation that the band may fill.
     pub ceiling: UsageCeiling,
-    /// The share of all this that the proxy may fill, above 0 and up to 1.
+    /// The share of this room that the proxy may fill, above 0 and up to 1.
     pub share: f64,
 }
 

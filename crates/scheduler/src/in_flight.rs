@@ -1,7 +1,7 @@
 //! The in-flight ledger: the requests and tokens that this proxy has in flight, by endpoint slot.
 //!
-//! It is newer than any scrape, because a row changes at the pick, not when the engine confirms it.
-//! Every counted request has an [`InFlightTicket`]. A ticket cannot be copied and
+//! The ledger is newer than any scrape, because a row changes at the pick, not when the engine
+//! confirms it. Every counted request has an [`InFlightTicket`]. A ticket cannot be copied and
 //! [`InFlight::release`] consumes it, so no request is released twice. A ticket that is dropped
 //! without a release stays counted as long as the ledger exists. So callers release tickets in the
 //! one function that ends the state of a request. A VM that traps loses its ledger too.
@@ -106,8 +106,8 @@ const EMPTY: LedgerRow = LedgerRow {
 
 impl InFlight {
     /// Counts one more request at `endpoint` with a prompt of `prefill_tokens`, none of it cached.
-    /// `endpoint` must be of the current snapshot, because a row of another generation is reset. A
-    /// slot at or above [`ENDPOINTS_MAX`], which no snapshot has, is not counted.
+    /// `endpoint` must belong to the current snapshot, because a row of another generation is
+    /// reset. A slot at or above [`ENDPOINTS_MAX`], which no snapshot has, is not counted.
     pub fn admit(&mut self, endpoint: EndpointRef, prefill_tokens: u32) -> InFlightTicket {
         self.admit_prompt(endpoint, prefill_tokens, prefill_tokens)
     }
@@ -212,8 +212,8 @@ impl InFlight {
     }
 
     /// Moves the request to `to`, which serves it instead (a retry reached the next endpoint of the
-    /// ranked list). `to` may be of an older snapshot, so it replaces a row of another generation
-    /// only if that row is empty. If the row is not empty, no row counts the request.
+    /// ranked list). `to` may belong to an older snapshot, so it replaces a row of another
+    /// generation only if that row is empty. If the row is not empty, no row counts the request.
     pub fn transfer(&mut self, ticket: &mut InFlightTicket, to: EndpointRef) {
         if to == ticket.endpoint {
             return;
@@ -261,7 +261,7 @@ impl InFlight {
         own.saturating_add(self.others.requests(endpoint))
     }
 
-    /// The own load of this VM at `endpoint`. It is empty for another generation than the row's.
+    /// The own load of this VM at `endpoint`. Empty for another generation than the row's.
     pub fn own(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.row(endpoint.slot)
             .filter(|row| row.is_of(endpoint))
@@ -299,7 +299,7 @@ impl InFlight {
     }
 
     /// The number of requests at `endpoint` now: the engine's last report (`metrics`, running and
-    /// queued together) and the changes since; see [`requests_now`].
+    /// queued together) plus the changes since then; see [`requests_now`].
     pub fn requests_now(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> f32 {
         let said = metrics
             .running_requests

@@ -2,9 +2,9 @@
 //!
 //! There are two models. [`step::StepModel`] is physical: it has the time of a prefill and of a
 //! decode step of this engine in ms, and a relative speed for each endpoint. [`LatencyModel`] is
-//! statistical and uses the step model: it has TTFT and TPOT in log space from [`features()`], a
-//! residual for each endpoint (so a slow pod is learned without labels), and quantiles of the
-//! remaining error.
+//! statistical and uses the step model. It predicts TTFT and TPOT in log space from [`features()`],
+//! with a residual for each endpoint and quantiles of the remaining error. So a slow pod is learned
+//! without labels.
 //!
 //! The inputs at a pick are [`Conditions`], and only [`features()`] converts them to numbers. The
 //! proxy that predicts and the daemon that learns (crate `learning`) call the same

@@ -12,9 +12,9 @@ pub struct LocalState<'a> {
     /// Cached prefix blocks of this request at each endpoint, as estimated, parallel to the
     /// snapshot's endpoints; empty when the request has none.
     pub matched_blocks: &'a [u32],
-    /// The reuse interval of a new copy of the longest cached prefix: how many prompts of this
-    /// length an endpoint gets, on average, between two requests that the copy will serve. At most
-    /// [`REQUESTED_ONCE`].
+    /// The reuse interval of a new copy of the longest cached prefix. The interval is the mean
+    /// number of prompts of this length that an endpoint gets between two requests that the copy
+    /// will serve. At most [`REQUESTED_ONCE`].
     pub reuse_interval: f32,
     /// The share of the recently computed prompt tokens that an endpoint had cached before and had
     /// evicted, 0 to 1. The greater the share, the scarcer is the memory of caches.
@@ -87,7 +87,8 @@ impl<'a> LocalState<'a> {
         self.matched_blocks.get(index.get()).copied().unwrap_or(0)
     }
 
-    /// The time when this endpoint last got a request whose prefix was cached nowhere; 0 is never.
+    /// The number of the last pick that sent this endpoint a request whose prefix was cached
+    /// nowhere; 0 means never.
     pub fn last_cold_pick(&self, index: EndpointIndex) -> u64 {
         self.last_cold_picks.get(index.get()).copied().unwrap_or(0)
     }
@@ -100,7 +101,8 @@ impl<'a> LocalState<'a> {
             .unwrap_or_default()
     }
 
-    /// The time when the endpoint in this slot last answered a request of this proxy; 0 is never.
+    /// The time when the endpoint in this slot last answered a request of this proxy; 0 means
+    /// never.
     pub fn last_answer(&self, slot: Slot) -> u64 {
         self.last_answers
             .get(usize::from(slot.0))

@@ -58,7 +58,7 @@ pub enum MetricUnit {
     Count,
 }
 
-/// How several series of a number become one.
+/// How the values of several series of a metric are combined into one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricFold {
     /// The sum of the series.

@@ -1,10 +1,10 @@
 //! Configuration about requests instead of endpoints: objectives, models and rewrites of one pool.
 //!
-//! The configuration has three small tables, which are compiled once and read by every request:
-//! from the name of an objective to its priority, from the name of a model to its targets, and from
-//! the match of a rewrite to its targets. The tables come from `InferenceObjective`,
-//! `InferenceModel` and `InferenceModelRewrite` objects. The code that reads these objects sorts
-//! them oldest first, because the older of two conflicting objects wins.
+//! The configuration is compiled once into three small tables, which every request reads. The
+//! tables map the name of an objective to its priority, the name of a model to its targets, and the
+//! match of a rewrite to its targets. The tables come from `InferenceObjective`, `InferenceModel`
+//! and `InferenceModelRewrite` objects. The code that reads these objects sorts them oldest first,
+//! because the older of two conflicting objects wins.
 //!
 //! Rules do not chain: the engine gets the target model, even if other objects also name it.
 
@@ -13,8 +13,8 @@ use std::fmt;
 
 use crate::rng::Rng;
 
-/// The maximum number of objectives, models or rewrite rules of one pool. It equals the maximum
-/// number of endpoints, because every worker keeps the tables.
+/// The maximum number of objectives, models or rewrite rules of one pool. The same limit as for
+/// endpoints, because every worker keeps the tables.
 pub const OBJECTS_MAX: usize = 1024;
 
 /// The maximum number of matches or targets of one model or rule. The CRD allows ten targets.
@@ -38,8 +38,8 @@ pub struct ObjectsSpec {
     pub models: Vec<ModelSpec>,
     /// The rules of all rewrites: rules of older objects first, rules of one object in its order.
     pub rewrites: Vec<RewriteSpec>,
-    /// Whether a model that neither an object nor the metadata of an endpoint names is unknown even
-    /// without any [`ModelSpec`].
+    /// If true, only models that an object or an endpoint's metadata names are known, even if the
+    /// pool has no [`ModelSpec`].
     pub strict_models: bool,
 }
 
@@ -124,8 +124,8 @@ struct WeightedTargets(Box<[(Box<str>, u32)]>);
 /// The model and the objective of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ModelRequest<'a> {
-    /// The model in the request's body. It is empty if the body is opaque, and then no rule for
-    /// models applies.
+    /// The model in the request's body. Empty if the body is opaque; then no rule for models
+    /// applies.
     pub model: &'a str,
     /// The name of the request's objective.
     pub objective: Option<&'a str>,
@@ -153,11 +153,9 @@ pub struct UnknownModel<'a>(pub &'a str);
 pub enum InvalidObjects {
     /// There are too many rows of one kind.
     TooMany {
-        /// The kind.
+        /// The kind of the rows.
         what: &'static str,
-        /// The number of rows.
         count: usize,
-        /// The limit.
         max: usize,
     },
     /// A name is empty or longer than [`NAME_BYTES_MAX`].
@@ -190,7 +188,7 @@ impl Criticality {
 
 impl Objects {
     /// Checks and compiles the objects. If two objectives or models have the same name, the first
-    /// one counts.
+    /// one is used.
     ///
     /// # Errors
     /// [`InvalidObjects`] names the limit that is exceeded.
@@ -259,8 +257,9 @@ impl Objects {
     /// of this pool has precedence over the model's criticality.
     ///
     /// # Errors
-    /// Returns [`UnknownModel`] if the pool lists its models, and the request's model (or the model
-    /// in `rewrite`) is not listed, or is listed with targets of weight 0 only.
+    /// Returns [`UnknownModel`] if the request's model (or the model in `rewrite`) is unknown: see
+    /// [`ObjectsSpec::models`] and [`ObjectsSpec::strict_models`]. Also if all targets of the model
+    /// have weight 0.
     pub fn resolve<'a>(
         &'a self,
         asked: ModelRequest<'a>,

@@ -24,9 +24,10 @@ pub(crate) const LIST_LENGTH: Parameter = Parameter::number(
     "length of the ranked list, integer from 1 to 8; 0 uses the profile's length",
 );
 
-/// The length of the ranked list in a picker's parameters; `None` uses the profile's.
+/// The length of the ranked list in a picker's parameters; `None` means the length that the profile
+/// sets.
 pub(crate) fn list_length(parameters: &Parameters<'_>) -> Result<Option<usize>, InvalidParameter> {
-    // A single digit.
+    // The number has a single digit.
     let length = parameters.integer(LIST_LENGTH.name, 0..=RANKED_MAX as u32)?;
     Ok(usize::try_from(length).ok().filter(|&length| length > 0))
 }

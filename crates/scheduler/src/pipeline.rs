@@ -228,7 +228,7 @@ impl Pipeline {
         self.handler.disaggregates()
     }
 
-    /// The part of a request that the profile of this name picks for.
+    /// The stage of a request for which the profile with this name picks an endpoint.
     pub fn stage_of(&self, profile: &str) -> Stage {
         self.handler.stage_of(profile)
     }

@@ -76,8 +76,8 @@ pub trait Decider: PluginDebug + Send + Sync {
 /// Measures how full the pool is. In a profile it is a filter: it drops full endpoints, unless all
 /// are full.
 pub trait Detector: Filter {
-    /// The saturation of `endpoints`; 1 or more means full. Endpoints with unknown load do not
-    /// count. The result is 0 if the load of all is unknown.
+    /// The saturation of `endpoints`; 1 or more means full. Endpoints with unknown load are left
+    /// out. The result is 0 if the load of all is unknown.
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64;
 
     /// The maximum number of requests that one endpoint may have at once, if the detector limits
@@ -88,7 +88,7 @@ pub trait Detector: Filter {
 
     /// With flow control, whether the request may go to the endpoints of `route` now. By default it
     /// may if the saturation of the pool is below the limit, as in llm-d. If some endpoints do not
-    /// decode, the saturation of the fuller stage counts. A pool without requests has room,
+    /// decode, the saturation of the fuller stage is used. A pool without requests has room,
     /// whatever its last report says.
     fn has_room(&self, context: &Context<'_>, _route: &Route, limits: RoomLimits) -> bool {
         let decodes = |endpoint: &EndpointIndex| {

@@ -9,26 +9,26 @@ use crate::run::ProfileHandler;
 use crate::session::SessionToken;
 use crate::settings::ProducerSetting;
 
-/// A plugin, built.
+/// A plugin that was built from its configuration.
 #[derive(Debug)]
 pub enum Plugin {
     /// Narrows the candidates.
     Filter(Box<dyn Filter>),
     /// Rates the candidates.
     Scorer(Box<dyn Scorer>),
-    /// Rates candidates, and sheds requests that would be too slow everywhere.
+    /// Narrows the candidates, and rates them.
     FilteringScorer(Box<dyn Filter>, Box<dyn Scorer>),
-    /// Rates, and sheds requests that would be late everywhere.
+    /// Rates candidates, and sheds requests that would be late at every endpoint.
     SheddingScorer(Box<dyn Scorer>, Box<dyn Shedder>),
     /// Draws the ranked list.
     Picker(Box<dyn Picker>),
-    /// Runs profiles.
+    /// Chooses the profiles that run, and combines their results.
     ProfileHandler(Box<dyn ProfileHandler>),
     /// Decides whether a stage runs on another endpoint.
     Decider(Box<dyn Decider>),
     /// Measures how full the pool is.
     Detector(Box<dyn Detector>),
-    /// Admits or refuses.
+    /// Admits or refuses a request.
     Admitter(Box<dyn Admitter>),
     /// Chooses among the flows of a band.
     Fairness(Box<dyn FairnessPolicy>),

@@ -1,9 +1,9 @@
-//! The predicted latency of one request at each endpoint, and the headroom to the SLOs that count
-//! there: the request's own, and the lowest of the requests already there.
+//! The predicted latency of one request at each endpoint, and the headroom to the SLOs that are in
+//! force there: the request's own, and the lowest of the requests already there.
 //!
-//! It is computed when the first plugin of a decision needs it, for all endpoints in one pass, and
-//! kept for the others. There is no prediction where prediction is off or the model abstains: an
-//! unknown latency neither meets an SLO nor breaks it.
+//! The predictions are computed when the first plugin of a decision reads them, for all endpoints
+//! in one pass. They are kept for the other plugins. There is no prediction where prediction is off
+//! or the model abstains: an unknown latency neither meets an SLO nor breaks it.
 
 mod conditions;
 
@@ -21,7 +21,6 @@ use crate::slo::{Slo, TrackedSlo, ms};
 /// The prediction of one time, and its limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Headroom {
-    /// The predicted time, ms.
     pub predicted_ms: f32,
     /// The limit, ms: the lower of the request's own SLO and the lowest at the endpoint. Infinite
     /// where there is neither. 0 for a request without any SLO, so that the endpoint with the
@@ -78,7 +77,7 @@ impl EndpointPrediction {
         self.idle || self.meets()
     }
 
-    /// Whether the prediction is within all SLOs that count.
+    /// Whether the prediction is within all SLOs that are in force.
     pub fn meets(&self) -> bool {
         !self.ttft.is_exceeded() && !self.tpot.is_exceeded()
     }
@@ -200,7 +199,8 @@ impl Predictions {
     }
 }
 
-/// The SLOs of `request` that count once it is sent to `endpoint`, computed before it counts there.
+/// The SLOs of `request` that later picks have to respect once `endpoint` serves it. Call this
+/// before the load of the request is added to `endpoint`.
 pub(crate) fn tracked_slo(
     table: &EndpointTable,
     settings: Option<LatencySettings>,
@@ -247,7 +247,8 @@ pub(crate) fn tracked_slo(
     }
 }
 
-/// The SLOs of another proxy's requests that an idle endpoint could meet with the shortest prompt.
+/// The SLOs in `slo`, of another proxy's requests, that an idle endpoint could meet with the
+/// shortest prompt.
 pub(crate) fn possible_slo(
     table: &EndpointTable,
     settings: Option<LatencySettings>,

@@ -28,8 +28,8 @@ pub trait ProfileHandler: PluginDebug + Send + Sync {
     /// The names that the handler refers to; checked when the pipeline is built.
     fn references(&self) -> Vec<Reference<'_>>;
 
-    /// Whether the handler may split a request among endpoints of several roles. Then endpoints
-    /// that never decode are no destination for the proxy.
+    /// Whether the handler may split a request among endpoints of several roles. In this case the
+    /// proxy sends no request to endpoints that never decode.
     fn disaggregates(&self) -> bool {
         false
     }
@@ -39,7 +39,7 @@ pub trait ProfileHandler: PluginDebug + Send + Sync {
         false
     }
 
-    /// The part of a request that the profile of this name picks for.
+    /// The stage of a request for which the profile with this name picks an endpoint.
     fn stage_of(&self, _profile: &str) -> Stage {
         Stage::Serving
     }
@@ -54,13 +54,13 @@ pub enum Reference<'a> {
     /// The only profile; an error if there are several.
     OnlyProfile,
     Profile(&'a str),
-    /// The profile of this name. If there is only one profile, its name does not matter.
+    /// The profile with this name. If there is only one profile, its name does not matter.
     ProfileOfSeveral(&'a str),
     /// A plugin of kind decider.
     Decider(&'a str),
 }
 
-/// The part of a request that a profile picks for.
+/// The stage of a request for which a profile picks an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Serving the request.
@@ -118,7 +118,7 @@ impl<'r> SchedulingRun<'r> {
         self.profiles.count()
     }
 
-    /// Whether there is a profile of this name.
+    /// Whether there is a profile with this name.
     pub fn has_profile(&self, name: &str) -> bool {
         self.profiles.get(name).is_some()
     }
@@ -176,7 +176,7 @@ impl<'r> SchedulingRun<'r> {
         ranked
     }
 
-    /// Whether this decider wants the request disaggregated, with `decode` for the rest.
+    /// Whether this decider runs the stage on another endpoint, if `decode` serves the rest.
     pub fn disaggregates(&self, decider: &str, decode: EndpointIndex) -> bool {
         self.profiles
             .decider(decider)

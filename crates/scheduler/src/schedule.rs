@@ -39,8 +39,8 @@ const HOME_PERCENT: u32 = 60;
 /// Decides on `request` by the snapshot's pipeline. The function changes only `rng`; the caller
 /// records the outcome.
 ///
-/// If `explanation` is given, it receives the dropped endpoints and the scores of each scorer.
-/// Without it, reasons cost nothing.
+/// If `explanation` is given, it receives the dropped endpoints and the scores of each scorer. If
+/// not, the decision spends no time on reasons.
 #[must_use]
 pub fn schedule(
     snapshot: &Snapshot,
@@ -53,7 +53,7 @@ pub fn schedule(
     decide(snapshot, request, local, &predictions, rng, explanation)
 }
 
-/// Repeats an earlier decision. It works like [`schedule`], but with the predictions of that time,
+/// Repeats an earlier decision: like [`schedule`], but with the predictions of that time,
 /// `predicted`, instead of the current model's.
 #[must_use]
 pub fn schedule_again(
@@ -83,7 +83,8 @@ pub fn predict(
     )
 }
 
-/// The SLOs of `request` that count once it is sent to `endpoint`, computed before it counts there.
+/// The SLOs of `request` that later picks have to respect once `endpoint` serves it. Call this
+/// before the load of the request is added to `endpoint`.
 #[must_use]
 pub fn tracked_slo(
     snapshot: &Snapshot,
@@ -100,7 +101,8 @@ pub fn tracked_slo(
     )
 }
 
-/// The SLOs of another proxy's requests that an idle endpoint could meet. No prediction, no limit.
+/// The SLOs in `slo`, of another proxy's requests, that an idle endpoint could meet. All of them if
+/// there is no prediction.
 #[must_use]
 pub fn possible_slo(snapshot: &Snapshot, endpoint: EndpointRef, slo: Slo) -> Slo {
     let settings = snapshot.pipeline().latency_settings();
@@ -146,7 +148,7 @@ pub fn is_full(
     })
 }
 
-/// The saturation of the endpoints of the pool that count, by its detector; 1 is full.
+/// The saturation of the endpoints for which `counts` is true, by the pool's detector; 1 is full.
 #[must_use]
 pub fn saturation(
     snapshot: &Snapshot,
@@ -248,7 +250,7 @@ fn decide(
 }
 
 /// If no endpoint has this prompt cached, favours its rendezvous endpoint as if [`HOME_PERCENT`] of
-/// it were cached there.
+/// the prompt were cached there.
 #[cold]
 fn rendezvous_affinity(context: &Context<'_>, allowed: &[EndpointIndex]) -> Vec<u32> {
     let mut affinity = context.local.matched_blocks.to_vec();

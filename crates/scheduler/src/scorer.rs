@@ -77,7 +77,7 @@ pub(crate) fn rate_by_load(
 /// `moment` included. The result is 0 if there is no other value.
 pub(crate) fn share_before(sorted: &[u64], moment: u64) -> f32 {
     let before = sorted.partition_point(|&other| other < moment);
-    // A pool has far fewer endpoints than an f32 has digits.
+    // The casts are exact, because a pool has far fewer than 2^24 endpoints.
     before as f32 / sorted.len().saturating_sub(1).max(1) as f32
 }
 

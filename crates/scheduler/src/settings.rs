@@ -9,7 +9,7 @@ pub const BYTES_PER_TOKEN: usize = 4;
 pub enum ProducerSetting {
     /// How prompts are cut into blocks, and how many blocks are remembered.
     Prefix(PrefixSettings),
-    /// How much load a request counts for while it is in flight.
+    /// The load with which a request is counted while it is in flight.
     Load(LoadSettings),
     /// How tokens are counted.
     Token(TokenSettings),
@@ -25,7 +25,7 @@ pub enum ProducerSetting {
 pub struct ProducerSettings {
     /// How prompts are cut into blocks, and how many blocks are remembered.
     pub prefix: PrefixSettings,
-    /// How much load a request counts for while it is in flight.
+    /// The load with which a request is counted while it is in flight.
     pub load: LoadSettings,
     /// How tokens are counted.
     pub token: TokenSettings,
@@ -48,7 +48,7 @@ pub struct PrefixSettings {
     pub auto_tune: bool,
 }
 
-/// How much load a request counts for while it is in flight.
+/// The load with which a request is counted while it is in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadSettings {
     /// Expected output tokens for each prompt token; 0 if output does not count.
@@ -116,9 +116,10 @@ impl PrefixSettings {
 // === impl LoadSettings ===
 
 impl LoadSettings {
-    /// Output tokens that a request counts for from its pick to its end, beside its prompt.
+    /// The output tokens with which a request is counted from its pick to its end, in addition to
+    /// its prompt.
     pub fn output_tokens(&self, prompt_tokens: u32, max_tokens: Option<u32>) -> u32 {
-        // Not negative, and saturating above.
+        // The number is not negative. For a large number the cast saturates.
         let expected = (f64::from(prompt_tokens) * self.output_ratio) as u32;
         expected
             .min(self.output_tokens_max)

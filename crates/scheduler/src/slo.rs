@@ -11,7 +11,7 @@ pub struct Slo {
     pub tpot_us: Option<u32>,
 }
 
-/// The SLOs of a request that was sent to an endpoint: those that count against later requests, and
+/// The SLOs of a request that was sent to an endpoint, those that later picks have to respect, and
 /// the prediction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrackedSlo {
@@ -44,7 +44,7 @@ impl Slo {
 }
 
 /// Microseconds as milliseconds.
-// The last digits of minutes in microseconds do not count.
+// The last digits of minutes in microseconds may be lost.
 pub(crate) fn ms(us: u32) -> f32 {
     us as f32 / 1_000.0
 }

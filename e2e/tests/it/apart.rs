@@ -15,8 +15,8 @@ const PROMPTS: usize = 12;
 
 /// The server that answers a prompt sent through this proxy.
 async fn served(fleet: &Fleet, proxy: std::net::SocketAddr, prompt: &str) -> Result<usize> {
-    // Some 11,000 tokens. For a short prompt the endpoint that its hash chooses saves too little:
-    // the costs of all endpoints are then equal, and each proxy picks endpoints in its own turn.
+    // Some 11,000 tokens. For a short prompt, the endpoint that its hash chooses saves too little:
+    // all endpoints then cost the same, and each proxy picks one endpoint after another.
     let body = echo::chat(&prompt.repeat(2_000)).to_string();
     fleet
         .stack
@@ -60,7 +60,8 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     for prompt in &prompts {
         here.push(served(&fleet, one, prompt).await?);
     }
-    // In reverse order, so that two round-robin pickers would not agree.
+    // The second proxy gets the prompts in reverse order, so that two round-robin pickers would not
+    // agree.
     for prompt in prompts.iter().rev() {
         there.insert(0, served(&fleet, two, prompt).await?);
     }

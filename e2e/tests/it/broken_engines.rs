@@ -18,13 +18,13 @@ const MENDED_LIMIT: Duration = Duration::from_secs(100);
 /// The workers of the Envoy under test.
 const WORKERS: u32 = 4;
 
-/// The largest share of the requests in the measured 6 s that a broken engine may get.
+/// The largest share of the requests in the measured 12 s that a broken engine may get.
 const SHARE_MAX: f64 = 0.02;
 
-/// This many requests within the 6 s are allowed as probes, whatever their share, because workers
-/// send probes by time. Each worker sends at most two, because the pause between probes grows from
+/// This many requests within the 12 s are allowed as probes, whatever their share, because workers
+/// send probes by time. Each worker sends at most four, because the pause between probes grows from
 /// 1 s to 5 s. Two more requests may have been on their way.
-const PROBES_MAX: u64 = 2 * WORKERS as u64 + 2;
+const PROBES_MAX: u64 = 4 * WORKERS as u64 + 2;
 
 /// All kinds of faults at the same time, each in a pool of its own behind one Envoy with four
 /// workers.

@@ -339,7 +339,8 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
             client::send(address, echo::post("/v1/chat/completions", &[], body)?).await
         }));
     }
-    // Also a request without a body, and one whose body is incomplete when the state arrives.
+    // A request without a body waits too, and a request whose body is incomplete when the state
+    // arrives.
     let bodiless = tokio::spawn(async move { client::get(address, "/v1/models").await });
     let mut slow = RawConnection::connect(address).await?;
     let text = echo::chat("slowly").to_string();
@@ -349,7 +350,7 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
         &text[..9]
     ))
     .await?;
-    // And one whose client disconnects before.
+    // The client of one more request disconnects before the state arrives.
     let mut closed = RawConnection::connect(address).await?;
     closed
         .write(format!(

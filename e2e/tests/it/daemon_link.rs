@@ -121,9 +121,9 @@ async fn comes_back(transport: &str) -> Result<()> {
     let mut stack = by(transport).start().await?;
     hosts_are(&stack, 2).await?;
     stack.daemon()?.process().kill()?;
-    // Failed attempts of EDS only. With at most 0.25 s between them, 20 take at most 5 s. With
-    // Envoy's defaults (doubling from 0.5 s to 30 s) they would take minutes, and the next attempt
-    // would come half a minute later.
+    // Only failed attempts of EDS count. With at most 0.25 s between them, 20 take at most 5 s.
+    // With Envoy's defaults (doubling from 0.5 s to 30 s) they would take minutes, and the next
+    // attempt would come half a minute later.
     stat_until(
         &stack,
         "cluster.inference-pool.update_failure",

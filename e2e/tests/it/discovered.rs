@@ -24,9 +24,9 @@ use testbed::{Result, daemon, wait_for};
 
 use crate::cluster;
 
-/// Longer than the longest lease. Also longer than, after an outage of the API server, the longest
-/// retry wait of Kubernetes' own controllers (30 s) followed by the daemon's (10 s), on a busy
-/// machine.
+/// Longer than the longest lease. After an outage of the API server, Kubernetes' own controllers
+/// wait for up to 30 s before they retry, and then the daemon for up to 10 s. This time is longer
+/// than both, also on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// A registered worker whose health the test controls.
@@ -382,7 +382,7 @@ async fn an_adapter_is_served_where_its_engine_lists_it_also_while_it_is_idle() 
     Ok(())
 }
 
-/// Of uploads the model is read, too.
+/// The model of an upload is read, too.
 #[tokio::test]
 async fn an_upload_goes_where_its_model_is_served() -> Result<()> {
     let folder = tempfile::tempdir()?;

@@ -45,8 +45,8 @@ const SPELLINGS: [&str; 6] = [
     "/flush_cache/../v1/./chat/completions",
 ];
 
-/// The paths whose bodies the picker reads: the documentation lists their endings, this completes
-/// them.
+/// The paths whose bodies the picker reads: the documentation lists their endings, and this
+/// function completes them.
 fn read_paths() -> Vec<String> {
     let table = exchange::api::reference();
     let ends = table

@@ -1,5 +1,5 @@
-//! Failure drills of the daemon and of the leader VM. `daemon_faults` has those of a killed, a
-//! paused and a flapping daemon.
+//! Failure drills of the daemon and of the leader VM. `daemon_faults` has the drills of a daemon
+//! that is killed, pauses or restarts often.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Failure drills of the proxy: a VM that traps while many streams run, and one of two proxies
-//! killed. `config_updates`, `lifecycle` and `vm_faults` have those of its configuration, its drain
-//! and its recovery.
+//! killed. `config_updates`, `lifecycle` and `vm_faults` have the drills of the proxy's
+//! configuration, drain and recovery.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -44,7 +44,8 @@ async fn connections(stack: &Stack, of: &str) -> Result<BTreeMap<String, i64>> {
         .collect())
 }
 
-/// Waits until a proxy counts the same load at all endpoints, which is true by then.
+/// Waits until a proxy counts the same load at all endpoints, so that it counts no request that has
+/// ended.
 async fn no_ghosts(proxy: std::net::SocketAddr) -> Result<()> {
     let calm = || async {
         let decision = ExplainedDecision::ask(proxy, "who is busy?").await.ok()?;
@@ -170,8 +171,8 @@ mod slow {
             drill::is_of_a_trap,
         )
         .await?;
-        // At most the requests that each client had at that worker at that moment, or while the VM
-        // recovered. Envoy's log also has the request that trapped, and the streams.
+        // Each client loses at most the request that it had at that worker at that moment, or while
+        // the VM recovered. Envoy's log also has the request that trapped, and the streams.
         assert!(outcome.failures.len() <= CLIENTS, "{:?}", outcome.failures);
         ledger_metrics::agree(
             &stack,

@@ -65,7 +65,8 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
         leaves_after(&stack, &(head.clone() + &body[..body.len() / 2])).await?;
         leaves_after(&stack, &whole).await?; // at once after sending: before, during or after the pick
     }
-    // Before the first token: these engines accept the request and send nothing for a long time.
+    // These clients leave before the first token: the engines accept the request and send nothing
+    // for a long time.
     let silent = Stack::builder()
         .servers_like(2, &slow(60_000))
         .start()
@@ -159,7 +160,7 @@ async fn an_engine_that_fails_before_it_answers_fails_no_request() -> Result<()>
         .picker(json!({"per_try_timeout_ms": 300}))
         .start()
         .await?;
-    // Streams, because the per-try timeout applies only to streaming requests.
+    // The load consists of streams, because the per-try timeout applies only to streaming requests.
     let load = LoadGenerator::of_streams(stack.address(), CLIENTS);
     let mut cut_off = None;
     for mode in [

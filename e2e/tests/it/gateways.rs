@@ -297,7 +297,7 @@ async fn an_envoy_gateway_with_the_patches() -> Result<()> {
 #[tokio::test]
 async fn a_request_that_the_picker_cannot_hold_waits_for_the_first_state_with_its_body()
 -> Result<()> {
-    // As a WasmPlugin with the buffer filter, and as one that decides at the headers.
+    // First the filter decides at the headers, then it is a WasmPlugin with the buffer filter.
     let at_the_headers = Stack::builder()
         .servers(3)
         .picker(json!({"decide_at": "headers"}))

@@ -11,8 +11,8 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Each of two workers has rings of placements and observations and some other keys. The VM of the
-/// main thread has keys too.
+/// The maximum number of keys. Each of two workers has keys for the rings of placements and
+/// observations, and some others. The VM of the main thread has keys too.
 const KEYS_MAX: i64 = 2 * 200 + 50;
 
 /// How often the endpoints change, each time with a new generation. If each generation added a key,

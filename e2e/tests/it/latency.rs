@@ -1,6 +1,6 @@
-//! Learning from live traffic: proxies send what ended requests measured to the daemon, the daemon
-//! sends the learned models back, and the models follow a pool that changes. Wrong messages change
-//! nothing.
+//! Learning from live traffic: proxies send the measurements of ended requests to the daemon, the
+//! daemon sends the learned models back, and the models follow a pool that changes. Wrong messages
+//! change nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -500,10 +500,10 @@ async fn connections_beyond_the_limit_are_closed_and_the_admin_page_is_not() -> 
 
 // === Bombs ===
 
-/// Most memory that compressed bombs may add to an Envoy with one worker, KiB. One read of 64 KiB
-/// inflates to 44 MiB at most, which Envoy's decompressor holds twice while it copies its output.
-/// The rest is the allocator's slack and the first request's own memory. The size of the bombs does
-/// not matter: a worker inflates one read at a time.
+/// The maximum memory that compressed bombs may add to an Envoy with one worker, in KiB. One read
+/// of 64 KiB inflates to 44 MiB at most, which Envoy's decompressor holds twice while it copies its
+/// output. The rest is the allocator's slack and the first request's own memory. The size of the
+/// bombs does not matter: a worker inflates one read at a time.
 pub(crate) const GROWTH_KIB_MAX: u64 = 100 << 10;
 
 /// The bodies that may be in progress in the test, KiB: as long as the longest. For a moment twice

@@ -1,5 +1,5 @@
-//! The daemon runs, but no bytes pass between it and the proxy. Some seconds in the ordinary suite,
-//! a minute in the long one.
+//! The daemon runs, but no bytes pass between it and the proxy. In the ordinary suite this lasts
+//! for some seconds, in the long suite for a minute.
 
 use std::time::Duration;
 

@@ -741,7 +741,7 @@ async fn bodies_not_shown() -> Result<()> {
     in_modes("NONE", "NONE", false, false).await
 }
 
-/// `objectives` has this for the filter.
+/// The module `objectives` has this test for the filter.
 #[tokio::test]
 async fn a_full_pool_sheds() -> Result<()> {
     let (builder, _folder) = with_objects(
@@ -813,13 +813,13 @@ async fn a_client_that_leaves_at_any_moment_leaves_nothing_behind() -> Result<()
     let stack = ext_proc().servers_like(1, &slow(50)).start().await?;
     let head =
         "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
-    // While the body is being sent.
+    // The client leaves while it sends the body.
     let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(format!("{head}content-length: 1000\r\n\r\n{{\"model\":"))
         .await?;
     tokio::time::sleep(Duration::from_millis(100)).await;
     drop(raw);
-    // Before the engine answers.
+    // The client leaves before the engine answers.
     stack.servers[0]
         .fault(ServerFault::new(FaultMode::Hang))
         .await;
@@ -836,7 +836,7 @@ async fn a_client_that_leaves_at_any_moment_leaves_nothing_behind() -> Result<()
     stack.servers[0]
         .fault(ServerFault::new(FaultMode::None))
         .await;
-    // While the engine streams.
+    // The client leaves while the engine streams.
     let mut events = stream(stack.address(), 500).await?;
     assert!(events.next().await?.is_some());
     until_in_flight(&stack, 1).await?;

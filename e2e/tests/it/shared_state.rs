@@ -76,12 +76,13 @@ async fn without_sharing_every_worker_pays_for_the_same_failure() -> Result<()> 
     Ok(())
 }
 
-/// Held while a burst is measured. Two fleets at once on two cores delay each other's workers,
-/// which then pick by old state: of 8 runs with both tests at once 4 failed, of 8 runs alone none.
+/// A test holds this lock while it measures a burst. Two fleets at once on two cores delay each
+/// other's workers, which then pick by old state: of 8 runs with both tests at once 4 failed, of 8
+/// runs alone none.
 static ONE_FLEET: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Bursts of a shape. The median decides: a burst is also uneven if the machine delays a worker,
-/// which then picks by old state.
+/// The number of bursts for each shape. The median decides: a burst is also uneven if the machine
+/// delays a worker, which then picks by old state.
 const BURSTS: usize = 3;
 
 async fn check_spread(shape: FleetShape) -> Result<()> {
@@ -99,8 +100,9 @@ async fn check_spread(shape: FleetShape) -> Result<()> {
     Ok(())
 }
 
-/// Shows that [`check_spread`] can fail. A few workers without shared state each go round the
-/// servers, which looks like an even spread; many workers do not get round.
+/// Shows that [`check_spread`] can fail. A few workers without shared state each go through all
+/// servers in turn, which looks like an even spread. With many workers, no worker gets through all
+/// servers.
 async fn check_pile(shape: FleetShape) -> Result<()> {
     let _alone = ONE_FLEET.lock().await;
     let fleet = Fleet::for_bursts(shape, false).await?;
@@ -325,7 +327,8 @@ async fn a_peer_that_lies_steers_traffic_for_seconds_and_refuses_nothing() -> Re
         Ok::<(), testbed::Error>(())
     };
     let body = json!({"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]});
-    // A lie about failures counts for 5 s of each 15 s, one about load for up to 5 s at first.
+    // A lie about failures is believed for 5 s of each 15 s. A lie about load is believed for up to
+    // 5 s at first.
     let served = async {
         let end = Instant::now() + Duration::from_secs(16);
         let mut served = [0_u32; 4];
@@ -501,8 +504,8 @@ mod slow {
         Ok(())
     }
 
-    /// Counts on load that two proxies share within 10 ms, which two busy cores do not always do:
-    /// the median of three bursts was once 6.
+    /// The test relies on two proxies sharing their load within 10 ms. On two busy cores they
+    /// sometimes take longer: in the median of three bursts, one server once got 6 requests.
     #[tokio::test]
     async fn a_burst_of_cold_prompts_is_spread_by_all_proxies() -> Result<()> {
         check_spread(FleetShape {
@@ -526,8 +529,9 @@ mod slow {
         .await
     }
 
-    /// Counts on a placement that reaches another proxy within 2 s. `make test` checks without a
-    /// time that it does (`a_cold_restart_at_the_same_address_loses_all_affinity_at_once`).
+    /// The test relies on a placement reaching another proxy within 2 s. `make test` checks without
+    /// a time limit that it arrives
+    /// (`a_cold_restart_at_the_same_address_loses_all_affinity_at_once`).
     #[tokio::test]
     async fn what_one_proxy_placed_another_finds() -> Result<()> {
         let fleet = Fleet::start(

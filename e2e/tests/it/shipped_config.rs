@@ -395,7 +395,7 @@ fn overwrite_destination(config: &mut Value) {
 async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
     use std::io::Write as _;
     let stack = Stack::start(1).await?;
-    // Very regular: a ratio of 670:1, where Envoy's default limit is 100:1.
+    // The text is so regular that it compresses 670:1. Envoy's default limit is 100:1.
     let text = json!({"model": "demo", "messages": [{"role": "user", "content": "words ".repeat(333_333)}]}).to_string();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     encoder.write_all(text.as_bytes())?;
@@ -424,7 +424,8 @@ async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
         "picked: {names:?}"
     );
 
-    // Envoy cuts off what inflates more; the rest is invalid JSON, which reaches no engine.
+    // Envoy cuts off a body that inflates more. The part before the cut is invalid JSON, which
+    // reaches no engine.
     let text =
         json!({"model": "demo", "messages": [{"role": "user", "content": "a".repeat(2_000_000)}]})
             .to_string();

@@ -397,7 +397,7 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
 }
 
 /// The pause between two requests. A restarted daemon begins a model of its own after 64 requests.
-/// With this pause, it receives the models of a proxy before that.
+/// With this pause, it receives models from a proxy before that.
 const PREDICTED_TRAFFIC_PAUSE: Duration = Duration::from_millis(25);
 
 /// Sends requests with SLOs, one after the other, until the value is dropped.
@@ -459,7 +459,8 @@ impl Drop for PredictedTraffic {
     }
 }
 
-/// Asks with loose SLOs. Returns the reasons of the pick if a candidate has no prediction.
+/// Sends a request with loose SLOs. Returns the reasons for the pick if a candidate has no
+/// prediction.
 async fn predicted_at(address: SocketAddr) -> Result<Option<String>> {
     let headers = [LOOSE.as_slice(), &[("x-switchpoint-explain", "1")]].concat();
     let reply = client::send(address, chat("hello", 2, &headers)?).await?;

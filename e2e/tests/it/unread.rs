@@ -1,5 +1,5 @@
 //! Clients that do not read their replies. The bytes that they leave in Envoy's buffers take no
-//! place of other clients. A client that reads slowly, or waits for an engine that thinks, is not
+//! place from other clients. A client that reads slowly, or waits for an engine that thinks, is not
 //! cut off.
 
 use std::net::SocketAddr;
@@ -23,10 +23,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How many requests the engine takes at once.
 const SEATS: u32 = 3;
 
-/// A silence after which the filter resets a reply that its client does not read, in ms.
+/// The time without a byte after which the filter resets a reply that its client does not read, in
+/// ms.
 const RESET_MS: u64 = 7_000;
 
-/// Longer than that.
+/// Longer than [`RESET_MS`].
 const THOUGHT: Duration = Duration::from_secs(9);
 
 const BODY: &str = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
@@ -105,7 +106,7 @@ async fn start(front: PickerMode, engine: &SizedEngine, folder: &std::path::Path
         .servers(0)
         .stranger(engine.address())
         .concurrency(1);
-    // Envoy takes no reply of an ext_proc server once a reply has begun, so that resets nothing.
+    // Once a reply has begun, Envoy takes no reply from an ext_proc server, so no reply is reset.
     let builder = match front {
         PickerMode::Filter => builder.picker(json!({"unread_reset_ms": RESET_MS})),
         PickerMode::ExtProc => builder,
@@ -236,7 +237,8 @@ async fn a_client_that_reads_nothing_takes_no_place_and_one_that_reads_is_not_cu
     until(&stack, "in_flight", 0).await?;
     assert_eq!(unread_total(&stack).await?, 0, "their replies had ended");
 
-    // The end of these does not. They fill the engine's seats, and another client waits for them.
+    // The end of these replies does not reach the proxy. They fill the engine's seats, and another
+    // client waits for the seats.
     ask(&mut raw, 7, 12 << 20).await?;
     ask(&mut raw, 9, 12 << 20).await?;
     let _silent = ask_http1(&stack, 32 << 20).await?;
@@ -245,7 +247,8 @@ async fn a_client_that_reads_nothing_takes_no_place_and_one_that_reads_is_not_cu
     until(&stack, "unread", 3).await?;
     assert_eq!(unread_total(&stack).await?, 3);
 
-    // They take no seat any more. A slow reader and one that waits for a thought have two.
+    // These replies take no seat any more. A client that reads slowly and a client that waits for a
+    // thought have two seats.
     let slow = read_slowly(ask_http1(&stack, 24 << 20).await?);
     let thought = honest(&stack, 0);
     until_reset(&mut raw, vec![7, 9]).await?;

@@ -65,8 +65,8 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
         ledger_metrics::close_but("a VM traps six times", load, &stack, drill::is_of_a_trap)
             .await?;
     let failed = outcome.failures.len();
-    // At most the requests that each client had at that worker at that moment, or while the VM
-    // recovered. Envoy's log also has those that trapped.
+    // For each trap, a client loses at most the request that it had at that worker at that moment,
+    // or while the VM recovered. Envoy's log also has the requests that trapped.
     assert!(failed <= CLIENTS * TRAPS, "{:?}", outcome.failures);
     ledger_metrics::agree(&stack, failed + TRAPS, drill::is_lost_to_a_trap).await?;
 

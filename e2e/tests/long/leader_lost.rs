@@ -1,4 +1,4 @@
-//! The leader VM is lost, by a message of the daemon and without one. The module is a test build
+//! The leader VM is lost, by a message from the daemon and without one. The module is a test build
 //! that traps on demand.
 
 use std::cell::Cell;

@@ -1,6 +1,6 @@
-//! Share of mixed traffic that is in time at 0.9 of the capacity of a pool with fast and slow
-//! servers, with the same seeds: SLO-aware, without a configuration, with weighted load and prefix
-//! scorers, and with round robin.
+//! Measures the share of mixed traffic that is in time, on a pool with fast and slow servers at 0.9
+//! of its capacity. Compares four policies with the same seeds: SLO-aware, without a configuration,
+//! with weighted load and prefix scorers, and with round robin.
 
 use std::time::Duration;
 

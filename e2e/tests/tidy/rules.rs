@@ -248,8 +248,8 @@ pub(crate) fn modules_have_names(tree: &SourceTree) -> Vec<String> {
 }
 
 pub(crate) fn nothing_is_of_one_machine(tree: &SourceTree) -> Vec<String> {
-    // Written in two parts, so that this file does not contain what it forbids. The last is the
-    // path of this checkout.
+    // Each path is written in two parts, so that this file does not contain what it forbids. The
+    // last path is that of this checkout.
     let places = [
         concat!("/ro", "ot/"),
         concat!("/ho", "me/"),

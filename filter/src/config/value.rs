@@ -12,7 +12,6 @@ pub enum ConfigValue {
     /// A whole number, 0 or more.
     Number(u64),
     Text(String),
-    /// true or false.
     Flag(bool),
     List(Vec<ConfigValue>),
     Object(ConfigFields),
@@ -20,7 +19,7 @@ pub enum ConfigValue {
     Other,
 }
 
-/// Members of an object, by name. If names are equal, the last one counts.
+/// Members of an object, by name. If names are equal, the last one is used.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConfigFields(Vec<(String, ConfigValue)>);
 

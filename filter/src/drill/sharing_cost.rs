@@ -19,7 +19,7 @@ pub const COST: &[u8] = b"x-drill-cost";
 
 /// The header value that requests the cost of sharing in the last picks of real requests.
 const LIVE: &[u8] = b"live";
-/// The number of picks that are kept.
+/// The maximum number of picks that are kept.
 const PICKS_MAX: usize = 4_096;
 
 /// The number of measurements of each operation.
@@ -119,7 +119,8 @@ fn live() -> String {
 }
 
 /// Returns the cost of sharing for a pick in this VM with this many peers, each with load at this
-/// many endpoints: JSON with the median time of each call in µs.
+/// many endpoints: JSON with the median time of each call in µs. For the value [`LIVE`], returns
+/// the cost for the last picks.
 ///
 /// `None` when the header is absent.
 pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {

@@ -1,4 +1,4 @@
-//! Messages of the daemon, for tests.
+//! Messages from the daemon, for tests.
 
 fn slot(address: &str) -> u32 {
     address

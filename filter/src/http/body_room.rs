@@ -9,7 +9,8 @@ use crate::vm::bodies::BodyRoom;
 // === impl FilterHost ===
 
 impl<H: Host> FilterHost<H> {
-    /// The body in progress of this client has `size` bytes now.
+    /// Records that the body from this client has `size` bytes now. Returns whether there is room
+    /// for it.
     pub(super) fn body_grows(&mut self, client: u64, size: usize) -> BodyRoom {
         let now = self.proxy.now();
         let body = self.body.take().unwrap_or_else(|| {
@@ -33,7 +34,7 @@ impl<H: Host> FilterHost<H> {
         room
     }
 
-    /// The body is whole, or is refused, or the stream has ended.
+    /// Records that the body is whole or refused, or that the stream has ended.
     pub(super) fn body_ends(&mut self) {
         if let Some(body) = self.body.take() {
             self.with_vm(|vm| vm.watched().bodies.remove(&body));

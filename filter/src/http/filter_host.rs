@@ -31,7 +31,7 @@ const RECORD: &str = "switchpoint_decision";
 const HELD_MS: &str = "switchpoint_held_ms";
 const BAND: &str = "switchpoint_band";
 
-/// Where a route may name its pool, for routes that share a cluster.
+/// The property in which a route may name its pool. Routes that share a cluster need it.
 const ROUTE_POOL: [&str; 5] = [
     "xds",
     "route_metadata",
@@ -214,7 +214,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
         replica.borrow_mut().hold(number, self.stream.clone());
         if replica.borrow().pool.queues().is_shared() {
             let now = self.proxy.now();
-            // If another VM wrote first, this one writes when it looks at the order soon.
+            // If another VM wrote first, this VM looks at the order again soon, and then writes.
             self.claim(replica, now);
             self.vm
                 .borrow()

@@ -61,7 +61,6 @@ impl<H: Host> HttpStream<H> {
         })
     }
 
-    /// Handles the request headers.
     pub fn request_headers(&self, end_of_stream: bool) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.vm.borrow_mut().mark_serving();
@@ -81,7 +80,7 @@ impl<H: Host> HttpStream<H> {
     /// Handles a piece of the request body, which is `size` bytes long so far.
     pub fn request_body(&self, size: usize, end_of_stream: bool) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
-        // The driver refuses a body above the limit for one.
+        // The driver refuses a body above the limit for one body.
         let counts = !end_of_stream
             && driver.awaits_body()
             && (COUNTED_BYTES_MIN..=host.config.settings.body_limit_bytes).contains(&size);
@@ -100,7 +99,6 @@ impl<H: Host> HttpStream<H> {
         status
     }
 
-    /// Handles the request trailers.
     pub fn request_trailers(&self) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.body_ends();
@@ -118,9 +116,9 @@ impl<H: Host> HttpStream<H> {
             .headers(HeaderMap::Response)
             .unwrap_or_else(|e| host.failed("response headers", e));
         // Reading a property costs as much as reading all headers, so a property is read only if it
-        // can have new information. Only responses from upstream have this header (if Envoy is
-        // configured to leave it out, the property is read). And if the first endpoint of the list
-        // answered, no other endpoint failed before it.
+        // can have new information. Only responses from upstream have this header. If Envoy is
+        // configured to leave the header out, the property is read. If the first endpoint of the
+        // list answered, no other endpoint failed before it.
         let from_upstream = HeaderPairs::new(&bytes).any(|(name, _)| name == UPSTREAM_TIME);
         let origin = if from_upstream {
             ResponseOrigin::Upstream
@@ -147,7 +145,6 @@ impl<H: Host> HttpStream<H> {
         driver.response_body(host, size, last)
     }
 
-    /// Handles the response trailers.
     pub fn response_trailers(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.response_trailers(host);

@@ -1,5 +1,5 @@
-//! The load of a pool that this VM publishes to the other VMs of its process and reads from them,
-//! so that all VMs pick with the same state.
+//! This VM publishes its load of a pool to the other VMs of its process and reads theirs, so that
+//! all VMs pick with the same state.
 //!
 //! ```text
 //!  pick, first token, end, failure ──► own load report (and ring), at once
@@ -46,9 +46,7 @@ pub enum SharingOccasion {
 pub struct VmContext<'a> {
     /// The VM's random number.
     pub vm: u64,
-    /// The VM's slot.
     pub vm_slot: u16,
-    /// All VMs.
     pub vm_table: &'a VmTable,
 }
 
@@ -129,13 +127,13 @@ impl LoadSharing {
         }
     }
 
-    /// Records that there is another pool update, so other generations of endpoints count.
+    /// Records that there is another pool update, so endpoints may have other generations.
     pub fn pool_update_changed(&mut self) {
         self.summed = false;
     }
 
-    /// Publishes this VM's changes since the last time. At a tick, it also publishes an unchanged
-    /// load, so that the load does not expire.
+    /// Publishes this VM's changes since the last time. At a tick, a VM that has load or holds
+    /// requests also publishes an unchanged load, so that the load does not expire.
     pub fn publish<H: Host>(
         &mut self,
         host: &H,
@@ -198,7 +196,7 @@ impl LoadSharing {
     ) {
         let in_place_of_ring = RemotePeers::of_message(&peers, delay_us).to_word();
         if !peers.backlog.is_empty() {
-            // The word has a mark that asks the reader to read this.
+            // The word has a mark that makes readers read this value.
             let _ = host.share(&self.outside_held.1, &peers.backlog, WriteCondition::Any);
         }
         if let Some(report) = take_peer_report(&mut peers, in_place_of_ring, now) {
@@ -215,9 +213,9 @@ impl LoadSharing {
         self.own.ring.flush(host);
     }
 
-    /// Whether placements of others do not arrive here. This is so if another proxy has reported
-    /// nothing for long and the daemon is silent too (its last metrics were received at
-    /// `metrics_at`), or if segments of a VM's ring were lost recently.
+    /// Whether placements from others do not arrive here. True in two cases: another proxy has
+    /// reported nothing for long and the daemon is silent too (its last metrics were received at
+    /// `metrics_at`), or segments of a VM's ring were lost recently.
     #[must_use]
     pub fn are_peers_unreachable(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> bool {
         self.alone_of(metrics_at, now) > 0

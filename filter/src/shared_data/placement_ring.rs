@@ -92,7 +92,7 @@ impl PlacementRingWriter {
         }
     }
 
-    /// Sets the VM and its VM slot, which name the keys for writing.
+    /// Sets the VM and its slot. The slot is part of the keys that this VM writes.
     pub fn set_vm_slot(&mut self, vm: u64, vm_slot: u16) {
         if (self.vm, self.vm_slot) != (vm, vm_slot) {
             self.vm = vm;
@@ -155,7 +155,7 @@ impl PlacementRingWriter {
     }
 
     /// Writes the current segment, if it has placements that were not written yet. The end of a
-    /// request adds none.
+    /// request adds no placement.
     pub fn flush<H: Host>(&mut self, host: &H) {
         if std::mem::take(&mut self.is_unwritten) {
             self.position.bytes = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);

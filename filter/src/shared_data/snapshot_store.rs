@@ -127,7 +127,7 @@ impl SharedSnapshotStore {
     /// Publishes a pool update.
     ///
     /// # Errors
-    /// [`PublishError`]; the current pool update stays.
+    /// Returns [`PublishError`] if the pool update was not published. Then the current one stays.
     pub fn publish_pool_update<H: Host>(
         &self,
         host: &H,
@@ -160,7 +160,7 @@ impl SharedSnapshotStore {
     /// Publishes metrics of the current pool update.
     ///
     /// # Errors
-    /// [`PublishError`]; the current metrics stay.
+    /// Returns [`PublishError`] if the metrics were not published. Then the current ones stay.
     pub fn publish_metrics<H: Host>(
         &self,
         host: &H,

@@ -104,7 +104,8 @@ impl VmTable {
         .unwrap();
     }
 
-    /// Puts `row` into its VM's slot, a free slot, or else a row without a slot. Returns its slot.
+    /// Puts `row` into the slot of its VM, otherwise into a free slot, otherwise into a row without
+    /// a slot. Returns the slot, if there is one.
     fn place(&mut self, row: VmEntry) -> Option<u16> {
         let enrolled = self.rows.iter().position(|r| r.vm == row.vm);
         let in_slot = enrolled.filter(|at| *at < VM_SLOTS_MAX);

@@ -117,7 +117,7 @@ impl StateConnection {
         }
     }
 
-    /// Records that a message of the daemon arrived.
+    /// Records that a message from the daemon arrived.
     pub fn record_received(&mut self) {
         if let Self::Stream(stream) = self {
             stream.unacknowledged_bytes = 0;

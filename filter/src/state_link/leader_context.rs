@@ -22,18 +22,14 @@ pub struct LeaderContext<'a, H> {
     pub root: u32,
     /// Epoch of the lease.
     pub epoch: u64,
-    /// The current time.
     pub now: Timestamp,
-    /// The current configuration.
     pub config: &'a FilterConfig,
     /// The pools, borrowed for this callback. Functions called from here use these references, and
     /// borrow no cell.
     pub replicas: Vec<&'a mut PoolReplica>,
     /// The identity of this VM, if the VMs share state.
     pub me: Option<VmContext<'a>>,
-    /// The VMs.
     pub vm_table: &'a VmTable,
-    /// The statistics.
     pub metrics: &'a FilterMetrics<H>,
 }
 
@@ -47,8 +43,8 @@ impl<'a, H: Host> LeaderContext<'a, H> {
             .find(|replica| *replica.name == *pool)
     }
 
-    /// Publishes an update to the other VMs, and applies it. Returns its acknowledgement. The error
-    /// says that a later leader has written.
+    /// Publishes an update to the other VMs, and applies it. Returns its acknowledgement, or the
+    /// refusal of a pool update that could not be published. Fails if a later leader has written.
     pub(super) fn apply(
         &mut self,
         update: DaemonUpdate,
@@ -122,7 +118,7 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         } else if replica.version() == pool_update.snapshot.version() {
             return None;
         } else {
-            // The version in the store's head counts, even if its message cannot be read here.
+            // The version in the store's head is in force, even if its message cannot be read here.
             let held = replica
                 .stored_version(self.host)
                 .unwrap_or_default()

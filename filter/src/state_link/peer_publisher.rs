@@ -23,12 +23,12 @@ const QUIET_MS: u64 = 1_000;
 /// Tick period under traffic, in ms. Picks with load that is 10 ms old are nearly as good as picks
 /// with current load. With load that is 100 ms old, all proxies pick the same endpoint.
 const BUSY_TICK_MS: u32 = 5;
-/// Tick period without traffic, in ms: the delay until the first request of a burst is published.
+/// Tick period without traffic, in ms: the delay until the first request in a burst is published.
 const QUIET_TICK_MS: u32 = 10;
-/// If a stamp comes back later than this, in ms, it is ignored, because the daemon was away in the
-/// meantime.
+/// The maximum delay, in ms, that a returned stamp may show. A later stamp is ignored, because the
+/// daemon was away in the meantime.
 const DELAY_MAX_MS: u64 = proto::SHARE_EXPIRY_MS;
-/// A new measured delay has a weight of one in this many.
+/// The mean delay gives each new measurement a weight of one part in this many.
 const DELAYS: u32 = 8;
 
 /// The state of publishing for one pool.
@@ -85,7 +85,7 @@ impl ReportDelay {
 // === impl PeerPublisher ===
 
 impl PeerPublisher {
-    /// Handles a message of the daemon. If the message shows that a report of this process was
+    /// Handles a message from the daemon. If the message shows that a report of this process was
     /// forwarded, returns the delay of the oldest change in that report, in µs.
     pub fn receive_peers(&mut self, message: &state::PeerLoad, now: Timestamp) -> Option<u32> {
         self.peers.receive(message);
@@ -112,7 +112,8 @@ impl PeerPublisher {
         self.peers.has_peers()
     }
 
-    /// Returns the next report, if one is due, and the number of ring segments lost since the last.
+    /// Returns the next report, if one is due, and the number of ring segments lost since the last
+    /// call.
     pub fn next_report<H: Host>(
         &mut self,
         host: &H,

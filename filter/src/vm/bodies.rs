@@ -3,11 +3,11 @@
 //! others.
 //!
 //! Each client has an equal share, which applies only while other clients need room: one client
-//! alone may use the whole total. If there is no room, a body of a client above its share is
-//! refused: the one that has cost most, in bytes times time. The next body of a client does not
-//! replace its own bodies that arrive fast. In that case the next one is refused. So at any time
-//! the VM holds at most twice the total and one piece, because a body of another stream is held
-//! until a root context refuses it.
+//! alone may use the whole total. If there is no room, one body of the clients above their share is
+//! refused: the body that has cost most, in bytes times time. A new body does not displace bodies
+//! of the same client that arrive fast. In that case the new body is refused. So at any time the VM
+//! holds at most twice the total and one piece: the VM holds a body of another stream until a root
+//! context refuses it.
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
@@ -16,8 +16,8 @@ use exchange::Timestamp;
 
 use super::parked_request::ParkedRequest;
 
-/// Shorter bodies are not counted, because Envoy needs about as much memory for a stream without a
-/// body.
+/// The minimum length of a body that is counted. For a shorter body, Envoy needs little more memory
+/// than for a stream without a body.
 pub const COUNTED_BYTES_MIN: usize = 16_384;
 
 /// A body that has been arriving for less time is not slow. In this time a line of 10 Mbit/s

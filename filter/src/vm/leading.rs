@@ -31,7 +31,7 @@ impl<H: Host> VmState<H> {
         let bytes = match self.host.buffer(BodyBuffer::StreamMessage, 0, size) {
             Ok(bytes) => bytes,
             Err(error) => {
-                self.host_error("a message of the daemon", error);
+                self.host_error("a message from the daemon", error);
                 return Vec::new();
             }
         };

@@ -45,8 +45,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// The next held request of a pool. While VMs share an order, it is returned only if it is this
-    /// VM's turn.
+    /// The next held request of a pool. While VMs share an order, returns a request only if this VM
+    /// has the turn.
     pub(super) fn next_queued_of(
         &self,
         replica: &mut PoolReplica,
@@ -84,7 +84,7 @@ impl<H: Host> VmState<H> {
     }
 
     /// Takes the turn of this VM without resuming a request. Returns false if a root context must
-    /// do it, because a request of this VM is next.
+    /// resume a request, because a request of this VM is next.
     pub(super) fn pass_turn(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
         let Some(me) = self
             .vm_context()
@@ -182,7 +182,7 @@ impl<H: Host> VmState<H> {
                 .queue_push(queue, &room_ask::write(pool, ask, left))
         };
         if let Some(Err(error)) = next.map(|(_, row)| ask(row.queue)) {
-            self.host_error("an ask for room", error);
+            self.host_error("a message that asks for room", error);
         }
     }
 

@@ -67,7 +67,8 @@ struct QueuedStreams {
     alive: usize,
 }
 
-/// Ended streams are removed when there are twice as many as before and this many more.
+/// The list is pruned when it reaches this length plus twice its length after the last pruning.
+/// Until then, ended streams stay in the list.
 const ENDED_STREAMS_MAX: usize = 64;
 
 /// A snapshot store, and this VM's position in it.
@@ -232,7 +233,7 @@ impl PoolReplica {
     /// Publishes an update to the other VMs, as the bytes that the leader received.
     ///
     /// # Errors
-    /// [`PublishError`] says why the update was not published.
+    /// Returns [`PublishError`] if the update was not published.
     pub fn publish<H: Host>(
         &self,
         host: &H,
@@ -327,15 +328,15 @@ impl PoolReplica {
 
     fn apply_stored(&mut self, stored: &StoredMessage) -> Option<Applied> {
         match decode(stored.message(), |_| Some(&*self)) {
-            // A leader that did not know better models yet has stored it.
+            // A leader that did not have better models yet has stored these.
             Ok(DaemonUpdate::Outweighed(_)) => None,
             Ok(update) => Some(self.apply(update, stored.received)),
             Err(_) => Some(Applied::Nothing),
         }
     }
 
-    /// Reads the observations of the process's VMs since the last time. Returns one message for
-    /// each VM that has any.
+    /// Reads the observations that the VMs of this process wrote since the last time. Returns one
+    /// message for each VM that has any.
     pub fn read_observations<H: Host>(
         &mut self,
         host: &H,
@@ -378,10 +379,10 @@ impl PoolReplica {
     }
 }
 
-/// Decodes a message of the daemon; `find` returns the replica of a pool.
+/// Decodes a message from the daemon; `find` returns the replica of a pool.
 ///
 /// # Errors
-/// [`RejectedMessage`] says why no part of it may be used.
+/// Returns [`RejectedMessage`] if no part of the message may be used.
 pub fn decode<R: Deref<Target = PoolReplica>>(
     message: &[u8],
     find: impl FnOnce(&str) -> Option<R>,

@@ -33,7 +33,7 @@ impl<H: Host> VmState<H> {
             self.write_heartbeat(now);
             self.write_counters();
         } else if let Ok(vm_table) = VmTable::read(&self.host) {
-            // So a new VM counts from now on, and not from the next heartbeat.
+            // So this VM knows a new VM from now on, and not only from the next heartbeat.
             self.vm_slot.vm_table = vm_table;
         }
         if let (Some(slot), true) = (self.vm_slot.slot, self.vm_slot.root != root) {

@@ -8,8 +8,8 @@ use exchange::Timestamp;
 use super::bodies::BodiesInProgress;
 use super::parked_request::ParkedRequest;
 
-/// The interval at which sent requests are checked, in ms: a fifth of the shortest pause that
-/// counts.
+/// The interval at which sent requests are checked, in ms: a fifth of the shortest time without a
+/// byte after which a request is judged.
 const CHECK_MS: u64 = 1_000;
 
 #[derive(Default)]
@@ -43,7 +43,7 @@ impl WatchedStreams {
         }
     }
 
-    /// Returns how many places of requests there are to check now.
+    /// Returns the number of places to check now; 0 if no check is due.
     pub fn due_replies(&mut self, now: Timestamp) -> usize {
         if now.ms_since(self.checked) < CHECK_MS {
             return 0;

@@ -20,7 +20,8 @@ impl EtcdLease {
     /// The lease with this name.
     ///
     /// # Errors
-    /// The error says what is invalid in the configuration or the name.
+    /// Fails if the name is invalid, if no endpoint is given, or if an endpoint or a certificate is
+    /// invalid.
     pub fn new(config: EtcdConfig, name: &str) -> Result<Self, String> {
         let name = crate::backend::checked_name(name).map_err(|e| e.to_string())?;
         let connection = EtcdConnection::open(config)?;

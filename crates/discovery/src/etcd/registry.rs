@@ -17,8 +17,8 @@ use crate::registry::{
 };
 use crate::wait::wait_after;
 
-/// How long an instance stays registered after its last keep-alive. Ten seconds is a common choice,
-/// but with it a slow DNS or a leader election removed whole deployments.
+/// How long an instance stays registered after its last keep-alive. With ten seconds, a common
+/// choice, slow DNS or a leader election removed whole deployments.
 pub const LEASE: Duration = Duration::from_secs(30);
 
 /// An etcd cluster as a registry.
@@ -34,7 +34,7 @@ impl EtcdRegistry {
     /// Registers in that cluster.
     ///
     /// # Errors
-    /// The error says what is invalid in the configuration.
+    /// Fails if no endpoint is given, or if an endpoint or a certificate is invalid.
     pub fn new(config: EtcdConfig, registrant: impl Into<Registrant>) -> Result<Self, String> {
         Ok(Self {
             connection: EtcdConnection::open(config)?,

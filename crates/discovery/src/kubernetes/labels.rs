@@ -1,13 +1,13 @@
 //! Adds to the records from slices the labels of pods, and the reasons why they are not ready. This
-//! module is pure.
+//! module has no I/O.
 //!
 //! The slice controller copies the labels of the Service, which are the same for all its pods.
 //! Labels that differ between pods (engine, role, adapters that fit) are only on the pods. If both
 //! have a label, the pod's value wins.
 //!
 //! A slice does not give the reason why an endpoint is not ready. The endpoint is unconfirmed only
-//! if its pod shows that its node is lost, and not the pod itself. When the node is back, the pod
-//! is ready shortly before the slice reports it. Until then the endpoint stays unconfirmed.
+//! if the status of its pod shows that the node failed and the pod did not. When the node is back,
+//! the pod is ready shortly before the slice reports it. Until then the endpoint stays unconfirmed.
 
 use std::collections::HashMap;
 use std::sync::Arc;

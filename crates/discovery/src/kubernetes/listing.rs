@@ -21,15 +21,15 @@ use crate::wait::wait_after;
 /// After this many seconds a watch ends and starts again.
 const WATCH_SECONDS: u32 = 30;
 
-/// If a watch ends earlier than this, a fault ended it: the API server restarted, or a proxy closed
-/// the connection.
+/// The minimum age at which a watch may end without a fault. An earlier end means that the API
+/// server restarted, or that a proxy closed the connection.
 const WATCH_LASTS_MIN: Duration = Duration::from_secs(25);
 
-/// A watch without an event and without an end is ended after this time, so a network that drops
-/// packets is noticed.
+/// The maximum time without an event from a watch. Then the watch is ended, because the network may
+/// drop packets.
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(35);
 
-/// The objects in one page of a list; the default of `kubectl`.
+/// The maximum number of objects in one page of a list: the default of `kubectl`.
 const PAGE_OBJECTS_MAX: u32 = 500;
 
 /// The maximum age of a set without a new list, which bounds how long a missed event can stay

@@ -33,7 +33,7 @@ struct ObjectFollower {
 }
 
 /// Follows all objects of these kinds in `kube_namespace`, without the fields that the API server
-/// manages. An error says why they cannot be read now. The last set stays in use.
+/// manages. An error says why the objects cannot be read now. The last set stays in use.
 #[must_use]
 pub fn follow_objects(
     client: &Client,

@@ -1,4 +1,4 @@
-//! The instances of the pods of an InferencePool. This module is pure.
+//! The instances of the pods of an InferencePool. This module has no I/O.
 //!
 //! A pod with several target ports is several instances, because each port is a data-parallel rank
 //! with its own queue and cache.
@@ -128,9 +128,9 @@ fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<InstanceRecord>> {
 
 /// Reads the readiness of a pod from its conditions.
 ///
-/// When a node is not ready (its kubelet has not renewed its lease for the grace period, 50 s by
-/// default), the node lifecycle controller sets `Ready` of its pods to `False` and leaves
-/// `ContainersReady` and the reason as they are. A kubelet whose probe fails also sets
+/// A node is not ready if its kubelet has not renewed its lease for the grace period, 50 s by
+/// default. Then the node lifecycle controller sets `Ready` of its pods to `False`. The controller
+/// leaves `ContainersReady` and the reason as they are. A kubelet whose probe fails also sets
 /// `ContainersReady` to `False`, and a kubelet that waits for a readiness gate gives a reason. So a
 /// pod that is not ready, without a reason and with ready containers, is only unconfirmed. After an
 /// outage of the API server that is longer than the grace period, this is true of every pod.

@@ -9,11 +9,11 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 
-/// The writer of the chart's Secrets. Helm is not to find another owner of the same fields, because
-/// it would refuse to write them.
+/// The name under which the chart's Secrets are written. If Helm found another owner of the same
+/// fields, it would refuse to write them.
 const FIELD_MANAGER: &str = "helm";
 
-/// Where a Secret is: `NAMESPACE/NAME`.
+/// The namespace and the name of a Secret, written `NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecretName {
     namespace: String,
@@ -59,7 +59,7 @@ impl StoredSecret {
     /// The text under this key.
     ///
     /// # Errors
-    /// Says that the key is missing, or its value is no text.
+    /// Fails if the key is missing or its value is not text.
     pub fn text(&self, key: &str) -> Result<&str, String> {
         let found = self.0.data.as_ref().and_then(|data| data.get(key));
         let bytes = found.ok_or_else(|| format!("it has no {key}"))?;
@@ -97,7 +97,7 @@ impl KubernetesSecrets {
     /// Reads a Secret.
     ///
     /// # Errors
-    /// Says why it cannot be read.
+    /// Fails if the Secret cannot be read.
     pub async fn read(&self, at: &SecretName) -> Result<StoredSecret, String> {
         let read = self.api(at).get(&at.name).await;
         read.map(StoredSecret).map_err(|e| e.to_string())
@@ -106,7 +106,7 @@ impl KubernetesSecrets {
     /// Writes a Secret, unless it has changed since it was read.
     ///
     /// # Errors
-    /// Says why it is not written.
+    /// Fails if the Secret has changed since it was read, or cannot be written.
     pub async fn write(&self, at: &SecretName, secret: StoredSecret) -> Result<(), String> {
         let StoredSecret(Secret {
             metadata,

@@ -1,9 +1,9 @@
-//! Merges all EndpointSlices of a component. This module is pure.
+//! Merges all EndpointSlices of a component. This module has no I/O.
 //!
-//! An endpoint may be in several slices at once (while it moves, if it is dual-stack, if two
-//! Services select it), and slices change one at a time. So records are kept by slice. An endpoint
-//! is the merge of its records, and is removed with its last record. An event takes time for its
-//! own slice, not for all slices.
+//! An endpoint may be in several slices at once: while it moves, if it is dual-stack, or if two
+//! Services select it. Slices change one at a time. So records are kept by slice. An endpoint is
+//! the merge of its records, and is removed with its last record. The time for an event depends on
+//! the size of its own slice, not on the number of slices.
 //!
 //! Several slices may have a record of one endpoint. A ready record wins over others, then an IPv4
 //! record (an endpoint has one address), then the record whose slice has the newest trigger time.
@@ -293,7 +293,7 @@ fn record(
 
 /// Reads the readiness. `ready` alone is not enough: with `publishNotReadyAddresses` it is always
 /// true, even for a server that does not serve. A slice does not show whether the server or its
-/// node is not ready. The pod does ([`super::labels`]).
+/// node is not ready. Only the pod shows that ([`super::labels`]).
 fn readiness(conditions: Option<&EndpointConditions>) -> InstanceReadiness {
     let Some(EndpointConditions {
         ready,

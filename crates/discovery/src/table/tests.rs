@@ -404,7 +404,8 @@ fn an_unconfirmed_instance_is_published_as_such_and_leaves_when_it_is_not_ready(
     );
     assert_eq!(rig.apply(unconfirmed(record("a", AT))), "+a@8000");
     assert_eq!(rig.apply(not_ready(record("a", AT))), "-a");
-    // After a restart of the daemon it is first seen as unconfirmed; its metadata must be known.
+    // After a restart of the daemon, an instance may first be seen as unconfirmed. The instance is
+    // published only when its metadata is known.
     assert_eq!(
         rig.apply(unconfirmed(served("b", "10.0.0.1:8001", "1"))),
         ""
@@ -501,7 +502,7 @@ fn the_newest_instances_beyond_the_limit_wait_and_replace_those_that_are_removed
             &format!("10.0.0.1:{}", number + 1),
         )
     };
-    // By name the newest comes first.
+    // The newest record has the first name.
     let mut records: Vec<_> = (1..=full).map(|number| numbered(number, 1)).collect();
     records.push(numbered(0, 2));
     rig.reset(records, false);
@@ -512,7 +513,7 @@ fn the_newest_instances_beyond_the_limit_wait_and_replace_those_that_are_removed
     assert_eq!(rig.apply(not_ready(numbered(0, 2))), "-i0000 +i1025@1026");
     assert_eq!(rig.delete("i0001"), "-i0001");
     assert_eq!(rig.apply(numbered(0, 2)), "+i0000@1");
-    // An address changes hands though the table is full.
+    // An address goes to another instance, although the table is full.
     let heir = record("heir", "10.0.0.1:1");
     let heir = InstanceRecord {
         freshness: 9,

@@ -30,7 +30,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::Mutex as AsyncMutex;
 
-/// The start takes about ten seconds, and much longer while compilers run.
+/// The maximum time for the start, which takes about ten seconds, and much longer while compilers
+/// run.
 const START_MAX: Duration = Duration::from_secs(120);
 
 /// Authentication is not tested here, so all tests know the tokens.
@@ -299,8 +300,9 @@ impl TestCluster {
         Some(cluster)
     }
 
-    /// Starts an API server with the real controllers of EndpointSlices and of garbage. `make
-    /// e2e-long` builds them, so tests that need them are in modules `slow`.
+    /// Starts an API server with the real controllers for EndpointSlices and for garbage
+    /// collection. `make e2e-long` builds the controllers, so tests that need them are in modules
+    /// `slow`.
     pub(crate) async fn start_with_controllers() -> Option<Self> {
         let manager = tool("kube-controller-manager")?;
         let mut cluster = Self::start().await?;

@@ -1,4 +1,4 @@
-//! A directory as registry, with real files.
+//! Tests a directory as the registry, with real files.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -230,7 +230,7 @@ async fn a_lost_process_is_gone_within_the_bound_and_a_left_over_file_never_coun
         matches!(&left_over.state, InstanceState::NotReady(why) if why.contains("heartbeat")),
         "{left_over:?}"
     );
-    // The clock of another machine is an hour behind, but heartbeats still count.
+    // The clock of another machine is an hour behind, but its heartbeats are still noticed.
     file("left-over.json")
         .set_modified(hour_ago + Duration::from_secs(1))
         .unwrap();

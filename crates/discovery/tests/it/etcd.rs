@@ -1,5 +1,5 @@
-//! etcd as registry, with a real etcd: killed, paused for longer than its lease, and restored from
-//! an old copy.
+//! Tests etcd as the registry. A real etcd is killed, paused for longer than a lease, and restored
+//! from an old copy.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -358,8 +358,8 @@ async fn a_history_that_was_compacted_away_is_not_missed() {
     until(Vec::<String>::new(), || listed(&discovery)).await;
 }
 
-/// etcd is restored from an older copy: revisions go backwards, the key of a dead instance is back,
-/// and the key of a running instance is missing.
+/// An operator restores etcd from an older copy: revisions go backwards, the key of a dead instance
+/// is back, and the key of a running instance is missing.
 #[tokio::test]
 async fn an_etcd_restored_to_an_older_state_ends_with_the_correct_set() {
     let Some(mut rig) = rig() else { return };
@@ -392,8 +392,8 @@ async fn an_etcd_restored_to_an_older_state_ends_with_the_correct_set() {
     std::fs::remove_dir_all(&data).unwrap();
     std::fs::rename(&copy, &data).unwrap();
     rig.etcd.start();
-    // A running instance registers again within a third of its lease. The key of the dead one
-    // expires with its lease, which is not renewed.
+    // A running instance registers again within a third of its lease. The key of the dead instance
+    // expires with its lease, which is no longer renewed.
     let bound = tokio::time::Instant::now() + LEASE * 2;
     until(true, || async {
         listed(&discovery).await.contains(&"lives".to_owned())

@@ -24,7 +24,8 @@ fn binary(name: &str) -> Option<PathBuf> {
     let us = std::env::current_exe().unwrap();
     let path = us.ancestors().nth(2).unwrap().join("examples").join(name);
     if !path.exists() {
-        // Counted like `cluster::skipped`, which exists only with a backend that needs a server.
+        // Writes the line that `cluster::skipped` would write. That function exists only with a
+        // backend that needs a server.
         let thread = std::thread::current();
         let why = "the examples are not built; `cargo build -p discovery --examples` builds them";
         let _ = writeln!(

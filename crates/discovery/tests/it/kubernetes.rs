@@ -1,7 +1,6 @@
-//! Discovery with a real kube-apiserver; in `slow`, with the real controllers of
-//! kube-controller-manager.
-//! Addresses are fictitious, because the API refuses loopback addresses; metadata that instances
-//! serve is tested with the fake API server.
+//! Tests discovery with a real kube-apiserver and, in `slow`, with the real controllers of
+//! kube-controller-manager. The API refuses loopback addresses, so addresses are fictitious.
+//! Metadata that instances serve is therefore tested with the fake API server.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -616,7 +615,7 @@ async fn no_outage_empties_the_set_or_keeps_departed_instances() {
     until(names(&["p1"]), || ready(&discovery)).await;
 }
 
-/// With the real controllers, which `make e2e-long` builds; it runs these tests.
+/// Tests with the real controllers. `make e2e-long` builds the controllers and runs these tests.
 mod slow {
     use super::*;
 
@@ -836,7 +835,7 @@ mod slow {
         assert_eq!(state().await, why("it is terminating"));
     }
 
-    /// The engine, the role and the label `of` of an instance.
+    /// Returns an instance's engine, its role, and the value of its label `of`.
     async fn labels(discovery: &Discovery<Kubernetes>, name: &str) -> Option<[String; 3]> {
         let all = discovery
             .list_instances("dynamo", "decode")

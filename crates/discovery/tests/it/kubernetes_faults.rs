@@ -632,7 +632,7 @@ async fn a_version_that_goes_backwards_is_accepted() {
     ];
     three.sort();
     assert_eq!(three, ["+c@10.0.0.3:80", "-a", "-b"]);
-    // A watch that continues: an event with an older version than the last one still counts.
+    // A watch that continues: an event with an older version than the last one is still applied.
     fake.restore(backup.clone());
     fake.put(
         "endpointslices",

@@ -1,6 +1,6 @@
-//! The manifests in `envoy-config/`, sent to a real API server with the published schemas of Istio,
-//! the Gateway API and Envoy Gateway: each object is accepted unchanged, and all of its fields are
-//! known. The handling of them by gateways is tested with Envoy (`e2e`).
+//! Sends the manifests in `envoy-config/` to a real API server with the published schemas of Istio,
+//! the Gateway API and Envoy Gateway. The server must accept each object unchanged, and know all of
+//! its fields. The tests in `e2e` show what Envoy does with the objects.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{self, objects, post};
 
-/// The folders of manifests, and the least number of files in each.
+/// The folders of manifests, and the minimum number of files in each.
 const FOLDERS: [(&str, usize); 3] = [("istio", 2), ("envoy-gateway", 3), ("kubernetes", 6)];
 
 /// A definition takes effect in about a second.

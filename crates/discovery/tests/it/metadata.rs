@@ -1,5 +1,5 @@
-//! Metadata over HTTP, as a registered process serves it, and as a hostile one may use it against
-//! discovery.
+//! Tests metadata over HTTP. A registered process serves it, and a hostile process tries to harm
+//! discovery with it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -300,7 +300,7 @@ async fn no_answer_of_an_instance_does_harm() {
     const { assert!(METADATA_BYTES_MAX < 1 << 22) };
 }
 
-/// A pool of a hundred instances that join at once is not fetched all at once.
+/// If a hundred instances join at once, discovery does not fetch all their metadata at once.
 #[tokio::test]
 async fn the_number_of_concurrent_fetches_is_limited() {
     const ALL: usize = 100;

@@ -15,8 +15,8 @@ use crate::json::write::JsonWriter;
 use crate::json::{JsonKind, JsonStr};
 use crate::number;
 
-/// The number of levels of nested objects (message, part, tool result, its part) that are
-/// distinguished. Anything deeper is one piece of text.
+/// The maximum number of levels of nested objects (message, part, tool result, its part) that are
+/// read by field. Anything deeper is one piece of text.
 const LEVELS_MAX: u32 = 4;
 
 /// The fields seen so far. A later duplicate replaces an earlier one.
@@ -61,7 +61,6 @@ pub(super) enum ModelField {
     Named(ModelName),
 }
 
-/// The model's name.
 #[derive(Debug)]
 pub(super) struct ModelName {
     pub(super) text: String,
@@ -237,7 +236,8 @@ impl<P: PromptSink> BodyFields<P> {
     /// Returns the meaning of a top-level field, if it belongs to the prompt.
     fn prompt_field(&mut self, name: &[u8]) -> Field {
         match (name, self.api) {
-            // Nothing is generated. So nothing is cached, or it is not known what is cached.
+            // These APIs generate nothing. So the engine caches no prompt, or it is not known what
+            // it caches.
             (_, RequestApi::Render | RequestApi::CountTokens | RequestApi::Task) => Field::Other,
             (b"tools", _) => Field::Text(self.section(PromptSection::Tools)),
             (b"system", RequestApi::Messages)
@@ -329,9 +329,9 @@ impl<P: PromptSink> BodyFields<P> {
         }
     }
 
-    /// A string, or an array of strings, objects and token ids. Any other value is not a prompt. An
-    /// array that begins with a number is a list of token ids and one piece, because no API mixes
-    /// ids and text.
+    /// Reads a prompt: a string, or an array of strings, objects and token ids. Any other value is
+    /// not a prompt. An array that begins with a number is a list of token ids and one piece,
+    /// because no API mixes ids and text.
     fn content(
         &mut self,
         kind: JsonKind,

@@ -5,7 +5,7 @@
 //! each with one `content-disposition` that has one `name`, quoted or not. Where parsers differ
 //! (text before the first boundary, bare line feeds, folded headers, `name*`), the form is refused:
 //! an engine could otherwise read another model than the picker. If a field is duplicated, the last
-//! one counts, as for engines.
+//! one is used, as in engines.
 //!
 //! Of a file, only the bytes that may begin a boundary are kept.
 

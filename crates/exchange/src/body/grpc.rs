@@ -1,5 +1,5 @@
-//! Finds the JSON inside of Vertex AI's gRPC requests: one frame holds
-//! `{endpoint = 1, http_body = 2}`, and `http_body` holds `{content_type = 1, data = 2}`.
+//! Finds the JSON inside the gRPC requests of Vertex AI: one frame holds `{endpoint = 1, http_body
+//! = 2}`, and `http_body` holds `{content_type = 1, data = 2}`.
 
 /// The number of the field `http_body` in the request, and of the field `data` in the body.
 const HTTP_BODY: u64 = 2;

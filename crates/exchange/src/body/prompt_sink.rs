@@ -14,12 +14,12 @@ pub enum PromptSection {
 /// Receives the pieces of a prompt. A piece arrives in any number of parts. The parts of one
 /// section arrive in order. The sections alternate as the fields of the body do.
 pub trait PromptSink {
-    /// Bytes of text, tool definitions or token ids.
+    /// Receives bytes of text, tool definitions or token ids.
     fn text(&mut self, section: PromptSection, bytes: &[u8]);
-    /// The end of a piece of text, which may be empty.
+    /// Ends a piece of text, which may be empty.
     fn text_end(&mut self, section: PromptSection);
-    /// Bytes of one image, video, audio clip or file: its URL, data URI or description. The bytes
-    /// do not show how many tokens it becomes.
+    /// Receives bytes of one image, video, audio clip or file: its URL, data URI or description.
+    /// The bytes do not show how many tokens the item becomes.
     fn media(&mut self, section: PromptSection, bytes: &[u8]);
     fn media_end(&mut self, section: PromptSection);
     /// Forgets the pieces of a section, because its field occurs again.

@@ -20,7 +20,7 @@ pub enum FilterStatus {
 pub enum BodyProgress {
     /// More bytes may follow, or trailers.
     Partial,
-    /// All of it.
+    /// The whole body has arrived.
     Whole,
     /// Part of the body has arrived, and the host cannot show more before the decision.
     CutOff,
@@ -132,7 +132,8 @@ pub trait RequestHost {
     /// held part of the body goes on unread.
     ///
     /// # Errors
-    /// [`RewriteError`]: nothing was changed.
+    /// Returns [`RewriteError`] if the beginning of the body cannot be replaced. Then nothing was
+    /// changed.
     fn forward(
         &mut self,
         changes: RequestChanges,
@@ -154,14 +155,14 @@ pub trait RequestHost {
     /// Holds the request under this number, until [`Self::release_queued`] resumes it.
     fn hold(&mut self, pool: &Self::Pool, number: u64);
 
-    /// The request was sent, and may be given up before its first response byte. Until then,
-    /// [`Self::release_queued`] may resume it under this number too.
+    /// Called when a request was sent that may be given up before its first response byte. Until
+    /// then, [`Self::release_queued`] may resume the request under this number too.
     fn watch(&mut self, _pool: &Self::Pool, _number: u64) {}
 
-    /// Soon, and outside of this call, gets numbers from [`ManagedPool::next_due`] until there is
-    /// none, and calls [`resume`](super::RequestDriver::resume) for the request held under each
-    /// number. A host also does so after a tick of the pool and after new state. A number that the
-    /// host does not hold is skipped.
+    /// Resumes held requests soon, but not during this call. The host gets numbers from
+    /// [`ManagedPool::next_due`] until there is none. For each number, the host calls
+    /// [`resume`](super::RequestDriver::resume) for the request held under it, or skips a number
+    /// that it does not hold. A host also does so after a tick of the pool and after new state.
     fn release_queued(&mut self, pool: &Self::Pool);
 
     /// Claims the room of the pick that was just made for a held request. A host whose pool shares
@@ -171,8 +172,8 @@ pub trait RequestHost {
         true
     }
 
-    /// Calls [`resume`](super::RequestDriver::resume) soon after `at`. It is needed only for a
-    /// filter ([`Self::IS_FILTER`]).
+    /// Calls [`resume`](super::RequestDriver::resume) soon after `at`. The driver needs this only
+    /// from a filter ([`Self::IS_FILTER`]).
     fn resume_after(&mut self, pool: &Self::Pool, at: Timestamp);
 
     /// Puts the time for which a request was held, and the priority of its band, into the access
@@ -225,6 +226,6 @@ pub trait RequestHost {
     /// its response does.
     fn endpoint_broke_off(&mut self) -> bool;
 
-    /// A routed request has ended.
+    /// Called when a routed request has ended.
     fn ended(&mut self, outcome: &ExchangeOutcome);
 }

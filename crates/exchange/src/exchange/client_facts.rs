@@ -1,8 +1,9 @@
-//! The client of a request: the only place that says who it is.
+//! The client of a request. Only this module decides who the client is.
 //!
-//! It is the client that the configured header names, else the fairness id in the proxy's metadata,
-//! else the downstream address: the last entry of `x-forwarded-for`, which the proxy appends. All
-//! requests without any of them are of one client.
+//! The configured header names the client. Without this header, the fairness id in the proxy's
+//! metadata names the client. Without both, the client is the downstream address: the last entry of
+//! `x-forwarded-for`, which the proxy appends. All requests without any of the three count as
+//! requests from one client.
 
 use std::net::Ipv6Addr;
 
@@ -16,9 +17,9 @@ pub(super) struct ClientFacts {
     pub(super) credentials: u64,
     /// The client, as a hash; 0 if it is unknown.
     pub(super) hash: u64,
-    /// The authenticated client, where caches are separated by it.
+    /// The name of the client, if the settings separate caches by client. Empty without a name.
     pub(super) tenant: Box<str>,
-    /// Whether the client is authenticated.
+    /// Whether a header or the proxy's metadata names the client.
     is_named: bool,
     separates_caches: bool,
 }
@@ -27,8 +28,8 @@ fn text(value: Option<&[u8]>) -> Option<&str> {
     value.and_then(|value| std::str::from_utf8(value).ok())
 }
 
-/// A hash of the address. A whole IPv6 network (/64) is one client, because it is what one client
-/// gets.
+/// A hash of the address. A whole IPv6 network (/64) is one client, because a client usually gets a
+/// whole network.
 fn address_hash(address: &str) -> u64 {
     let network = address
         .parse::<Ipv6Addr>()
@@ -67,7 +68,7 @@ impl ClientFacts {
         }
     }
 
-    /// Whether the client is authenticated.
+    /// Whether a header or the proxy's metadata names the client.
     pub(super) fn is_named(&self) -> bool {
         self.is_named
     }

@@ -21,9 +21,9 @@ const LOST: &str = "connect-failure,reset,retriable-status-codes";
 /// for all reasons, and a request that crashes engines must not crash several in a row.
 const LOST_RETRIES_MAX: usize = 1;
 
-/// A request that is expected to take longer than this, in ms, is not repeated after a lost
-/// connection. Only the client's own limit counts for how much it is expected to generate, so
-/// reports of engines on other requests turn no retry off.
+/// The maximum expected duration, in ms, of a request that is repeated after a lost connection. The
+/// expected output is the client's own limit, so no retry depends on what engines report about
+/// other requests.
 const REPEATED_MS_MAX: f32 = 10_000.0;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

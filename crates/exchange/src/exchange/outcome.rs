@@ -64,7 +64,7 @@ fn missed(slo: Slo, verdict: Verdict, held_ms: u64, ending: &RequestEnding<'_>) 
 impl RoutedRequest {
     pub(super) fn end(mut self, pool: &mut ManagedPool, now: Timestamp) -> ExchangeOutcome {
         let usage = self.usage();
-        // The tokens that arrived since the last report, at the time of the last one.
+        // Reports the tokens that arrived since the last report, at the time of the last token.
         if let Some(last) = self.reply.progress.last_token_at {
             self.report_progress(pool, last);
         }

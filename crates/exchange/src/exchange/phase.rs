@@ -10,18 +10,18 @@ use super::routed_request::RoutedRequest;
 pub(crate) enum ExchangePhase {
     /// The request headers have not arrived.
     Started,
-    /// Held until the last body byte.
+    /// The request is held until its last body byte arrives.
     Buffering,
-    /// Held until the pool has its first state, or the deadline.
+    /// The request is held until the pool has its first state, or until the deadline.
     Parked,
     /// Flow control holds the request until its endpoint has room. The pool's queues count it until
     /// then.
     Queued(QueuedTicket, Box<QueuedRequest>),
     /// The request was sent to a picked endpoint. The in-flight ledger counts it until the end.
     Routed(Box<RoutedRequest>),
-    /// Goes on without a pick.
+    /// The request goes on without a pick.
     Passed,
-    /// Got a local reply.
+    /// The request got a local reply.
     Answered {
         /// The drop reason that no pool has counted yet, because the request was refused before its
         /// pool was known.

@@ -17,7 +17,8 @@ use crate::hint;
 use crate::reply::Refusal;
 use crate::settings::{ExchangeSettings, HeaderTrust};
 
-/// The number of times that a request is planned again because the pool has changed since its plan.
+/// The maximum number of times that a request is planned again because the pool has changed since
+/// its plan.
 const REPLANS_MAX: u32 = 2;
 
 /// The result of an attempt to send a queued request.
@@ -149,7 +150,7 @@ impl Exchange {
         };
         let is_sampled = self.why.record_if(queued.is_recorded, settings, pool, now);
         // The prompt of a queued request may have crashed engines since the request arrived. A
-        // probe was judged before.
+        // request that was chosen as a probe is not judged again.
         if queued.pending.facts.suspicion == PromptSuspicion::None {
             queued.pending.facts.suspicion = self.suspect(pool, &queued.pending, now);
         }
@@ -222,7 +223,7 @@ impl Exchange {
         step
     }
 
-    /// The time since when flow control holds the request, and its priority.
+    /// The time at which flow control began to hold the request, and its priority.
     pub(crate) fn held(&self) -> Option<(Timestamp, i32)> {
         match &self.phase {
             ExchangePhase::Queued(_, queued) => Some((queued.since, queued.pending.priority)),
@@ -357,8 +358,8 @@ impl HeaderFacts {
             .sum()
     }
 
-    /// The fairness id. The id comes from the proxy's metadata, or else from the header if that is
-    /// trusted, and is empty if there is none.
+    /// The fairness id. The proxy's metadata has precedence over the header, which is read only if
+    /// it is trusted. The id is empty if neither has one.
     pub(super) fn flow_id(&self, settings: &ExchangeSettings) -> &str {
         let header = |name: &&str| {
             self.captured

@@ -18,7 +18,7 @@ pub(super) struct RequestHead<'h> {
     pub(super) slo: SloHeaders<'h>,
     pub(super) model: Option<&'h [u8]>,
     pub(super) credentials: Option<&'h [u8]>,
-    /// The authenticated client.
+    /// The name of the client, from the configured header.
     pub(super) client: Option<&'h [u8]>,
     /// The downstream address is its last entry, which the proxy appends.
     pub(super) forwarded_for: &'h [u8],
@@ -106,8 +106,8 @@ impl<'h> HeaderPair<'h> {
         }
     }
 
-    /// Returns the value under the current name, or else under the older name. An empty value, or a
-    /// value that is not text, counts as absent.
+    /// Returns the value under the current name. Without one, returns the value under the older
+    /// name. An empty value, or a value that is not text, counts as absent.
     pub(super) fn get(&self) -> Option<&'h str> {
         self.0
             .iter()

@@ -21,7 +21,6 @@ pub enum ResponseOrigin {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseHead<'h> {
     pub origin: ResponseOrigin,
-    /// HTTP status.
     pub status: u16,
     /// `ip:port` of the host of the last attempt, when known.
     pub upstream_address: Option<&'h [u8]>,
@@ -41,8 +40,8 @@ pub struct ResponseHead<'h> {
 
 impl ResponseOrigin {
     /// Reads Envoy's `response.code_details`. Only details that name the upstream count against the
-    /// endpoint. After it chose a host, the proxy also replies to a client's broken chunk or
-    /// stalled upload.
+    /// endpoint. Even after it chose a host, the proxy itself may reply, because the client sent a
+    /// broken chunk or stalled its upload.
     #[must_use]
     pub fn of_details(details: &[u8]) -> Self {
         const UNANSWERED: [&[u8]; 2] = [b"upstream_per_try_timeout", b"upstream_response_timeout"];

@@ -44,9 +44,7 @@ pub const HELD_BYTES_MAX: usize = 32_768;
 /// The changes that the host must make to the response headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResponseStep {
-    /// Headers to remove.
     pub remove: Vec<&'static str>,
-    /// Headers to set.
     pub set: Vec<(Cow<'static, str>, String)>,
     /// How to handle the body.
     pub body: ResponseBody,
@@ -341,7 +339,7 @@ impl RoutedRequest {
     /// Publishes the mean pace of a few tokens to the queue of running requests.
     fn publish_pace(&mut self, pool: &mut ManagedPool, pace_ms: f32, now: Timestamp) {
         pool.record_tpot(&self.pick.hold, pace_ms);
-        // A probe has shown enough, because its stream may last for minutes.
+        // The tokens of a probe show that the endpoint works. Its stream may last for minutes more.
         if let Some(endpoint) = self
             .reply
             .served_by

@@ -44,7 +44,8 @@ pub(super) struct InvalidSloHeader {
 // === impl SloHeaders ===
 
 impl<'h> SloHeaders<'h> {
-    /// Keeps the header if it is an SLO header. If a name occurs several times, the first counts.
+    /// Keeps the header if it is an SLO header. If a name occurs several times, the first value is
+    /// used.
     pub(super) fn offer(&mut self, name: &[u8], value: &'h [u8]) {
         for (names, slot) in [
             (headers::SLO_TTFT, &mut self.ttft),

@@ -6,24 +6,24 @@ use super::routed_request::RoutedRequest;
 use super::{Exchange, ExchangeOutcome, ExchangePhase};
 use crate::reply::{LocalReply, Refusal};
 
-/// How long no byte must pass before the place of the request is freed, in ms. It is longer than a
-/// reading client pauses, and longer than the pause of a scrape that shows what the engine has. Any
-/// value far below the length of a generation limits what the place costs others.
+/// The time without a byte after which the place of the request is freed, in ms. A client that
+/// reads pauses for less time, and the engine is scraped more often. Any value far below the length
+/// of a generation limits what the place costs others.
 pub(crate) const RELEASE_MS: u64 = 5_000;
 
-/// By how much longer that is for each token of a prompt that may not be computed yet, in ms: a
-/// slow prefill. Some engines count no request whose prompt they compute.
+/// The additional time for each prompt token that may not be computed yet, in ms: the time of a
+/// slow prefill. Some engines do not count a request while they compute its prompt.
 const PREFILL_MS_PER_TOKEN: u64 = 1;
 
-/// From this number of bytes on, a stream certainly waits for its client if the engine has no
-/// request. It is what Envoy holds of an HTTP/2 stream in the shipped files. With fewer bytes, the
-/// engine may run a tool for the request.
+/// The minimum number of bytes with which a stream certainly waits for its client if the engine has
+/// no request. In the shipped files, Envoy holds this much of an HTTP/2 stream. With fewer bytes,
+/// the engine may run a tool for the request.
 const STREAM_BYTES_MIN: u64 = 1_048_576;
 
 /// The status of an upgraded connection, on which both sides may be silent.
 const SWITCHING_PROTOCOLS: u16 = 101;
 
-/// The time since when a reply has this many bytes.
+/// How many bytes of a reply had passed at the last check, and when a check first saw this number.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Silence {
     pub(crate) bytes: u64,
@@ -36,9 +36,9 @@ pub(crate) enum AwaitedSide {
     /// The endpoint, as far as is known. A long prefill or long reasoning is not the client's
     /// fault.
     Endpoint,
-    /// Probably the client: the engine has fewer requests than were sent to it and have not ended.
-    /// The request that the engine still has may be another silent one, or the engine may run a
-    /// tool for this one.
+    /// Probably the client: of the requests that were sent to the engine and have not ended, the
+    /// engine has only some. The request that the engine still has may be another silent one, or
+    /// the engine may run a tool for this one.
     ClientProbably,
     /// The client: the engine has computed the whole reply, or it has sent a long stream and has no
     /// request.
@@ -71,8 +71,8 @@ impl Exchange {
         }
     }
 
-    /// Bytes pass again. The request takes its place again, unless the engine has computed the
-    /// whole reply.
+    /// Gives the request its place again, because bytes pass. Does nothing if the engine has
+    /// computed the whole reply.
     #[cold]
     pub(crate) fn take_place_again(&mut self, pool: &mut ManagedPool) {
         if let ExchangePhase::Routed(routed) = &mut self.phase

@@ -34,8 +34,8 @@ pub struct StringStop {
     pub ascii: bool,
 }
 
-/// The number of bytes that are examined together. So many bytes fit one mask register, and four
-/// vectors of SSE2 or wasm.
+/// The number of bytes that are examined together. A mask register has one bit for each, and four
+/// vectors of SSE2 or wasm hold them.
 const BLOCK_BYTES: usize = 64;
 
 /// Finds the end of the string whose first byte (after the opening quote) is at `start`.

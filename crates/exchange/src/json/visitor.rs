@@ -17,18 +17,19 @@ pub(crate) enum Wanted {
 
 /// Receives the parts of a text, in their order.
 pub(crate) trait JsonVisitor {
-    /// The key of the next value. Called only for objects whose content is wanted.
+    /// Receives the key of the next value. Called only for objects whose content is wanted.
     fn key(&mut self, key: &JsonStr<'_>);
-    /// A value begins. For an array, `first` is the byte after the bracket and white space.
+    /// Called when a value begins. For an array, `first` is the byte after the bracket and white
+    /// space.
     fn begin(&mut self, kind: JsonKind, first: Option<u8>) -> Wanted;
-    /// A string that was wanted whole.
+    /// Receives a string that was wanted whole.
     fn string(&mut self, string: &JsonStr<'_>);
-    /// A number or literal that was wanted whole, and its start in the input.
+    /// Receives a number or literal that was wanted whole, and its start in the input.
     fn scalar(&mut self, text: &[u8], start: usize);
-    /// Some bytes of a value that was wanted raw.
+    /// Receives some bytes of a value that was wanted raw.
     fn raw(&mut self, bytes: &[u8]);
-    /// The end of that value. `numbers` is the number of its elements that are numbers.
+    /// Ends a value that was wanted raw. `numbers` is the number of its elements that are numbers.
     fn raw_end(&mut self, numbers: u32);
-    /// The end of a container whose content was wanted.
+    /// Ends a container whose content was wanted.
     fn close(&mut self);
 }

@@ -39,7 +39,7 @@ pub struct ReplayedDecision {
     /// The pool at the time of the decision.
     pub snapshot: Snapshot,
     pub decision: Decision,
-    /// The reasons of the decision.
+    /// The reasons for the decision.
     pub explanation: Explanation,
 }
 

@@ -221,7 +221,8 @@ impl EventReader<'_> {
         match name {
             b"content" => reader.elements(|reader| self.object_with_content(reader)),
             b"message" => {
-                // Its count of generated tokens is from the time when the stream opened.
+                // This object was written when the stream opened, so its count of generated tokens
+                // is not the final one.
                 let completion_tokens = self.seen.usage.completion_tokens;
                 self.nested_facts(reader)?;
                 self.seen.usage.completion_tokens = completion_tokens;

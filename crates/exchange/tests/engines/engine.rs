@@ -8,7 +8,6 @@ pub(crate) const MS: u64 = 1_000_000;
 /// The range of the random delay between proxy and engine: a tenth of what a busy machine adds.
 const JITTER: u64 = MS;
 
-/// How an engine behaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineBehaviour {
     /// Name of the engine's row in the printed table.
@@ -63,7 +62,6 @@ const PLAIN: EngineBehaviour = EngineBehaviour {
 /// The engine whose replies take 0.2 ms.
 pub(crate) const AT_ONCE: &str = "answers at once";
 
-/// The engines under test.
 pub(crate) const ENGINES: [EngineBehaviour; 10] = [
     EngineBehaviour {
         name: AT_ONCE,

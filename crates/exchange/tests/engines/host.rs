@@ -38,7 +38,7 @@ const TOKEN_BYTES: usize = 4;
 pub(crate) struct ScriptClient {
     /// When the first request begins, ns from now.
     pub(crate) begins: u64,
-    /// Time from the end of a request to the begin of the next, ns.
+    /// Time from the end of a request to the start of the next, ns.
     pub(crate) pause: u64,
     pub(crate) prompts: VecDeque<String>,
 }
@@ -417,7 +417,8 @@ impl EnginesHost {
         let metrics = |at: usize| match self.engine.metrics {
             ReportedMetrics::Missing => EndpointMetrics::default(),
             ReportedMetrics::Live => says(self.running[at] as f32, 0.1),
-            // The first server's metrics froze when it was full, the others' at other moments.
+            // The metrics of the first server froze when it was full, those of the others at other
+            // loads.
             ReportedMetrics::Frozen => {
                 says(at as f32, if at == 0 { 1.0 } else { 0.1 * (at % 8) as f32 })
             }

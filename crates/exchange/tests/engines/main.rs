@@ -27,10 +27,11 @@ use engine::{AT_ONCE, ENGINES, EngineApi, EngineBehaviour, MS};
 use host::{EnginesHost, HostPick, ScriptClient};
 
 const SEEDS: u64 = 20;
-/// Seeds for one worker, which is the simpler case.
+/// Fewer seeds for one worker, because that case is simpler.
 const SEEDS_OF_ONE_WORKER: u64 = 5;
 
-/// Requests in a burst of distinct long prompts to idle servers; 4 for each server would be even.
+/// Requests in a burst of distinct long prompts to idle servers. An even spread is 4 for each
+/// server.
 const BURST: usize = 64;
 const BURST_SERVERS: usize = 16;
 const BURST_TIME: u64 = 200 * MS;
@@ -105,8 +106,8 @@ fn most(picked: &[HostPick]) -> usize {
     by_server(picked).into_values().max().unwrap_or(0)
 }
 
-/// Returns the maximum number of requests of a burst at one server, over three bursts. The first
-/// burst comes while the engine is unknown, the other two when it is known.
+/// Sends three bursts. Returns the maximum number of requests in one burst that one server got. The
+/// first burst comes while the engine is unknown, the other two when it is known.
 fn worst_burst(engine: EngineBehaviour, workers: usize, seed: u64) -> usize {
     let mut host = EnginesHost::new(engine, workers, BURST_SERVERS, seed);
     let burst = |round: usize| {
@@ -127,7 +128,8 @@ fn worst_burst(engine: EngineBehaviour, workers: usize, seed: u64) -> usize {
 /// number of servers that had a first turn.
 fn returned(host: &mut EnginesHost, seed: u64) -> (f64, usize) {
     let turn = |prefix: usize, turn: usize| prompt(1_000_000 + prefix, 1_500 + 60 * turn);
-    // Either one conversation after another, or turn by turn.
+    // Half of the seeds play one conversation after another. The other half play the first turn of
+    // all conversations, then the second, and so on.
     let order: Vec<(usize, usize)> = if seed.is_multiple_of(2) {
         (0..PREFIXES)
             .flat_map(|prefix| (0..TURNS).map(move |turn| (prefix, turn)))

@@ -23,7 +23,7 @@ const REPLY_MS: u64 = 1_000;
 const REPORT_MS: u64 = 2;
 /// The time when the bad client begins, in ms. Others have succeeded by then.
 const BAD_FROM_MS: u64 = 7_000;
-/// From one request of the bad client to its next, ms: 21 in a second.
+/// The interval between two requests of the bad client, in ms: 21 requests in a second.
 const BAD_EVERY_MS: u64 = 48;
 const BAD_A_SECOND: usize = 21;
 const END_MS: u64 = 15_100;
@@ -105,7 +105,7 @@ struct BadClient {
 enum BadKey {
     None,
     Own,
-    /// Others with each request: engines that check none accept all.
+    /// New credentials with each request. Engines that check no credentials accept them.
     Invented,
 }
 
@@ -117,8 +117,8 @@ enum BadPrompts {
     Shared,
     /// Each continues a response that no engine knows.
     InventedId,
-    /// All go on one conversation, whose first request succeeds. Nine distinct ones come at once
-    /// each second, and between them one that repeats.
+    /// All continue one conversation, whose first request succeeds. Each second, nine distinct
+    /// requests come at once. The other requests repeat one prompt.
     Aimed,
 }
 
@@ -131,7 +131,7 @@ struct BlameFlight {
     fails: bool,
 }
 
-/// Engines and clients. It has many fields, because each kind of test has a switch.
+/// Engines and clients. The struct has many fields, because each kind of test has a switch.
 struct BlameWorld {
     api: BlameApi,
     /// Whether every second client sends arrays of prompts and gets arrays of replies.
@@ -155,11 +155,11 @@ struct BlameWorld {
 struct BlameFindings {
     sent: u64,
     to_first: u64,
-    /// Later turns of conversations, and those at the engine of the turn before.
+    /// How many turns were not the first of their conversation.
     later: u64,
     returned: u64,
     home: Vec<usize>,
-    /// The number of times that workers exchange reports, as a sum.
+    /// How often the workers exchanged reports.
     moments: u64,
     ejected: u64,
 }
@@ -607,7 +607,8 @@ fn the_failures_of_one_client_eject_no_engine() {
                     found.returned()
                 );
                 println!("{line}");
-                // Without a key of its own it looks like the others, so its failures cost.
+                // Without a key of its own, the bad client looks like the other clients, so its
+                // failures affect them.
                 let moved = if key == BadKey::Own { 0.05 } else { 0.25 };
                 if found.ejected() > 0.0 || found.returned() < returned - moved {
                     bad.push(line);

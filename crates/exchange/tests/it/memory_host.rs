@@ -30,7 +30,7 @@ pub(crate) struct MemoryHost {
     pub(crate) log: Vec<String>,
     /// The number under which the request is held.
     pub(crate) held: Option<u64>,
-    /// The reasons of the decision, which the client got in a header.
+    /// The reasons for the decision, which the client got in a header.
     pub(crate) reasons: Option<String>,
     /// How often the pool was touched for a piece of a reply.
     reports: Cell<usize>,

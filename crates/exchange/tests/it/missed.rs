@@ -8,7 +8,7 @@ use scheduler::{EndpointMetrics, Version};
 
 use crate::release::{pool_update, split_pool_update};
 
-/// Asks for a prompt and lets the first endpoint of the ranked list serve it, with this usage.
+/// Sends a prompt, and lets the first endpoint of the ranked list serve it, with this usage.
 /// Returns that endpoint.
 fn ask(pool: &mut ManagedPool, prompt: &str, hint: Option<&[u8]>, usage: &str) -> String {
     let mut exchange = Exchange::new(Timestamp(0));
@@ -76,7 +76,7 @@ fn missed_by(pool: &ManagedPool) -> Vec<(&'static str, u64)> {
         .collect()
 }
 
-/// A prompt of forty blocks, nearly.
+/// A prompt that is one byte shorter than forty blocks.
 fn prompt(letter: &str) -> String {
     letter.repeat(40 * 256 - 1)
 }

@@ -74,7 +74,7 @@ fn snapshot(queues: &[Option<u8>]) -> Snapshot {
         queue_depth: queue.map(f32::from),
         running_requests: queue.map(|q| f32::from(q) / 3.0),
         kv_cache_utilization: queue.map(|q| f32::from(q) / 64.0),
-        // Few enough that a dozen prompts fill them.
+        // So few blocks that a dozen prompts fill them.
         kv_blocks: queue.map(|_| 24),
         kv_block_tokens: Some(64),
         lora: queue.map(|q| LoraMetrics {

@@ -73,13 +73,13 @@ pub(crate) fn pool_update(n: u8, generation: u32) -> Snapshot {
     pool_update_of(n, generation, &PipelineSpec::default(), |_| "")
 }
 
-/// Returns a pool update in which two of three endpoints serve earlier stages, and every request
-/// has these stages.
+/// Returns a pool update in which two of three endpoints serve the stages before decode, and every
+/// request needs these stages.
 pub(crate) fn split_pool_update(n: u8, generation: u32) -> Snapshot {
     pool_update_of_stages(n, generation, &["prefill", "encode"])
 }
 
-/// Returns the same pool update, except that requests have only these of the earlier stages.
+/// Returns the same pool update, but of the stages before decode, requests need only `earlier`.
 pub(crate) fn pool_update_of_stages(n: u8, generation: u32, earlier: &[&str]) -> Snapshot {
     let decider = "always-disagg-pd-decider";
     let deciders = earlier.iter().map(|stage| {

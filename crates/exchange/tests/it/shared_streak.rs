@@ -1,5 +1,5 @@
-//! The workers of a process share the streak of failures at an endpoint: a broken one is ejected
-//! after as many failures behind four workers as behind one.
+//! The workers of a process share the streak of failures at an endpoint: four workers eject a
+//! broken endpoint after as many failures as one worker.
 
 use exchange::{Exchange, ManagedPool, Timestamp};
 use pool_state::PlacementKind;
@@ -10,7 +10,7 @@ use crate::workers::{ADDRESS, at, ms, pool_by, send, served, with_status};
 /// The endpoint that fails.
 const BROKEN: u16 = 0;
 
-/// This many workers. Each has seen another endpoint answer.
+/// Makes this many workers. Each has seen another endpoint answer.
 fn workers(number: u64) -> Vec<ManagedPool> {
     let start = |seed| {
         let mut pool = pool_by("active-request-scorer", 4, seed);
@@ -23,7 +23,8 @@ fn workers(number: u64) -> Vec<ManagedPool> {
     (0..number).map(start).collect()
 }
 
-/// Sends the prompt until it goes to the endpoint of this slot. The clients of the others leave.
+/// Sends the prompt until it goes to the endpoint of this slot. If it goes to another endpoint, the
+/// client leaves and sends the prompt again.
 fn send_to(pool: &mut ManagedPool, prompt: &str, slot: u16, now: Timestamp) -> Exchange {
     for _ in 0..1_000 {
         let (mut exchange, to) = send(pool, prompt, now);

@@ -9,7 +9,7 @@ pub(crate) struct SharingWorker {
 }
 
 impl SharingWorker {
-    /// One of so many workers.
+    /// One of `workers` workers.
     pub(crate) fn new(pool: ManagedPool, workers: usize) -> Self {
         Self {
             pool,

@@ -1,4 +1,4 @@
-//! SLOs over whole exchanges: which headers are valid, which SLOs are tracked, and that a tracked
+//! SLOs in complete exchanges: which headers are valid, which SLOs are tracked, and that a tracked
 //! SLO limits all requests at its endpoint until its request ends.
 
 use exchange::record::ParsedRecord;
@@ -70,8 +70,8 @@ fn pipeline(prediction: bool, slo_missing: &str, priority: u32) -> PipelineSpec 
     }
 }
 
-/// Returns a pool of two endpoints with this pipeline. They take these times for each token, and
-/// 0.1 s to the first token.
+/// Returns a pool of two endpoints with this pipeline. The endpoints take these times for each
+/// token, and 0.1 s to the first token.
 fn pool_of(pipeline: &PipelineSpec, tpots_ms: [f32; 2]) -> ManagedPool {
     let two = pool_update(2, 1);
     let snapshot = Snapshot::try_new(
@@ -581,7 +581,8 @@ fn the_lowest_slo_of_an_endpoint_is_the_lowest_of_all_proxies() {
     own.end(&mut two, Timestamp(0));
 }
 
-/// What another proxy claims: so many requests at each of two endpoints, and their SLOs in µs.
+/// Receives a claim from another proxy: this many requests at each of two endpoints, and their SLOs
+/// in µs.
 fn receive_slos(pool: &mut ManagedPool, requests: u32, ttft_us: u32, tpot_us: u32) {
     let mut sum = LoadReportSum::default();
     sum.reset(vec![at(0), at(1)], []);

@@ -366,9 +366,9 @@ fn a_large_form_is_read_piece_by_piece() {
 
 const RESPONSES: &str = "POST /v1/responses";
 
-/// This endpoint creates a response, whichever endpoint was picked.
+/// The endpoint `by` creates a response, whichever endpoint was picked.
 fn respond(pool: &mut ManagedPool, by: &str, content_type: &str, chunks: &[&str]) {
-    // Each of three endpoints is in the list of a pool of three.
+    // A pool of three endpoints ranks all three, so the proxy may use any of them.
     send(
         pool,
         RESPONSES,

@@ -289,7 +289,7 @@ fn every_body_that_is_held_has_the_same_limit() {
     for path in ["/v1/completions", "/v1/score"] {
         assert_eq!(sent(path), Some(413), "{path}");
     }
-    // The proxy forwards it while it arrives.
+    // The proxy forwards this body while it arrives.
     assert_eq!(sent("/v2/models/m/infer"), None);
 }
 

@@ -289,7 +289,7 @@ fn received(pool: &mut ManagedPool, other: &mut ManagedPool) -> Vec<(PlacementKi
     placements.iter().map(new).collect()
 }
 
-/// The cached location of a prompt counts from the pick on, here and in other workers, until the
+/// The cached location of a prompt is used from the pick on, here and in other workers, until the
 /// endpoint refuses the prompt.
 #[test]
 fn a_placement_is_confirmed_by_a_reply_and_withdrawn_by_a_refusal_everywhere() {

@@ -25,8 +25,8 @@ use super::super::wire::{self, BodyDirection, BodyMode, BodyModes, HeaderChanges
 /// Longest piece of a body in one full-duplex message, in bytes: Envoy takes at most 64 KiB.
 pub(super) const PIECE_BYTES_MAX: usize = 60 << 10;
 
-/// The longest time for which the server asks a proxy to wait while a request is held, in ms. It is
-/// the `max_message_timeout` of the shipped file, the longest silence that the file allows.
+/// The maximum time for which the server asks a proxy to wait while a request is held, in ms: the
+/// `max_message_timeout` of the shipped file.
 const HOLD_MS_MAX: u64 = 3_600_000;
 
 /// The server asks a proxy to wait this much longer than a request may be held, in ms: as long as
@@ -476,7 +476,7 @@ impl ExtProcHost {
         self.held.len()
     }
 
-    /// The request ends with trailers.
+    /// Records that the request ends with trailers.
     pub(super) fn end_with_trailers(&mut self) {
         self.end = RequestEndedBy::Trailers;
     }

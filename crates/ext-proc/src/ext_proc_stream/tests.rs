@@ -1,4 +1,4 @@
-//! Streams as transcripts (`transcripts.txt`): the messages of the proxy, and the answers.
+//! Streams as transcripts (`transcripts.txt`): the messages from the proxy, and the answers.
 
 mod traced;
 
@@ -731,9 +731,8 @@ fn the_destination_and_the_served_endpoint_are_in_the_namespace_that_the_operato
     assert_eq!(served, [0, 1]);
 }
 
-/// P6 and P9, with one gateway and the pickers of two pools: after a failover the gateway opens a
-/// new stream to the second picker, which names its own endpoints and receives the served
-/// endpoint.
+/// One gateway has the pickers of two pools. After a failover it opens a new stream to the second
+/// picker. That picker names its own endpoints and receives the served endpoint.
 #[test]
 fn after_a_failover_the_pool_that_answered_counts_the_served_endpoint() {
     let first = server(&[SERVER]);

@@ -237,7 +237,7 @@ fn a_proxy_is_asked_once_to_wait_as_long_as_a_request_may_be_held() {
             match second.next() {
                 SessionAction::Send(bytes) => answers.extend(messages_in(&bytes)),
                 SessionAction::Hold(wakes) if waits > 0 => break wakes,
-                // It is tried again, finds no room, and does not ask again.
+                // The request is tried again, finds no room, and does not ask again.
                 SessionAction::Hold(_) => waits += 1,
                 other => panic!("{other:?}"),
             }

@@ -4,7 +4,7 @@ use scheduler::latency::shape::{LatencyShape, TREES_MAX};
 
 use super::fit::{self, FitRow};
 
-/// With fewer samples than this, no trees are tried, because they would fit noise.
+/// The minimum number of samples for trees. With fewer samples, trees would fit noise.
 pub(super) const TREES_SAMPLES_MIN: usize = 200;
 
 /// Numbers of trees that are tried.

@@ -61,7 +61,7 @@ const STREAMS: [(&str, Stream); 10] = [
 /// Offset in outcomes between the seeds, so that waves are counted from different phases.
 const APART: usize = 3;
 
-/// How many of the last outcomes of a stream are within the median and within the p90, if `delay`
+/// How many of the last outcomes of a stream are at most the median and at most the p90, if `delay`
 /// outcomes come between a pick and its own outcome.
 fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
     let mut rng = Rng::seeded(seed);

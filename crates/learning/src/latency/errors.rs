@@ -39,7 +39,8 @@ pub(super) struct ErrorWindow {
     losses: PinballLosses,
 }
 
-/// The number of errors kept: few enough to follow changes, and enough for a p90 of each bin.
+/// The maximum number of errors kept: few enough to follow changes, and enough for a p90 of each
+/// bin.
 const ERRORS_MAX: usize = 1_600;
 
 /// `multiple` is recomputed after this many new errors, because sorting them costs some tens of µs.
@@ -191,7 +192,7 @@ impl ErrorWindow {
 /// with that probability.
 fn quantile(mut errors: Vec<f32>, share: f32) -> f32 {
     sort_by(&mut errors, |a, b| a < b);
-    // A share of some hundreds.
+    // The cast is exact, because the result is a share of some hundreds.
     let place = (count(errors.len() + 1) * share).ceil() as usize;
     errors
         .get(place.clamp(1, errors.len().max(1)) - 1)
@@ -199,7 +200,7 @@ fn quantile(mut errors: Vec<f32>, share: f32) -> f32 {
         .unwrap_or(0.0)
 }
 
-// Some hundreds.
+// The cast is exact, because there are only some hundreds.
 fn count(count: usize) -> f32 {
     count as f32
 }

@@ -71,9 +71,9 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
             } else {
                 libm::log(ms / expected).abs().max(ERROR_MIN)
             };
-            // A prediction that is too high by a factor of two is as wrong as one that is too low
-            // by two. The error is relative to the larger of both. Otherwise a prediction that is
-            // far too low would have an unbounded weight.
+            // A prediction that is too high by a factor of two is as wrong as a prediction that is
+            // too low by a factor of two. The error is relative to the larger of both. Otherwise a
+            // prediction that is far too low would have an unbounded weight.
             let scale = expected.max(ms);
             add(
                 &mut normal,
@@ -287,7 +287,7 @@ pub(super) fn loss(shape: &LatencyShape, rows: &[FitRow], shift: f32) -> f32 {
     }
 }
 
-// Rounding is intended.
+// The cast rounds, which is intended.
 fn narrow(number: f64) -> f32 {
     number as f32
 }

@@ -5,11 +5,11 @@
 //! While they agree within the noise, the slow one is used. When they disagree, the endpoint has
 //! changed, and the slow one jumps to the fast one.
 //!
-//! If no other outcome comes between a pick and the outcome of that pick, a third average (of the
-//! newest two errors) is ahead of the slow average: the next outcome deviates like the newest two,
-//! as far as earlier outcomes did so. Engines that admit in waves jump. Between the jumps, the
-//! median would stay on one side of the outcomes for a long time. So each outcome also moves the
-//! median a little, until half of the outcomes are above it.
+//! If no other outcome comes between a pick and its own outcome, a third average is used too: that
+//! of the newest two errors. The next outcome is expected to deviate like the newest two, as far as
+//! earlier outcomes did so. Engines that admit in waves jump. Between the jumps, the median would
+//! stay on one side of the outcomes for a long time. So each outcome also moves the median a
+//! little, until half of the outcomes are above it.
 
 use scheduler::latency::OFFSETS;
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation};
@@ -76,10 +76,10 @@ const NOTHING: OffsetRow = OffsetRow {
     middle: QuantileTracker::starting_at(0.0),
 };
 
-/// The maximum number of samples that each average remembers. An average takes effect as many
-/// outcomes late as come between a pick and its own. An average that follows faster than that
-/// oscillates. So the slow one remembers ten times as many outcomes as that delay, if this is less
-/// than `SLOW`.
+/// The maximum number of samples that each average remembers. An average is late by the number of
+/// outcomes that come between a pick and its own outcome. An average that follows faster than this
+/// delay oscillates. So the slow one remembers ten times as many outcomes as the delay, but at most
+/// `SLOW`.
 const SLOW: f32 = 100.0;
 const FAST: f32 = 10.0;
 const NEWEST: f32 = 2.0;
@@ -141,8 +141,8 @@ impl OffsetPersistence {
     }
 
     fn share(self) -> f32 {
-        // The formula uses the error of these outcomes and not `noise`, because `noise` averages
-        // hundreds of outcomes, and the first of them came before there was a prediction.
+        // The formula uses the error of these outcomes and not `noise`: `noise` averages hundreds
+        // of outcomes, and the first of them came before there was a prediction.
         let chance = self.errors / self.outcomes.max(1.0);
         (self.products / (self.squares + PERSISTENCE_PRIOR * chance).max(f32::MIN_POSITIVE))
             .clamp(0.0, PERSISTENCE_MAX)

@@ -30,8 +30,9 @@ pub(super) const SCALE_OUTCOMES_FAST: f32 = 20.0;
 const LOSS_OUTCOMES: f32 = 100.0;
 
 /// The step for one outcome too many above, as a share of the integrator's scale, during the first
-/// `INTEGRAL_OUTCOMES`. The target is a share, so among more outcomes more may be too many. So in a
-/// run that is n times as long the step is divided by n², n at most `INTEGRAL_LONGEST`.
+/// `INTEGRAL_OUTCOMES`. The target is a share of the outcomes, so a longer run may have more
+/// outcomes too many. In a run that is n times as long, the step is therefore divided by n², n at
+/// most `INTEGRAL_LONGEST`.
 const INTEGRAL_GAIN: f32 = 0.5;
 const INTEGRAL_OUTCOMES: f32 = 300.0;
 const INTEGRAL_LONGEST: f32 = 3.0;
@@ -123,7 +124,7 @@ impl P90Tracker {
 }
 
 /// The signed step of an outcome for a target `share`: `share` if it is above, `share - 1` if not.
-/// The steps add up to zero if the intended share is within.
+/// The steps add up to zero if the intended share of outcomes is not above the target.
 fn up(above: bool, share: f32) -> f32 {
     if above { share } else { share - 1.0 }
 }

@@ -211,7 +211,7 @@ fn terms(target: LatencyTarget, x: &Features) -> [f32; TERMS] {
 
 /// The samples of one time as rows to fit, oldest first, without the differences between endpoints.
 /// Rows older than the last `since` get little weight.
-// Some thousands of samples.
+// The casts are exact, because there are only some thousands of samples.
 fn rows(
     samples: &[RequestSample],
     target: LatencyTarget,

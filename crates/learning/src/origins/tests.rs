@@ -145,7 +145,7 @@ impl OriginDrill {
 
 const EQUAL: Factor = |_| 1.0;
 const SLOW_2: Factor = |slot| if slot == 2 { 2.0 } else { 1.0 };
-/// Engine 3 is said to be fast, the others slow.
+/// The lie that engine 3 is fast and the others are slow.
 const LIE: Factor = |slot| if slot == 3 { 0.05 } else { 20.0 };
 const LIE_OF_ALL: Factor = |_| 30.0;
 const LIE_IN_TOLERANCE: Factor = |slot| if slot == 3 { 0.7 } else { 1.4 };
@@ -229,7 +229,7 @@ fn a_slow_engine_is_learned_from_origins_of_equal_and_unequal_traffic() {
 
 #[test]
 fn what_a_liar_taught_alone_is_forgotten_within_30_s_of_its_silence() {
-    // It was the only one that observed, then others observe.
+    // At first only the origin that lies observes, then others too.
     let mut drill = OriginDrill::new();
     drill.run(10, &[(LIAR, 100, LIE)]);
     assert!(drill.spread() > 4.0, "{:?}", drill.speeds());

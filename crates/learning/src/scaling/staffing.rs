@@ -3,12 +3,12 @@
 /// The share of requests that may wait longer than the SLO's wait.
 const LATE_SHARE: f64 = 0.05;
 
-/// How busy the replicas of a large group may be. Full ones have no room for bursts.
+/// The maximum utilization of the replicas in a large group. Full replicas have no room for bursts.
 pub(super) const UTILIZATION_MAX: f64 = 0.95;
 
-/// The replicas that a demand of `busy` replicas needs, so that at most [`LATE_SHARE`] of the
-/// requests wait longer than `wait_s`, if one request keeps a replica busy for `request_s`. At
-/// least `busy / 0.95`.
+/// The number of replicas for a demand of `busy` replicas, so that at most [`LATE_SHARE`] of the
+/// requests wait longer than `wait_s`. One request keeps a replica busy for `request_s`. The result
+/// is at least `busy / 0.95`.
 ///
 /// Replicas that share a picker are the servers of one M/M/N queue, in which
 /// `P(wait > w) = C exp(-(N - d) w / s)` with demand `d`. The probability of any wait is

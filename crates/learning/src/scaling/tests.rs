@@ -62,8 +62,9 @@ fn assert_near(found: f64, expected: f64) {
 
 #[test]
 fn the_figures_of_an_example() {
-    // A prefill takes 10 × 1,000/8,192 + 1,000 × (0.05 + 1e-6 × 3,000) = 54.2 ms, alone 63 ms; a
-    // token 10/256 + 0.02 + 1e-4 × 2,050 = 0.2640625 ms, 100 of them 26.40625 ms.
+    // With shared steps, a prefill takes 10 × 1,000/8,192 + 1,000 × (0.05 + 1e-6 × 3,000) = 54.2
+    // ms. A prefill that shares its step with no other takes 10 + 53 = 63 ms. A token takes 10/256
+    // + 0.02 + 1e-4 × 2,050 = 0.2640625 ms, so 100 tokens take 26.40625 ms.
     let loaded = OutstandingWork {
         requests: 30.0,
         prompts: 20.0,
@@ -233,7 +234,8 @@ fn a_starting_replica_is_capacity_that_comes() {
         found(&[], 0.0).desired,
         "the desired number includes those that start"
     );
-    // Of a start-up of 30 s, one of 9 s ago leaves 9 s of work by a replica that is ordered now.
+    // Start-up takes 30 s. A replica that was ordered 9 s ago works for 9 s before a replica that
+    // is ordered now serves.
     let [fresh, old, late] = [0.0, 9.0, 1e3].map(|age| found(&[age], 30.0).desired);
     assert_eq!(fresh, found(&[], 30.0).desired);
     assert_near(fresh - old, 9.0 / (60.0 + 2.0 - 0.063));

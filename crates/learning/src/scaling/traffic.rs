@@ -14,11 +14,11 @@ pub struct TrafficTotals {
     pub picked: f64,
     /// Requests that ended with a reported usage.
     pub ended: f64,
-    /// Prompt tokens of these.
+    /// Prompt tokens of the ended requests.
     pub prompt_tokens: f64,
-    /// Cached tokens of their prompts.
+    /// Cached prompt tokens of the ended requests.
     pub cached_tokens: f64,
-    /// Output tokens of these.
+    /// Output tokens of the ended requests.
     pub output_tokens: f64,
 }
 
@@ -38,8 +38,8 @@ impl TrafficWindow {
     /// The window that notices a burst.
     pub const SHORT_S: f64 = 20.0;
 
-    /// With fewer ended requests than this in the window, the mean is over all requests since the
-    /// start.
+    /// The minimum number of ended requests in the window for a mean. With fewer, the mean is over
+    /// all requests since the start.
     const ENDED_MIN: f64 = 20.0;
 
     /// Adds the counts at a time, in seconds. A time that is not later than the last is ignored.

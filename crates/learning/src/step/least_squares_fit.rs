@@ -119,7 +119,8 @@ impl LeastSquaresFit {
             .clamp(f64::from(*SPEEDS.start()), f64::from(*SPEEDS.end()))
     }
 
-    /// The logarithm of a time as a multiple of that of an average endpoint for similar inputs.
+    /// The logarithm of the ratio between this time and the time of an average endpoint for similar
+    /// inputs.
     pub(super) fn log_of(&self, inputs: &[f64; 3], seen_ms: f32) -> f64 {
         let [_, one, other] = *inputs;
         let alike = self.alike.get(&[one, other].map(octave));

@@ -56,9 +56,10 @@ const SHRINK_SAMPLES: f64 = 1.0;
 const STANDARD_ERRORS: f64 = 2.0;
 
 /// Standard deviation of a comparison, as a logarithm: the prior, and the minimum that is assumed.
-/// Inputs are similar within a factor of two, and samples of the same time are equal by more than
-/// chance, so a few equal samples do not prove more. With the minimum, an endpoint with full
-/// evidence counts as average if it differs by less than 4 %. With the prior, the limit is 11 %.
+/// Inputs are similar only within a factor of two, and samples of the same time resemble each other
+/// for other reasons too. So a few equal samples do not prove more. With the minimum, an endpoint
+/// with full evidence counts as average if it differs by less than 4 %. With the prior, the limit
+/// is 11 %.
 const NOISE_PRIOR: f64 = 0.3;
 const NOISE_MIN: f64 = 0.1;
 
@@ -67,8 +68,8 @@ const NOISE_SAMPLES: f64 = 256.0;
 const NOISE_PRIOR_SAMPLES: f64 = 16.0;
 
 /// A sample further from the mean than this many standard deviations (by chance one in 370) is a
-/// sign that the endpoint has changed, so earlier evidence counts half. So a change is learned from
-/// some five samples, instead of [`MEMORY_SAMPLES`].
+/// sign that the endpoint has changed. Then the weight of earlier evidence is halved. So a change
+/// is learned from some five samples, instead of [`MEMORY_SAMPLES`].
 const SURPRISING: f64 = 3.0;
 const SURPRISED_KEEP: f64 = 0.5;
 
@@ -94,7 +95,7 @@ impl SpeedEvidence {
         self.weight > 0.0
     }
 
-    /// Forgets the evidence that this time without samples makes uncertain, in ms.
+    /// Lets the evidence fade for `idle_ms` without samples.
     pub(super) fn fade(&mut self, idle_ms: f64) {
         // A compared endpoint stays compared, because the sums do not become 0.
         if self.samples() > f64::EPSILON {

@@ -1,17 +1,18 @@
 //! Records which endpoints lately accepted a kind of request: an API with a model, or the same with
 //! these client credentials.
 //!
-//! A refusal shows that request and engine do not fit, but not which of them is wrong. So it counts
-//! against an endpoint only if another endpoint recently accepted the same kind. A client without a
-//! recent success is one witness, however many of its requests fail ([`super::verdicts`]).
+//! A refusal shows that request and engine do not fit, but not which of them is wrong. So a refusal
+//! counts against an endpoint only if another endpoint recently accepted the same kind. A client
+//! without a recent success is one witness, however many of its requests fail
+//! ([`super::verdicts`]).
 
 use scheduler::EndpointRef;
 
 use scheduler::Timestamp;
 
 /// The maximum number of kinds of requests. Beyond it, the kind that was accepted least recently is
-/// dropped: of the same client, if it has half of them already. A pool serves a few models, to some
-/// clients at a time.
+/// dropped. If the client already has half of the kinds, the dropped kind is one of its own. A pool
+/// serves a few models, to some clients at a time.
 const KINDS_MAX: usize = 256;
 
 /// How long an acceptance proves that a kind of request is valid, ms.

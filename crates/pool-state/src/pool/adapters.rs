@@ -14,8 +14,9 @@
 
 use scheduler::{AdapterRoom, EndpointIndex, EndpointTable, name_hash};
 
-/// The maximum number of adapters remembered for an endpoint. Engines have far fewer places. One
-/// half is for those that only other proxies told: they may be made up.
+/// The maximum number of adapters remembered for an endpoint. Engines have far fewer places. At
+/// most half of the places are for adapters that only other proxies reported, because they may be
+/// made up.
 const ADAPTERS_MAX: usize = 64;
 
 /// The upper half of a model mark: "LoRA" in ASCII.
@@ -39,7 +40,7 @@ struct UsedAdapter {
     mark: u64,
     /// The number of its last request.
     used: u64,
-    /// Whether only other proxies told its requests.
+    /// Whether only other proxies reported requests for it.
     from_peer: bool,
 }
 
@@ -69,8 +70,8 @@ impl AdapterTable {
             .collect();
     }
 
-    /// Records a request for the model of this mark at the endpoint at position `at`, as another
-    /// proxy told or not.
+    /// Records that the endpoint at position `at` got a request for the model with this mark. If
+    /// `from_peer`, another proxy reported the request.
     pub(super) fn record_model(&mut self, at: usize, mark: u64, from_peer: bool) {
         let Some(row) = self.rows.get_mut(at) else {
             return;
@@ -126,14 +127,14 @@ impl AdapterTable {
 // === impl EndpointAdapters ===
 
 impl EndpointAdapters {
-    /// The number of adapters that only other proxies told.
+    /// The number of adapters that only other proxies reported.
     #[inline(never)] // several callers, and the wasm module should be small
     fn of_peers(&self) -> usize {
         self.0.iter().filter(|of| of.from_peer).count()
     }
 
-    /// Whether the endpoint has room for the model of this mark. `places` is the number of adapters
-    /// that fit into its memory; 0 means unknown.
+    /// Whether the endpoint has room for the model with this mark. `places` is the number of
+    /// adapters that fit into its memory; 0 means unknown.
     fn room(&self, mark: u64, places: usize) -> AdapterRoom {
         if places == 0 {
             return AdapterRoom::Unknown;
@@ -265,7 +266,7 @@ mod tests {
         (0..64).for_each(|n| adapters.record_model(0, model_mark(&n.to_string()), true));
         let is_loaded =
             |model: &&str| rooms(&adapters, &endpoints, model)[0] == AdapterRoom::Loaded;
-        // When they took any place, a, b and c were gone.
+        // Adapters that only other proxies reported do not displace all of a, b and c.
         assert_eq!(["a", "b", "c"].iter().filter(|of| is_loaded(of)).count(), 2);
         assert_eq!(["62", "63"].iter().filter(|of| is_loaded(of)).count(), 2);
         assert!(!is_loaded(&"61"));

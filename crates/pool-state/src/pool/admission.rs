@@ -24,9 +24,10 @@ pub enum FlowAdmission {
     Wait(QueuedTicket),
 }
 
-/// The room of a queued request that has left its queue. Its load already counts. The host
-/// publishes that load and then writes the order of all VMs, so a reader of the order also sees the
-/// load. If it was the first to write, it redeems the claim. Otherwise it gives the claim back.
+/// The room of a queued request that has left its queue. Its load is already in the ledger. The
+/// host publishes that load and then writes the order of all VMs, so a reader of the order also
+/// sees the load. If no other VM wrote first, the host redeems the claim. Otherwise the host gives
+/// the claim back.
 #[derive(Debug)]
 #[must_use = "the request is in no queue"]
 pub struct Claim {
@@ -96,8 +97,8 @@ impl ManagedPool {
         }
     }
 
-    /// Queues an arriving request. Returns its ticket, and whether it is so near to the head of its
-    /// band that it is tried at once.
+    /// Queues an arriving request. Returns the ticket, and whether the request is so near to the
+    /// head of its band that it is tried at once.
     fn queue(
         &mut self,
         request: &Request<'_>,
@@ -276,7 +277,7 @@ impl ManagedPool {
         self.record(plan, picked, request, now)
     }
 
-    /// Another VM took the room first, so the request stays queued.
+    /// Puts the request of a claim back into the queue, because another VM took the room first.
     pub fn give_back(&mut self, claim: Claim) -> QueuedTicket {
         self.queues.put_back(&claim.ticket, claim.entry);
         self.withdraw(claim.picked);

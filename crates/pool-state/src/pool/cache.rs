@@ -25,7 +25,7 @@ const REMEMBERED_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Cache {
     pub(super) prefixes: PrefixIndex,
-    /// The time since when the index remembers an endpoint that restarted or was removed.
+    /// The time at which the index began to remember an endpoint that restarted or was removed.
     remembered_since: Option<Timestamp>,
     pub(super) evictions: EvictionShare,
     /// How many requests conversations have.
@@ -98,7 +98,7 @@ impl Cache {
         }
     }
 
-    /// Records that `endpoint` gets a prompt of these hashes and has `known` of them cached. The
+    /// Records that `endpoint` gets a prompt with these hashes and has `known` of them cached. The
     /// endpoint's reply will show whether that is true. Returns the earlier estimate.
     pub(super) fn place(
         &mut self,
@@ -155,7 +155,7 @@ impl Cache {
         }
     }
 
-    /// Records a placement of another worker or proxy.
+    /// Records a placement that another worker or proxy sent.
     pub(super) fn record_peer(
         &mut self,
         kind: PlacementKind,

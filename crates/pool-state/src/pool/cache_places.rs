@@ -24,9 +24,9 @@ pub(super) struct CachePlaces {
     pub(super) cached: u32,
     /// Blocks cached at the endpoint that had most of the prompt.
     pub(super) elsewhere: u32,
-    /// Blocks that an endpoint received that is still in the pool.
+    /// Blocks received by an endpoint that is still in the pool.
     pub(super) given: u32,
-    /// Blocks that an endpoint received that restarted or left the pool.
+    /// Blocks received by an endpoint that has restarted or left the pool.
     pub(super) lost: u32,
 }
 

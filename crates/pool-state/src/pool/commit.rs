@@ -24,7 +24,7 @@ impl ManagedPool {
     /// Records a plan at `endpoint`, which is [`Plan::endpoint`] or any other endpoint of the pool.
     ///
     /// # Errors
-    /// [`Stale`]: nothing was recorded.
+    /// Returns [`Stale`] if the pool has changed since the plan. Then nothing was recorded.
     pub fn commit(
         &mut self,
         mut plan: Plan,
@@ -123,7 +123,7 @@ impl ManagedPool {
         self.ledger.changes += 1;
     }
 
-    /// Records a plan whose load already counts.
+    /// Records a plan whose load is already in the ledger.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn record(
         &mut self,
@@ -153,8 +153,8 @@ impl ManagedPool {
 // === impl PoolReader ===
 
 impl PoolReader<'_> {
-    /// The SLOs that count for the request at its serving endpoint, computed before its load counts
-    /// there. There are none for a request without an SLO.
+    /// The SLOs of the request that later picks have to respect at its serving endpoint. Call this
+    /// before the load of the request is added there. There are none for a request without an SLO.
     fn tracked_slo(self, request: &Request<'_>, plan: &Plan, now: Timestamp) -> TrackedSlo {
         let Some(state) = self.endpoints.state.as_ref().filter(|_| request.slo.any()) else {
             return TrackedSlo::default();

@@ -3,7 +3,7 @@
 
 use scheduler::prefix::REQUESTED_ONCE;
 
-/// The number of newest prompts that count. Each older prompt counts less by this share of itself.
+/// With each newer prompt, the weight of a prompt falls by one part in this many.
 const PROMPTS: f32 = 256.0;
 
 /// The share of prompts that continue a conversation, which means a prefix that was requested once

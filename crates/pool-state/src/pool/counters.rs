@@ -82,14 +82,14 @@ pub struct ModelCounters {
     pub label: ModelLabel,
     /// The source of the name.
     pub source: LabelSource,
-    /// Requests picked. A model without a label counts from its first success, or otherwise at the
-    /// end of the request.
+    /// Requests that were picked. A request whose model has no label is counted at its success, or
+    /// otherwise at its end.
     pub requests: u64,
     /// Replies with an error status, by status.
     pub errors: Vec<(u16, u64)>,
     /// Time from pick to end, ms.
     pub duration_ms: CountHistogram,
-    /// Time from pick to first token, ms. Only streamed requests count.
+    /// Time from pick to first token, ms. Only streamed requests are measured.
     pub ttft_ms: CountHistogram,
     /// Time per output token after the first, ms. Only streamed requests with known token counts
     /// are measured.
@@ -363,7 +363,8 @@ fn other() -> ModelLabel {
     }
 }
 
-/// The name under which a model is counted, cut to a limit. A request keeps it while it runs.
+/// The name under which a model is counted: `other` if the name is too long. A request keeps its
+/// name in memory while it runs.
 fn shortened(model: &str) -> Box<str> {
     if model.len() <= MODEL_NAME_BYTES_MAX {
         model

@@ -3,17 +3,18 @@
 //! A lost connection is remembered with the hashes of its prompt and its client. A prompt that cost
 //! two engines their connection within [`REMEMBERED_MS`] is refused, under two conditions: both
 //! engines work with other prompts, and neither lost another prompt's connection at the same time.
-//! The reason for the second is that an engine that dies loses all its connections, so the prompt
-//! at fault is unknown.
+//! The second condition is necessary, because an engine that dies loses all its connections, and
+//! then the prompt at fault is unknown.
 //!
-//! The cause of a crash may be a parameter and not the prompt. So the losses of one client refuse
-//! the prompt only to that client. For other clients, the losses of two clients are needed. One
-//! request in [`PROBE_MS`] is let through, and is not repeated if its connection is lost. A success
-//! clears the prompt.
+//! The cause of a crash may be a parameter and not the prompt. So if only one client lost
+//! connections over a prompt, the prompt is refused only to that client. The prompt is refused to
+//! all clients once two clients lost connections. One request in [`PROBE_MS`] is let through, and
+//! is not repeated if its connection is lost. A success clears the prompt.
 //!
 //! Other workers and proxies receive this as placements of one block, which have a mark in the
-//! upper half like adapters ([`super::adapters`]). What other proxies tell may be made up. So all
-//! of them count as one client, and refuse a prompt only together with a connection lost here.
+//! upper half like adapters ([`super::adapters`]). Reports from other proxies may be made up. So
+//! all other proxies count as one client, and a prompt is refused only if a connection was lost
+//! here too.
 
 use std::collections::VecDeque;
 
@@ -25,15 +26,15 @@ use scheduler::Timestamp;
 /// How long a lost connection counts against its prompt, in ms.
 const REMEMBERED_MS: u64 = 60_000;
 
-/// The number of lost connections that are remembered. Beyond it, the oldest are dropped. If so
-/// many are lost within a minute, engines are dying, and no prompt is the reason.
+/// The maximum number of lost connections that are remembered. Beyond it, the oldest are dropped.
+/// If so many are lost within a minute, engines are dying, and no prompt is the reason.
 const LOST_MAX: usize = 64;
 
 /// Connections that one engine lost within this many ms were lost together.
 const TOGETHER_MS: u64 = 100;
 
-/// The number of engines whose connection a prompt must have cost, and of clients whose losses
-/// count for another client.
+/// A prompt is refused if it cost this many engines their connection. For other clients,
+/// connections of this many clients must have been lost.
 const ENGINES: usize = 2;
 const CLIENTS: usize = 2;
 
@@ -46,9 +47,9 @@ const PROBE_MS: u64 = 5_000;
 const MARK: u64 = 0x4c6f_7374_0000_0000;
 const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 
-/// The number of bits of the client in a mark. The other bits are of the prompt. Among [`LOST_MAX`]
-/// marks, another prompt has the same bits one time in 65,000; two clients have the same bits one
-/// time in 1,024.
+/// The number of bits of the client in a mark. The other bits belong to the prompt. Among
+/// [`LOST_MAX`] marks, another prompt has the same bits one time in 65,000; two clients have the
+/// same bits one time in 1,024.
 const CLIENT_BITS: u32 = 10;
 const CLIENT_MASK: u64 = (1 << CLIENT_BITS) - 1;
 
@@ -62,7 +63,7 @@ pub(super) struct CrashCorrelator {
 struct LostConnection {
     mark: u64,
     endpoint: EndpointRef,
-    /// Whether another proxy lost it.
+    /// Whether another proxy lost the connection.
     from_peer: bool,
     at: Timestamp,
     /// The time when the prompt was last let through.
@@ -107,8 +108,8 @@ pub(super) fn is_mark(block: u64) -> bool {
 // === impl CrashCorrelator ===
 
 impl CrashCorrelator {
-    /// Records that the connection to `endpoint` was lost during a request with the prompt of this
-    /// mark, as another proxy told or not.
+    /// Records that the connection to `endpoint` was lost during a request whose prompt has this
+    /// mark. If `from_peer`, another proxy reported the loss.
     pub(super) fn record(
         &mut self,
         mark: u64,
@@ -138,7 +139,7 @@ impl CrashCorrelator {
         }
     }
 
-    /// Judges the prompt of this hash, for this client. A probe is recorded, and the next one is
+    /// Judges the prompt with this hash, for this client. A probe is recorded, and the next one is
     /// due after [`PROBE_MS`].
     pub(super) fn judge(
         &mut self,
@@ -166,7 +167,7 @@ impl CrashCorrelator {
     }
 
     /// Whether the prompt cost the connection of enough engines that serve other prompts
-    /// successfully. Requests of this client count, or of enough clients.
+    /// successfully. The losses must come from this client, or from enough clients.
     fn is_crashing(
         &self,
         prompt: u64,

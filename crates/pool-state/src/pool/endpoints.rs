@@ -18,7 +18,7 @@ pub(super) struct Endpoints {
     /// `None` before the first state.
     pub(super) state: Option<PublishedState>,
     pub(super) failures: EndpointFailures,
-    /// The models of the daemon; `None` until they arrive. Before that, no request is observed.
+    /// The models from the daemon; `None` until they arrive. Before that, no request is observed.
     pub(super) models: Option<LatencyModels>,
     /// Grows with every change of the snapshot.
     version: u64,

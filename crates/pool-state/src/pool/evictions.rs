@@ -2,9 +2,9 @@
 
 use super::cache_places::CachePlaces;
 
-/// The number of newest prompts that count. Each older prompt counts less by this share of itself.
-/// An eviction shows when its prefix is requested again, so the window covers as many prompts as a
-/// small cache holds. From 64 to 1,024, the simulated race does not change.
+/// With each newer prompt, the weight of a prompt falls by one part in this many. An eviction shows
+/// when its prefix is requested again, so the window covers as many prompts as a small cache holds.
+/// From 64 to 1,024, the simulated race does not change.
 const PROMPTS: f32 = 256.0;
 
 /// The share of computed prompt tokens that an endpoint had cached before and had evicted. In a

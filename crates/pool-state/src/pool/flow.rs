@@ -21,7 +21,7 @@ impl ManagedPool {
         &mut self.queues
     }
 
-    /// The requests held.
+    /// The queues of the requests that flow control holds.
     #[must_use]
     pub fn queues(&self) -> &FlowQueues {
         &self.queues
@@ -34,8 +34,8 @@ impl ManagedPool {
     }
 
     /// Checks the endpoints where requests made room. A pass begins if any request fits there. A
-    /// host that shares its queues must publish its load and read the others' load before, because
-    /// each of two VMs may free a part of what a request needs.
+    /// host that shares its queues must first publish its load and read the load of the other VMs,
+    /// because each of two VMs may free a part of what a request needs.
     pub fn look_at_freed(&mut self, now: Timestamp) {
         if self.has_freed_room(now) {
             self.queues.room_changed();

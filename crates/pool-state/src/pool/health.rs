@@ -1,9 +1,9 @@
 //! Failure accrual: how each endpoint answered lately, and when that is a reason to eject it.
 //!
-//! A failed answer is as much evidence against its request as against its endpoint. So failures
-//! count by [`Witness`]: the same prompt, or a client that succeeds nowhere, counts once, however
-//! often it fails there, until some others have failed; a prompt that succeeds at another endpoint
-//! counts always. While several clients are seen, few failures of one client count
+//! A failed answer is as much evidence against its request as against its endpoint. So failures are
+//! counted by [`Witness`]. A prompt counts once at an endpoint, however often it fails there, until
+//! some others have failed. So does a client that succeeds nowhere. A prompt that succeeds at
+//! another endpoint always counts. While several clients are seen, few failures of one client count
 //! ([`super::witnesses`]). Witnesses eject an endpoint if
 //!
 //! - they are a streak of [`STREAK`] without a success, or half of all answers of [`WINDOW_MS`];
@@ -12,9 +12,10 @@
 //! So what fails everywhere alike, a wave of bad prompts, ejects no endpoint. A probe that fails
 //! ejects again if the others fail at most half of the time.
 //!
-//! Connections have rules of their own: a refused one ejects at once, because no prompt causes
-//! those; a lost one if [`LOST_STREAK`] were lost in a row, or if the endpoint did not answer
-//! within the last [`FRESH_MS`]; but not where most other endpoints fail as well.
+//! Connections have rules of their own. A refused connection ejects at once, because no prompt
+//! causes one. A lost connection ejects if [`LOST_STREAK`] were lost in a row, or if the endpoint
+//! did not answer within the last [`FRESH_MS`]. Neither ejects while most other endpoints fail as
+//! well.
 //!
 //! Failures that do not eject still cost: [`EndpointHealthTable::excess_failures`] is what the
 //! scheduler charges.
@@ -29,18 +30,19 @@ use scheduler::Timestamp;
 use super::answer_window::{AnswerCounts, AnswerWindow, TIMES_OTHERS, WINDOW_MS};
 use super::witnesses::{LastWitnesses, SeenClients, Witness, WitnessMark};
 
-/// Failures in a row that eject, like Envoy's `consecutive_5xx`, and by how many an endpoint must
-/// fail more than others.
+/// This many failures in a row eject, like Envoy's `consecutive_5xx`. An endpoint must also have
+/// this many failures more than twice the rate of the others predicts.
 const STREAK: f32 = 5.0;
 
-/// Lost connections in a row that eject an endpoint which answered a moment ago: a single one may
-/// be caused by its request.
+/// This many lost connections in a row eject an endpoint that answered a moment ago. A single one
+/// may be caused by its request.
 const LOST_STREAK: u32 = 2;
 
 /// An answer within this many ms shows that the endpoint is alive.
 pub(super) const FRESH_MS: u64 = 1_000;
 
-/// Prompts that succeeded last, remembered with their endpoint: more than repeat at a time.
+/// The maximum number of prompts that succeeded last and are remembered with their endpoint. Fewer
+/// prompts repeat at a time.
 const SERVED_MAX: usize = 64;
 
 /// Successes added to the answers of an endpoint, so that one or two failures make no rate.
@@ -51,12 +53,12 @@ const PRIOR_ANSWERS: f32 = 10.0;
 pub(super) struct EndpointHealthTable {
     /// Rows by slot.
     rows: Vec<EndpointHealth>,
-    /// When the last failure was seen. Without one in the window, rates need not be compared.
+    /// The time of the last failure. Without a failure in the window, rates need not be compared.
     failed_at: Option<Timestamp>,
     /// The prompts that succeeded last, and where the next is written.
     served: Vec<(u64, EndpointRef)>,
     next_served: usize,
-    /// When each endpoint last answered anything at all, by slot, in ns; 0: never.
+    /// When each endpoint last answered anything at all, by slot, in ns; 0 means never.
     answered: Vec<u64>,
     clients: SeenClients,
 }
@@ -76,7 +78,7 @@ pub enum RequestFailure {
 /// The effect of a failure on its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureWeight {
-    /// None: its witness has failed there before.
+    /// No effect, because the witness has failed there before.
     Nothing,
     /// The streak is longer by one.
     Counts,
@@ -271,7 +273,7 @@ impl EndpointHealthTable {
         last.is_some_and(|(_, at)| now.ms_since(at) <= FRESH_MS)
     }
 
-    /// When each endpoint last answered, in ns, by slot; 0: never.
+    /// When each endpoint last answered, in ns, by slot; 0 means never.
     pub(super) fn last_answers(&self) -> &[u64] {
         &self.answered
     }
@@ -450,12 +452,12 @@ impl EndpointHealth {
         self.failed_at = now;
     }
 
-    /// Returns whether there was one.
+    /// Ends the streak of failures. Returns whether there was one.
     fn end_streak(&mut self) -> bool {
         std::mem::take(&mut self.streak) > 0.0
     }
 
-    /// The answers seen here; its failures are at least those of the streak, because other workers
+    /// The answers seen here. The failures are at least those of the streak, because other workers
     /// saw some of them.
     fn shared_answers(&self, now: Timestamp) -> AnswerCounts {
         let mut answers = self.window.answers(now);

@@ -1,8 +1,8 @@
 //! The load report: the requests in flight of one VM, or of all other proxies together, in a pool,
 //! and the failures they know. [`proto::load_report`] has its bytes.
 //!
-//! A report is absolute, so the next report repairs a missed one. It has the id of its VM and a
-//! timestamp, so readers know who wrote it, and whether that VM still runs. Its cost depends only
+//! A report is absolute, so the next report repairs a missed one. A report has the id of its VM and
+//! a timestamp, so readers know who wrote it, and whether that VM still runs. Its cost depends only
 //! on the changes. The writer changes the bytes in place, an endpoint keeps its place, and the
 //! reader compares the bytes with its last reading. Correctness does not depend on this.
 
@@ -16,8 +16,8 @@ use scheduler::{ENDPOINTS_MAX, EndpointRef, Timestamp};
 
 use super::ejection::Ejection;
 
-/// The number of empty loads that a report may carry before it is rebuilt. They have 2 KB, which is
-/// too little to matter.
+/// The maximum number of empty loads in a report. With more, the report is rebuilt without them.
+/// This many take 2 KB, which is too little to matter.
 const EMPTY_LOADS_MAX: usize = 64;
 
 /// The number of loads compared in one step, because most are unchanged.
@@ -35,7 +35,7 @@ pub struct OwnLoadReport {
     bytes: Vec<u8>,
 }
 
-/// The report of another VM, as last read.
+/// The report from another VM, as last read.
 #[derive(Debug, Default)]
 pub struct PeerLoadReport {
     layout: LoadReportLayout,
@@ -148,7 +148,7 @@ impl PeerLoadReport {
         sum
     }
 
-    /// The failures it reports.
+    /// The failures in the report.
     pub fn ejections(&self) -> impl Iterator<Item = Ejection> + '_ {
         self.layout
             .failures(&self.bytes)
@@ -158,7 +158,7 @@ impl PeerLoadReport {
     }
 
     /// Replaces the last read bytes by `bytes`. An invalid report counts as empty and without a
-    /// writer. `counts` says whether its load counts from now on. Returns whether SLOs must be
+    /// writer. `counts` says whether its load is included from now on. Returns whether SLOs must be
     /// computed again.
     pub(super) fn replace(&mut self, bytes: Vec<u8>, counts: bool, others: &mut PeerLoads) -> bool {
         let next = Self::parse(bytes).unwrap_or_default();
@@ -181,7 +181,8 @@ impl PeerLoadReport {
         slos || turned
     }
 
-    /// Sets whether the load of the report counts. Returns whether SLOs must be computed again.
+    /// Sets whether the load of the report is included. Returns whether SLOs must be computed
+    /// again.
     pub(super) fn count(&mut self, counts: bool, others: &mut PeerLoads) -> bool {
         match (std::mem::replace(&mut self.counts, counts), counts) {
             (true, false) => self.subtract_from(others),
@@ -191,7 +192,7 @@ impl PeerLoadReport {
         self.layout.slos > 0
     }
 
-    /// Adds the loads of the report to `others`, if they count.
+    /// Adds the loads and SLOs of the report to `others`, if the report is included there.
     pub(super) fn add_to(&self, others: &mut PeerLoads) {
         if self.counts {
             self.add_loads_to(others);
@@ -199,7 +200,7 @@ impl PeerLoadReport {
         }
     }
 
-    /// Adds the SLOs of the report to `others`, if its load counts.
+    /// Adds the SLOs of the report to `others`, if its load is included there.
     pub(super) fn add_slos_to(&self, others: &mut PeerLoads) {
         if self.counts {
             let slos = self.layout.slos(&self.bytes).iter().filter_map(decode_slos);
@@ -244,8 +245,8 @@ impl PeerLoadReport {
         });
     }
 
-    /// Replaces a load of this report or of the one before it. The reports of other VMs of the
-    /// process are trusted. The reports of other proxies are claims.
+    /// Replaces a load of this report or of the one before it. Reports from other VMs of the
+    /// process are trusted. Reports from other proxies are claims.
     fn change(
         &self,
         endpoint: EndpointRef,
@@ -336,8 +337,8 @@ impl PeerLoadReport {
 // === impl LoadReportSum ===
 
 impl LoadReportSum {
-    /// Starts again. Only these generations of endpoints count, with the loads of those `rows` that
-    /// count.
+    /// Starts again with these generations of endpoints, and with those `rows` that are included in
+    /// the sum.
     pub fn reset<'r>(
         &mut self,
         present: Vec<EndpointRef>,
@@ -350,12 +351,12 @@ impl LoadReportSum {
             .for_each(|row| row.add_to(&mut self.others));
     }
 
-    /// Replaces the bytes of `row`, whose load then counts.
+    /// Replaces the bytes of `row`, and includes its load in the sum.
     pub fn read(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>) {
         row.replace(bytes, true, &mut self.others);
     }
 
-    /// Sets whether the load of a report counts.
+    /// Sets whether the load of a report is included in the sum.
     pub fn count(&mut self, row: &mut PeerLoadReport, counts: bool) {
         row.count(counts, &mut self.others);
     }
@@ -377,9 +378,9 @@ impl LoadReportSum {
         self.others.load(endpoint)
     }
 
-    /// Returns the sum as a report. The SLOs of the report come from the `rows` that count, because
-    /// a minimum cannot be maintained by differences. The failures of the report include the `own`
-    /// failures: the latest failure of each endpoint, unless another proxy reported it.
+    /// Returns the sum as a report. The SLOs of the report come from the `rows` that are included,
+    /// because a minimum cannot be maintained by differences. The failures of the report include
+    /// the `own` failures: the latest failure of each endpoint, unless another proxy reported it.
     pub fn row<'r>(
         &mut self,
         head: LoadReportHead,

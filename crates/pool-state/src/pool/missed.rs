@@ -28,7 +28,6 @@ pub(super) struct UnconfirmedPrompt {
 // === impl UnconfirmedPrompt ===
 
 impl UnconfirmedPrompt {
-    /// The placements.
     pub(super) fn placements(&self) -> impl Iterator<Item = &CacheEstimate> {
         self.prefilled.iter().chain(&self.served)
     }
@@ -37,8 +36,8 @@ impl UnconfirmedPrompt {
 // === impl LedgerHold ===
 
 impl LedgerHold {
-    /// The prompt tokens that the engine had to compute, by cause. `blocks` as in
-    /// [`ManagedPool::record_cache_hit`]. Hits and misses add up to the tokens of the prompt.
+    /// The prompt tokens that the engine had to compute, by cause. `blocks` has the same meaning as
+    /// in [`ManagedPool::record_cache_hit`]. Hits and misses add up to the tokens of the prompt.
     #[must_use]
     pub fn missed(&self, usage: &TokenUsage, blocks: Option<u32>) -> MissedTokens {
         let prompt = usage.prompt_tokens.unwrap_or(0);
@@ -119,7 +118,7 @@ impl Cache {
         Some(estimate)
     }
 
-    /// Where the prompt of these hashes is cached, before `endpoint` gets it.
+    /// Where the prompt with these hashes is cached, before `endpoint` gets it.
     fn places(
         &self,
         lookups: &EndpointLookups,

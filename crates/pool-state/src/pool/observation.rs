@@ -2,7 +2,7 @@
 //! times.
 //!
 //! ```text
-//!  pick: a RequestWatch, with the conditions of the ranked list ── served endpoint ── first token
+//!  pick: a RequestTiming, with the conditions of the ranked list ── served endpoint ── first token
 //!    ── gaps ── end: an EncodedObservation
 //! ```
 //! A VM keeps the newest observations until its host takes them

@@ -48,7 +48,8 @@ pub struct LedgerHold {
     /// Where the prompt was cached at the pick; `None` under the same condition as
     /// `cache_estimate`.
     pub(super) places: Option<CachePlaces>,
-    /// The prompt, until its endpoint has shown that it works on it, or has refused it.
+    /// The prompt. `None` once the endpoint has shown that it works on the prompt, or has refused
+    /// the prompt.
     pub(super) unconfirmed: Option<UnconfirmedPrompt>,
     /// The measurement of the request; `None` when it is not measured.
     pub(super) watch: Option<Box<RequestTiming>>,
@@ -90,8 +91,8 @@ impl LedgerHold {
         }
     }
 
-    /// The number of the request, if it may be given up. [`ManagedPool::next_due`] names it in that
-    /// case.
+    /// The number of the request, if it may be given up. [`ManagedPool::next_due`] names this
+    /// number when the request must be given up.
     pub fn revocable(&self) -> Option<u64> {
         self.revocable
     }
@@ -116,8 +117,8 @@ impl LedgerHold {
         self.serving.load()
     }
 
-    /// The prompt tokens that are not cached at the endpoint that computes the prompt; 0 after its
-    /// end.
+    /// The prompt tokens that are not cached at the endpoint that computes the prompt; 0 once the
+    /// prompt is computed.
     pub fn uncached_tokens(&self) -> u64 {
         self.tickets()
             .map(|ticket| ticket.load().prefills.uncached_tokens)
@@ -178,8 +179,8 @@ impl ManagedPool {
         held.cache_estimate = placed.map(|(estimate, _)| estimate);
     }
 
-    /// Records once that the endpoint has shown that it works on the prompt of these hashes. Other
-    /// VMs learn of it by the first token or the end, which is recorded then too.
+    /// Records once that the endpoint has shown that it works on the prompt with these hashes.
+    /// Other VMs learn this from the first token or the end, which is recorded then too.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn confirm_placement(&mut self, held: &mut LedgerHold, hashes: &[u64]) {
         if let Some(prompt) = held.unconfirmed.take() {
@@ -198,9 +199,9 @@ impl ManagedPool {
         }
     }
 
-    /// Applies the cached tokens that the engine reported. `text_bytes` has the bytes of a prompt
-    /// that is only text, otherwise 0. `blocks` has the blocks of a prompt whose tokens are spread
-    /// evenly over them, otherwise `None`.
+    /// Applies the cached tokens that the engine reported. `text_bytes` is the number of bytes of a
+    /// prompt that is only text, otherwise 0. `blocks` is the number of blocks of a prompt whose
+    /// tokens are spread evenly over them, otherwise `None`.
     pub fn record_cache_hit(
         &mut self,
         held: &LedgerHold,

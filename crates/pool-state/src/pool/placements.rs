@@ -15,8 +15,8 @@ pub struct Placement {
     /// The evidence for the placement. A mark counts as confirmed.
     pub kind: PlacementKind,
     pub endpoint: EndpointRef,
-    /// The hashes of the prompt's blocks, first block first. Or one mark, which is not a hash. A
-    /// mark means the model of a request that was sent to the endpoint (`pool/adapters.rs`), a
+    /// The hashes of the prompt's blocks, first block first, or a single mark, which is not a hash.
+    /// A mark means the model of a request that was sent to the endpoint (`pool/adapters.rs`), a
     /// prompt that cost the endpoint its connection (`pool/crash_correlation.rs`), an answer that
     /// the endpoint may keep (`pool/stored_answers.rs`), or an answer that failed
     /// (`pool/shared_streak.rs`). The upper half of a mark is a constant for each of these

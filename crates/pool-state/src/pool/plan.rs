@@ -16,8 +16,8 @@ use crate::refusal::PickRefusal;
 
 /// Makes the decision of a plan.
 pub trait DecisionMaker {
-    /// Decides on a request. A caller may call it twice: first only for the endpoint that has the
-    /// stored answer which the request names, then for all.
+    /// Decides on a request. A caller may call it twice: first only for the endpoint with the
+    /// stored answer that the request names, then for all endpoints.
     fn decide(
         &mut self,
         snapshot: &Snapshot,
@@ -326,7 +326,8 @@ impl ManagedPool {
     }
 }
 
-/// The endpoint that a route charges: the data-parallel rank, or else the first of the list.
+/// The endpoint that is charged for a route: the data-parallel rank if there is one, otherwise the
+/// first endpoint of the list.
 pub(super) fn serving(route: &Route) -> EndpointIndex {
     route.data_parallel.unwrap_or(route.ranked.first())
 }

@@ -1,5 +1,5 @@
-//! The sum of the load reports of many processes, without the report of any one of them. The daemon
-//! sends it to each process, as the load of all others.
+//! Adds up the load reports of many processes. The daemon sends each process the sum without its
+//! own report, as the load of all others.
 //!
 //! A report changes the sum at the cost of the report's size, and a sum is written at the cost of
 //! the pool's size. The costs do not depend on the number of reports, except for a binary search.
@@ -42,7 +42,8 @@ struct Ranking<T>(Vec<(T, u64)>);
 // === impl RelaySum ===
 
 impl RelaySum {
-    /// Starts again. Only these generations of endpoints count, with those `rows` that count.
+    /// Starts again with these generations of endpoints, and with those `rows` that are included in
+    /// the sum.
     pub fn reset<'r>(
         &mut self,
         present: Vec<EndpointRef>,
@@ -71,8 +72,8 @@ impl RelaySum {
         }
     }
 
-    /// The entries of a report whose endpoints count, each endpoint once. `None` if the bytes are
-    /// not a report.
+    /// The entries of a report for endpoints that are present, each endpoint once. `None` if the
+    /// bytes are not a report.
     #[must_use]
     pub fn of_present(&self, report: &[u8]) -> Option<Vec<u8>> {
         let layout = LoadReportLayout::parse(report)?;
@@ -93,7 +94,7 @@ impl RelaySum {
         Some(kept)
     }
 
-    /// Replaces the bytes of `row`, whose load then counts.
+    /// Replaces the bytes of `row`, and includes its load in the sum.
     pub fn read(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>) {
         if row.counts() {
             self.rank(row, false);
@@ -102,7 +103,7 @@ impl RelaySum {
         self.rank(row, true);
     }
 
-    /// Makes a report no longer count.
+    /// Removes a report from the sum.
     pub fn remove(&mut self, row: &mut PeerLoadReport) {
         if row.counts() {
             self.rank(row, false);
@@ -137,7 +138,7 @@ impl RelaySum {
             .to_vec()
     }
 
-    /// The first entry of each endpoint that counts.
+    /// The first entry of each endpoint that is present.
     fn once<const N: usize>(&self, entries: &[[u8; N]]) -> Vec<[u8; N]> {
         let mut is_new = vec![true; self.generations.len()];
         let mut kept = Vec::new();

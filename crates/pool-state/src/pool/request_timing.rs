@@ -37,7 +37,8 @@ pub struct RequestTiming {
     prefill: Option<(EndpointRef, Conditions)>,
     /// The prediction for the first endpoint of the ranked list.
     predicted: Option<Prediction>,
-    /// Whether prompts of other VMs were ahead of it. This VM does not see their first tokens.
+    /// Whether prompts from other VMs were ahead of this request. This VM does not see their first
+    /// tokens.
     is_behind_others: bool,
     /// The position of the endpoint that serves: the first position until a retry is known.
     serving: usize,
@@ -51,7 +52,6 @@ pub struct RequestTiming {
 /// How a request ended.
 #[derive(Debug)]
 pub struct RequestEnding<'u> {
-    /// How the request ended.
     pub ended: RequestEnd,
     /// Time from pick to first token, ms.
     pub ttft_ms: Option<f32>,
@@ -174,7 +174,8 @@ impl LedgerHold {
 
 impl ManagedPool {
     /// Starts to measure a request, before its load counts anywhere. A request is not measured if
-    /// an encoder or a data-parallel rank works on it, or if both its stages are at one endpoint.
+    /// an encoder or a data-parallel rank works on it, if both its stages are at one endpoint, if
+    /// its prompt has no tokens, or before the daemon has sent models.
     pub(super) fn start_timing(
         &self,
         request: &Request<'_>,
@@ -230,14 +231,14 @@ impl ManagedPool {
         }))
     }
 
-    /// Whether prompts of other VMs wait or are computed at the endpoint.
+    /// Whether prompts from other VMs wait or are computed at the endpoint.
     fn has_prompts_of_others(&self, endpoint: EndpointRef) -> bool {
         self.ledger.in_flight.load(endpoint).prefills.prompts
             != self.ledger.in_flight.own(endpoint).prefills.prompts
     }
 
     /// Records the first token and measures the prefill. There is no measurement if the endpoint
-    /// had or has prompts of other VMs, because this VM does not see their first tokens.
+    /// had or has prompts from other VMs, because this VM does not see their first tokens.
     pub(super) fn observe_first_token(&mut self, held: &mut LedgerHold, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
         let Some(endpoint) = watch.prefills_at() else {

@@ -1,11 +1,12 @@
 //! The streak of failures at an endpoint, shared by the workers of a process. If each worker had
-//! its own streak, as many requests would fail per worker at a broken endpoint.
+//! its own streak, a broken endpoint would fail a whole streak of requests for each worker.
 //!
 //! The other workers receive a failure, and a success that ends a streak, as placements of one
-//! block, with a mark in the upper half like adapters ([`super::adapters`]). The lower half
-//! identifies the failed request and its client, so one request that fails through several workers
-//! counts once. Of a success it identifies the client: so a worker that sees only one client learns
-//! that there are others. A mark never leaves the process, because other proxies may be hostile.
+//! block. The upper half of the block is a mark, as for adapters ([`super::adapters`]). For a
+//! failure, the lower half identifies the request and its client, so one request that fails through
+//! several workers counts once. For a success, it identifies the client, so a worker that sees only
+//! one client learns that there are others. A mark never leaves the process, because other proxies
+//! may be hostile.
 
 use proto::placements::PlacementKind;
 use scheduler::{EndpointRef, Timestamp};
@@ -18,8 +19,8 @@ use super::witnesses::WitnessMark;
 const MARK: u64 = 0x4661_696c_0000_0000;
 const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 
-/// The number of blocks of a mark that other proxies know. It is all of them, so the mark is not
-/// sent to them.
+/// The number of blocks of a mark that other proxies seem to know: all of them, so the mark is not
+/// sent to other proxies.
 const KNOWN: u32 = 1;
 
 /// Whether a block of a placement is the mark of a failure or a success, not the hash of a block.
@@ -47,7 +48,7 @@ pub(super) fn publish_success(
     placements.push(PlacementKind::Withdrawn, endpoint, &[mark], KNOWN);
 }
 
-/// Applies the mark of another worker.
+/// Applies a mark from another worker.
 pub(super) fn receive(
     health: &mut EndpointHealthTable,
     kind: PlacementKind,

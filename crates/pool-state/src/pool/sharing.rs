@@ -13,13 +13,14 @@ use super::{
 };
 use scheduler::Timestamp;
 
-/// How long the claims of other proxies may be unconfirmed, in ms: half the age at which a scrape
+/// How long the claims from other proxies may be unconfirmed, in ms: half the age at which a scrape
 /// is too old, within these bounds. With the default intervals, the next scrape and its message
 /// take a quarter of that time.
 const PATIENCE_MS: std::ops::RangeInclusive<u64> = 1_000..=5_000;
 
-/// The kind as which a placement of another proxy counts here; `None` if it counts only between
-/// workers of one process. A mark has no share, so it counts as over it.
+/// The kind that a placement from another proxy has here; `None` for a kind that only workers of
+/// one process accept from each other. A mark is always taken as [`PlacementKind::OverShare`], so
+/// that it displaces nothing that this process saw.
 pub(crate) fn peer_kind(kind: PlacementKind, blocks: &[u64]) -> Option<PlacementKind> {
     match blocks {
         [mark] if shared_streak::is_mark(*mark) => None,
@@ -74,8 +75,8 @@ impl ManagedPool {
         slos
     }
 
-    /// Sets whether the load of a report counts. Returns whether [`Self::recompute_peer_slos`] must
-    /// follow.
+    /// Sets whether the load of a report is included. Returns whether [`Self::recompute_peer_slos`]
+    /// must follow.
     pub fn count_load_report(&mut self, row: &mut PeerLoadReport, counts: bool) -> bool {
         row.count(counts, self.ledger.others_mut())
     }
@@ -89,7 +90,7 @@ impl ManagedPool {
             .stand_for(proxies, delay_us, now.us_since(Timestamp(0)));
     }
 
-    /// Computes the lowest SLOs of others again, from all their reports.
+    /// Computes the lowest SLOs at other proxies again, from all their reports.
     pub fn recompute_peer_slos<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
         let others = self.ledger.others_mut();
         others.forget_slos();
@@ -97,7 +98,7 @@ impl ManagedPool {
         self.drop_impossible_slos();
     }
 
-    /// Drops the SLOs of other proxies that an idle endpoint could not meet: they would keep
+    /// Drops the SLOs from other proxies that an idle endpoint could not meet. Such SLOs would keep
     /// requests away without any benefit.
     #[inline(never)] // several callers, and the wasm module should be small
     fn drop_impossible_slos(&mut self) {
@@ -109,8 +110,8 @@ impl ManagedPool {
         }
     }
 
-    /// Counts all reports of others again. It is called after [`Self::install`], when endpoints
-    /// have other generations.
+    /// Adds up all reports from others again. Call this after [`Self::install`], because endpoints
+    /// may have other generations.
     pub fn recount_load_reports<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
         let others = self.ledger.others_mut();
         others.start(self.endpoints.refs());
@@ -118,7 +119,7 @@ impl ManagedPool {
         self.drop_impossible_slos();
     }
 
-    /// Sets the load of all others, which another host has added up. It is for a host that reads no
+    /// Sets the load of all others, which another host has added up. For hosts that read no
     /// reports.
     pub fn set_peer_loads(&mut self, loads: impl IntoIterator<Item = (EndpointRef, EndpointLoad)>) {
         self.recount_load_reports([]);
@@ -158,9 +159,9 @@ impl ManagedPool {
         }
     }
 
-    /// Records that another worker or proxy sent `endpoint` a prompt of these blocks, with the
+    /// Records that another worker or proxy sent `endpoint` a prompt with these blocks, with the
     /// evidence for that. A single block that is a mark is not a prompt: see [`Placement::blocks`].
-    /// The marks of other proxies count as over their share, and so displace nothing that this
+    /// Marks from other proxies count as over their share, so they displace nothing that this
     /// process saw.
     pub fn record_peer_placement(
         &mut self,
@@ -189,7 +190,7 @@ impl ManagedPool {
                 self.cache.stored_answers.record(*mark, endpoint, from_peer);
             }
             _ => {
-                // Its pick is published as unconfirmed.
+                // The other worker publishes each pick as an unconfirmed placement.
                 if kind == PlacementKind::Unconfirmed {
                     self.ledger.in_flight.picked(endpoint);
                 }
@@ -204,8 +205,8 @@ impl ManagedPool {
         self.ledger.changes += 1;
     }
 
-    /// Sets whether placements of other proxies are missing here. While they are missing, a prompt
-    /// that is cached nowhere goes to the rendezvous endpoint of its head
+    /// Sets whether placements from other proxies are missing here. While they are missing, a
+    /// prompt that is cached nowhere goes to the rendezvous endpoint of its head
     /// ([`scheduler::prefix::rendezvous_endpoint`]). Every proxy without placements does the same.
     pub fn set_peers_unreachable(&mut self, unreachable: bool) {
         self.cache.peers_unreachable = unreachable;
@@ -249,7 +250,7 @@ mod tests {
         Timestamp(0).plus_ms(1_000_000 + ms)
     }
 
-    /// A pool of one endpoint with so many requests.
+    /// A pool of one endpoint with this many requests.
     fn snapshot(requests: f32) -> Snapshot {
         let endpoint = Endpoint {
             id: AT,

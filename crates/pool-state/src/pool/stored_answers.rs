@@ -3,24 +3,23 @@
 //! endpoint, because no other endpoint has it.
 //!
 //! Other workers and proxies receive this as placements of one block, marked in the upper half as
-//! adapters are ([`super::adapters`]). What another proxy tells may be made up, so it displaces
-//! only what others told, or what is old.
+//! adapters are ([`super::adapters`]). A report from another proxy may be made up, so it displaces
+//! only other such reports and older answers.
 
 use scheduler::EndpointRef;
 
 /// The maximum number of answers remembered, a power of two. Each answer takes 16 bytes, so a pool
-/// whose clients use this API takes 256 KiB in each VM. It is the number of answers that a busy
-/// pool gives in some minutes, which is longer than most clients take for their next turn. A
-/// request for a forgotten answer goes to any endpoint, as every such request would without this
-/// table.
+/// whose clients use this API takes 256 KiB in each VM. A busy pool gives this many answers in some
+/// minutes, and most clients take less time for their next turn. A request for a forgotten answer
+/// goes to any endpoint, as every such request would without this table.
 const ANSWERS_MAX: usize = 16_384;
 
 /// The number of answers that share a place in the table by their hash. The newest one replaces the
 /// oldest.
 const WAYS: usize = 4;
 
-/// The first ways of a set are of answers that this process saw. When newer ones displace them,
-/// they go to the others.
+/// This many ways of a set, from the first, have only answers that this process saw. An answer that
+/// a newer one displaces there moves to the other ways.
 const OWN_WAYS: usize = WAYS / 2;
 
 /// The upper half of a mark: "Kept" in ASCII. Hashes of blocks have another.
@@ -46,7 +45,8 @@ pub(super) fn is_mark(block: u64) -> bool {
 // === impl StoredAnswers ===
 
 impl StoredAnswers {
-    /// Records that the endpoint gave the answer of this mark, as another proxy told or not.
+    /// Records that the endpoint gave the answer with this mark. If `from_peer`, another proxy
+    /// reported the answer.
     pub(super) fn record(&mut self, mark: u64, endpoint: EndpointRef, from_peer: bool) {
         if self.sets.is_empty() {
             self.sets = vec![[None; WAYS]; ANSWERS_MAX / WAYS];
@@ -156,7 +156,7 @@ mod tests {
         for id in &own {
             answers.record(mark(*id), endpoint(9), true);
         }
-        // When all ways were for all, 0 were left.
+        // If other proxies' answers could take all ways, none of the own answers would be left.
         assert!(
             before > 1_990 && kept(&answers) > 1_900,
             "{}",

@@ -29,15 +29,15 @@ struct EndpointRate {
 /// the end of each request.
 const ENDPOINTS_KEPT: usize = 32;
 
-/// Shorter prompts are not used, because the chat template is too large a part of them.
+/// The minimum length of a prompt that the rate is learned from, in bytes. The chat template is too
+/// large a part of shorter prompts.
 const LEARNED_BYTES_MIN: u32 = 1024;
 
 /// How far one prompt moves the estimate. Some tens of prompts are enough, and one has little
 /// effect.
 const STEP: f64 = 1.0 / 16.0;
 
-/// An outlier counts as at most this many times the estimate, and as at least the same fraction of
-/// it.
+/// An outlier counts as at most this many times the estimate, and as at least this part of it.
 const OUTLIER: f64 = 2.0;
 
 /// The range is from one token for 16 bytes (runs of spaces) to one token for each byte (bytes that

@@ -20,8 +20,9 @@ pub enum EngineCount {
 
 impl ManagedPool {
     /// Compares the running and queued requests of the engines that have the request with the
-    /// requests in flight there. Of several engines, the one that has most decides. `silent_ms` is
-    /// the time in which nothing changed for the request, so older numbers do not count.
+    /// requests in flight there. If several engines have the request, the engine with the most
+    /// requests decides. Nothing changed for the request in the last `silent_ms`, so older numbers
+    /// are not used.
     #[must_use]
     #[cold]
     pub fn engine_count(&self, held: &LedgerHold, silent_ms: u64, now: Timestamp) -> EngineCount {
@@ -56,9 +57,9 @@ impl ManagedPool {
         }
     }
 
-    /// Frees the place of a request whose reply waits for its client. It stays counted until its
-    /// end as [`scheduler::in_flight::InFlight::suspended`]. Returns false if the place was already
-    /// free.
+    /// Frees the place of a request whose reply waits for its client. The request stays counted
+    /// until its end as [`scheduler::in_flight::InFlight::suspended`]. Returns false if the place
+    /// was already free.
     #[cold]
     pub fn suspend(&mut self, held: &mut LedgerHold) -> bool {
         let mut is_new = false;

@@ -60,7 +60,8 @@ impl ManagedPool {
         }
     }
 
-    /// Whether a request of this client with the prompt of this hash may be sent. 0: no prompt.
+    /// Whether a request from this client may be sent, if its prompt has this hash. 0 means no
+    /// prompt.
     pub fn suspect_prompt(&mut self, prompt: u64, client: u64, now: Timestamp) -> PromptSuspicion {
         let failures = &mut self.endpoints.failures;
         if prompt == 0 {
@@ -71,7 +72,8 @@ impl ManagedPool {
             .judge(prompt, client, &failures.health, now)
     }
 
-    /// Records that the connection was lost after this client's prompt of this hash was sent.
+    /// Records that the connection was lost after a request with this prompt hash from this client
+    /// was sent.
     pub fn record_lost_connection(
         &mut self,
         endpoint: EndpointRef,
@@ -168,9 +170,9 @@ impl ManagedPool {
     }
 
     /// Returns the witness of a verdict, if the endpoint may be the reason. A failure may be the
-    /// engine's fault. A refusal is its fault only if another endpoint recently accepted the same
-    /// kind of request. While other clients succeed, all failures of a client without a success
-    /// count as one, and refused credentials count as none.
+    /// engine's fault. A refusal is the engine's fault only if another endpoint recently accepted
+    /// the same kind of request. While other clients succeed, all failures of a client without a
+    /// success count as one, and refused credentials count as none.
     fn witness(
         &self,
         endpoint: EndpointRef,

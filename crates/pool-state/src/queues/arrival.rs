@@ -19,7 +19,8 @@ pub const DEFAULT_FLOW: &str = "default-flow";
 pub struct FlowArrival<'a> {
     /// The fairness id; empty if there is none.
     pub flow: &'a str,
-    /// The client as a hash, which is its flow if it has no fairness id; 0 if it is unknown.
+    /// A hash of the client, which is the flow of a request without a fairness id; 0 if the client
+    /// is unknown.
     pub client: u64,
     /// The id by which operators find it while it waits.
     pub request_id: &'a str,
@@ -53,7 +54,8 @@ pub(crate) fn short_id(id: &str) -> &str {
 // === impl FlowArrival ===
 
 impl FlowArrival<'_> {
-    /// The flow of the request: the hash of its fairness id, else its client.
+    /// The flow of the request: the hash of its fairness id, or its client if it has no fairness
+    /// id.
     pub(crate) fn flow_id(&self) -> u64 {
         match (self.flow, self.client) {
             ("", 0) => name_hash(DEFAULT_FLOW),
@@ -66,11 +68,12 @@ impl FlowArrival<'_> {
 // === impl FlowQueues ===
 
 impl FlowQueues {
-    /// Queues a request. Returns its ticket, and whether it is near enough to the head of its band
-    /// to be tried at once.
+    /// Queues a request. Returns the ticket, and whether the request is so near to the head of its
+    /// band that it is tried at once.
     ///
     /// # Errors
-    /// The request itself is the one that exceeds the limits.
+    /// Refuses the request if it has no room within the limits, even after other requests are
+    /// refused, or if no band has its priority.
     pub(crate) fn hold(
         &mut self,
         control: &FlowControl,

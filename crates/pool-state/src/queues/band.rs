@@ -38,7 +38,7 @@ pub(super) struct BandQueue {
     pub(super) turns: u64,
     /// The time when the band last had a request.
     pub(super) seen: Timestamp,
-    /// How many requests this VM has refused because others asked it to, until the order says so.
+    /// How many requests this VM has refused for other VMs, until it writes this into the order.
     pub(super) refused: u64,
     pub(super) counters: BandCounters,
 }
@@ -59,7 +59,7 @@ pub(super) struct FlowQueue {
     pub(super) queued: VecDeque<QueuedEntry>,
 }
 
-/// One request. Most fields are what the policies and limits read of it.
+/// One request. The policies and limits read most of its fields.
 #[derive(Clone, Debug)]
 pub(super) struct QueuedEntry {
     pub(super) key: u64,
@@ -76,7 +76,7 @@ pub(super) struct QueuedEntry {
     pub(super) full_at: Option<EndpointRef>,
     /// Whether no endpoint could serve it at the last try.
     pub(super) nowhere: bool,
-    /// The time when it last requested that a running request is given up.
+    /// The time when it last requested that a running request be given up.
     pub(super) asked: Option<Timestamp>,
     /// Whether the pool has changed since the last check that an endpoint may serve it.
     pub(super) to_check: bool,
@@ -239,7 +239,7 @@ impl BandQueue {
         Some(entry)
     }
 
-    /// Takes out the newest request of an owner, and says in which flow it was.
+    /// Removes the newest request of an owner. Returns the position of its flow, and the request.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn take_newest_of(&mut self, owner: u64) -> Option<(usize, QueuedEntry)> {
         let mut newest = (0, 0, 0);
@@ -318,7 +318,7 @@ impl BandQueue {
         fairness.charge(&mut flow.account, &mut self.account, cost, now);
     }
 
-    /// The account of a flow, for putting it back.
+    /// The account of a flow, which is restored if a claim fails.
     pub(super) fn flow_mut(&mut self, flow: usize) -> Option<&mut FlowAccount> {
         self.flows.get_mut(flow).map(|flow| &mut flow.account)
     }

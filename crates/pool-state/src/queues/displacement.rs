@@ -1,8 +1,9 @@
-//! Which queued requests are refused, so that an arriving one fits.
+//! Chooses the queued requests that are refused, so that an arriving one fits.
 //!
-//! Requests of lower bands go first; if its own band is full, those of a flow that has more of it.
-//! The flow with most of a band loses its newest request where it has most: in this VM, or in
-//! another one, which is asked to refuse it.
+//! Requests of lower bands are refused first. If the band of the arriving request is full, requests
+//! of a flow that has more of the band are refused. The flow with most of a band loses its newest
+//! request in the VM where it has most. If that is another VM, this VM asks it to refuse the
+//! request.
 
 use scheduler::Timestamp;
 use scheduler::flow::{BandRules, FlowControl, OwnerShare, QueuedInBand, RowBand};
@@ -11,7 +12,7 @@ use super::band::QueuedEntry;
 use super::other_vms::OtherBand;
 use super::{FlowArrival, FlowOutcome, FlowQueues};
 
-/// A request that is taken out for an arriving one, until that is known to fit.
+/// A request that was removed for an arriving one, until the arriving one is known to fit.
 #[derive(Debug)]
 struct DisplacedEntry {
     priority: i32,
@@ -91,7 +92,7 @@ impl FlowQueues {
         Some(self.shared.lowest(lowest))
     }
 
-    /// The requests that all VMs hold of these priorities.
+    /// The requests with priorities from `lowest` to `highest` that all VMs hold.
     #[inline(never)] // several callers, and the wasm module should be small
     fn queued_between(&self, lowest: i32, highest: i32) -> QueuedInBand {
         let mut sum = self.shared.queued(lowest, highest);
@@ -105,7 +106,8 @@ impl FlowQueues {
     }
 
     /// Takes out a request of the flow that has most of the band, or asks another VM to do so. In
-    /// the band of the arriving request, that flow must have more than its own flow would have.
+    /// the band of the arriving request, that flow must have more than the flow of the arriving
+    /// request would have. Returns false if there is no such request.
     fn displace(
         &mut self,
         control: &FlowControl,
@@ -186,7 +188,7 @@ impl FlowQueues {
 // === impl OtherBand ===
 
 impl OtherBand {
-    /// Records that the flow with most of the band has so many requests fewer there.
+    /// Records that `requests` requests left the flow that has most of the band.
     pub(super) fn take(&mut self, requests: u64) {
         let RowBand {
             queued, largest, ..

@@ -8,16 +8,17 @@ use scheduler::flow::{QueuedInBand, RowBand, SharedOrder};
 pub(super) struct SharedQueues {
     pub(super) others: OtherVms,
     pub(super) round: RoundState,
-    /// Whether room was made for which no VM was known to wait, since the reports of the others
-    /// were last read.
+    /// Whether room was made, while no VM was known to wait, since the reports of the others were
+    /// last read.
     pub(super) room_unclaimed: bool,
-    /// A load report of another VM has changed since the last round.
+    /// Whether a load report of another VM has changed since the last round.
     pub(super) rows_changed: bool,
     /// Whether the order must be read.
     pub(super) look: bool,
     /// The requests that the others hold.
     pub(super) bands: Vec<OtherBand>,
-    /// The VMs to ask to refuse a request of a band, until the order has that.
+    /// The VMs that must refuse a request, each with the priority of its band, until the order has
+    /// these entries.
     pub(super) asks: Vec<(u64, i32)>,
 }
 
@@ -107,7 +108,7 @@ impl SharedQueues {
             .filter(move |other| other.row.queued.priority == priority)
     }
 
-    /// The requests that the others hold of these priorities.
+    /// The requests with priorities from `lowest` to `highest` that the others hold.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn queued(&self, lowest: i32, highest: i32) -> QueuedInBand {
         let mut sum = QueuedInBand::default();

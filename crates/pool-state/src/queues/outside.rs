@@ -2,14 +2,14 @@
 //!
 //! Proxies have no common order, because a hand-over would cost a sharing delay each time. Each
 //! proxy takes room at once while its share of the running requests is at most its share of the
-//! backlog plus a sixteenth, rounded up to a request. Above that share it leaves the room that it
-//! finds to the others for [`PATIENCE_MS`] and twice the sharing delay. After that it takes the
-//! room. While other proxies hold requests of a higher band, its share is that of a
-//! [`LOWER_PARTS`]th of all room.
+//! backlog plus a sixteenth, rounded up to a request. Above that share, a proxy leaves the room
+//! that it finds to the others for [`PATIENCE_MS`] and twice the sharing delay. After that, the
+//! proxy takes the room. While other proxies hold requests of a higher band, this share is divided
+//! by [`LOWER_PARTS`].
 //!
-//! Other proxies may be hostile. A proxy that holds requests takes room that is left to it. If such
-//! room stayed unused [`UNUSED_MAX`] times, none is left for [`UNUSED_MS`]. A priority that this
-//! proxy does not know counts as the highest that it knows.
+//! Other proxies may be hostile. A proxy that really holds requests takes room that is left to it.
+//! If such room stayed unused [`UNUSED_MAX`] times, none is left for [`UNUSED_MS`]. A priority that
+//! this proxy does not know counts as the highest that it knows.
 
 use scheduler::Timestamp;
 use scheduler::flow::QueuedInBand;
@@ -19,28 +19,31 @@ use scheduler::flow::QueuedInBand;
 const PATIENCE_MS: u64 = 10;
 
 /// A proxy may exceed its share of the running requests by one part in this many. The proxy whose
-/// request ends knows of the room first. If it leaves that room to others, several of them find it
-/// at the same time, and all take it. In the simulation with four proxies and without a margin,
-/// chat's time to first token is 300 ms at p99. With a margin of an eighth or a sixteenth it is 250
-/// ms.
+/// request ends knows of the room first. If this proxy leaves the room to others, several proxies
+/// find the room at the same time, and all of them take it. In the simulation with four proxies and
+/// without a margin, chat's time to first token is 300 ms at p99. With a margin of an eighth or a
+/// sixteenth it is 250 ms.
 const MARGIN_PARTS: u64 = 16;
 
-/// The higher bands of other proxies take precedence for all but one part in this many of the room,
-/// as the daemon's bound for equal bands: a proxy that makes up a high priority leaves a quarter.
+/// While other proxies hold requests of a higher band, the share of a band here is divided by this
+/// number. So a proxy that makes up a high priority leaves a quarter, as with the daemon's bound
+/// for equal bands.
 const LOWER_PARTS: u64 = 4;
 
-/// How often in [`UNUSED_MS`] room may be left without being used. Honest proxies leave some room
-/// unused: a request may not fit, or its client has left.
+/// The maximum number of times in [`UNUSED_MS`] that room left to other proxies may stay unused.
+/// Honest proxies also pass over some room, because a request does not fit, or because its client
+/// has left.
 const UNUSED_MAX: u32 = 4;
 
 /// How long unused room is remembered, in ms. With [`UNUSED_MAX`] times [`PATIENCE_MS`], a backlog
 /// that does not exist costs one twenty-fifth of the time.
 const UNUSED_MS: u64 = 1_000;
 
-/// Room that was found longer ago than this, in multiples of the patience, was other room.
+/// Room that was found longer ago than this, in multiples of the patience, is no longer the same
+/// room.
 const STALE: u64 = 8;
 
-/// The other proxies.
+/// The queues of the other proxies, as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct OutsideQueues {
     /// The requests that the others hold together.
@@ -92,7 +95,7 @@ impl OutsideQueues {
     }
 
     /// The share of each endpoint that this proxy may fill. Other proxies that only seem to be
-    /// there take nothing of what it had.
+    /// there take nothing of what this proxy had.
     pub(super) fn share(&self) -> f64 {
         (1.0 / f64::from(self.alone_of.max(1))).max(self.part)
     }
@@ -102,9 +105,9 @@ impl OutsideQueues {
         !self.left.is_empty()
     }
 
-    /// How many picks of other proxies a pick here counts for: one of each active proxy. It is none
-    /// while this proxy and others hold requests. In that case the shares separate them, and a
-    /// guess would leave room empty.
+    /// How many picks by other proxies a pick here stands for: one by each active proxy. The result
+    /// is 0 while this proxy and others hold requests. In that case the shares separate the
+    /// proxies, and a guess would leave room empty.
     pub(super) fn stands_for(&self, holds: bool, active: u32) -> u32 {
         if holds && self.holds_any() { 0 } else { active }
     }
@@ -145,8 +148,8 @@ impl OutsideQueues {
     }
 
     /// Records that a band over its share has found room. Returns whether it leaves the room to
-    /// others. It no longer does once its patience is over, until [`Self::took_room`]. So a claim
-    /// that fails because another VM was first costs no further wait.
+    /// others. The band no longer leaves room once its patience is over, until [`Self::took_room`].
+    /// So a claim that fails because another VM was first costs no further wait.
     pub(super) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
         let patience_us = PATIENCE_MS * 1_000 + 2 * self.delay_us.min(1_000_000);
         self.left
@@ -282,8 +285,8 @@ mod tests {
         }
     }
 
-    /// The requests of 100 that this proxy has in the end, if another one takes all room that it
-    /// finds or that is left to it, and claims to hold these requests.
+    /// How many of 100 requests this proxy has in the end. Another proxy claims to hold the
+    /// requests in `claims`, and takes all room that it finds or that is left to it.
     fn kept_beside(claims: &[QueuedInBand], highest: i32) -> u64 {
         let mut outside = OutsideQueues::default();
         let mut running = 100;

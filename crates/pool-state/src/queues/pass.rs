@@ -37,7 +37,7 @@ pub(super) struct ReleasePass {
     freed: Vec<EndpointRef>,
     /// The requests that claim an endpoint, each as endpoint, priority and number.
     claims: Vec<(EndpointRef, i32, u64)>,
-    /// How many requests were tried again that no endpoint could serve before.
+    /// How many requests that no endpoint could serve before were tried again.
     nowhere: usize,
 }
 

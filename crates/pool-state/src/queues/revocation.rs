@@ -14,8 +14,8 @@
 //! ```
 //! A waiting request asks at most once in [`ASK_AGAIN_MS`], so in that time no more requests are
 //! given up than wait. If this VM has no request to give up, the other VMs are asked one after
-//! another. An ask is not withdrawn if its request gets room before another VM receives the ask. A
-//! VM that knows of no waiting request drops it.
+//! another. A VM asks with a [`RoomAsk`]. If the waiting request gets room first, the [`RoomAsk`]
+//! is not withdrawn. A VM that knows of no waiting request drops the [`RoomAsk`].
 
 use scheduler::flow::RoomAsk;
 use scheduler::{EndpointRef, Timestamp};
@@ -29,9 +29,9 @@ use super::{FlowCharge, FlowOutcome, FlowQueues, QueuedTicket};
 /// this pace, in addition to the room that becomes free by itself.
 pub(super) const REVOKED_PER_S_MAX: u32 = 50;
 
-/// A request that still waits after this time asks again, in ms. Its ask may have reached no VM
-/// with a request to give up, or a VM that had given up too many. The room of a request that is
-/// given up is free within a few ms, so even a busy machine rarely gives up two for one.
+/// A request that still waits after this time asks again, in ms. Its [`RoomAsk`] may have reached
+/// no VM with a request to give up, or a VM that had given up too many. The room of a request that
+/// is given up is free within a few ms, so even a busy machine rarely gives up two for one.
 pub(super) const ASK_AGAIN_MS: u64 = 1_000;
 
 /// The running requests that may be given up.
@@ -42,7 +42,7 @@ pub(super) struct Revocations {
     /// Requests to give up, until their hosts take them, each with the priority of the waiting
     /// request.
     marked: Vec<(RevocableRequest, i32)>,
-    /// Asks to send to other VMs.
+    /// The requests for room that go to other VMs.
     asks: Vec<RoomAsk>,
     /// The second that is counted, and the number of requests marked in it.
     second: (u64, u32),
@@ -56,7 +56,8 @@ struct RevocableRequest {
     endpoint: EndpointRef,
 }
 
-/// Whether the last ask of the request was long enough ago.
+/// Whether the request may ask for room: it has not asked yet, or its last [`RoomAsk`] is at least
+/// [`ASK_AGAIN_MS`] old.
 fn may_ask(entry: &QueuedEntry, now: Timestamp) -> bool {
     entry
         .asked
@@ -168,9 +169,9 @@ impl FlowQueues {
         )
     }
 
-    /// Records that a waiting request found no room. It asks for a running request to be given up,
-    /// here or in another VM. If no request of its band has room there (`is_full`), the other
-    /// requests that wait for this endpoint are not tried now, and ask too.
+    /// Records that a waiting request found no room. The request asks for a running request to be
+    /// given up, here or in another VM. If no request of its band has room there (`is_full`), the
+    /// other requests that wait for this endpoint are not tried now, and ask too.
     pub(crate) fn ask_for_room(
         &mut self,
         ticket: &QueuedTicket,
@@ -201,9 +202,9 @@ impl FlowQueues {
         }
     }
 
-    /// Receives the ask of another VM for room. Returns false if another VM must be asked, because
-    /// no running request is given up here. The caller knows by the load reports whether any
-    /// request waits.
+    /// Handles a [`RoomAsk`] from another VM. Returns false if another VM must be asked, because no
+    /// running request is given up here. The caller knows by the load reports whether any request
+    /// waits.
     pub fn give_room(&mut self, ask: RoomAsk, now: Timestamp) -> bool {
         !self.any_queued() || self.give_up_for(ask, now)
     }
@@ -215,7 +216,7 @@ impl FlowQueues {
         number.is_some()
     }
 
-    /// Takes the asks for other VMs.
+    /// Takes the requests for room that go to other VMs.
     pub fn take_asks(&mut self) -> Vec<RoomAsk> {
         std::mem::take(&mut self.revocations.asks)
     }

@@ -10,11 +10,11 @@ use super::{FlowOutcome, FlowQueues, RATE_MS};
 /// an endpoint completely. After a pause of this length, the next lower band may do so.
 const BAND_IDLE_MS: u64 = 60_000;
 
-/// The maximum number of tokens that a band behind higher bands saves up from its minimum share. It
-/// is a few long prompts.
+/// The maximum number of tokens that a band behind higher bands saves up from its minimum share:
+/// enough for a few long prompts.
 const CREDIT_TOKENS_MAX: f64 = 50_000.0;
 
-/// A request that is sent.
+/// The properties of a request that the queues record when it is sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SentFlow {
     /// The hash of the fairness id, or of the client.

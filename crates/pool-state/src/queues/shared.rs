@@ -29,9 +29,9 @@ const ROW_ENTRIES_MAX: usize = 256;
 /// The next step of a host for queued requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowTurn {
-    /// Resume the request of this number, to refuse it.
+    /// Resume the request with this number, to refuse it.
     Resume(u64),
-    /// Read the loads of the other VMs, then resume the request of this number.
+    /// Read the loads of the other VMs, then resume the request with this number.
     Try(u64),
     /// Write the order, then wake this VM. If it was written, nothing else has to be done.
     Write(Option<u64>),
@@ -76,8 +76,8 @@ impl FlowQueues {
         };
         self.shared.others = others;
         let holds = others == OtherVms::Holding;
-        // Another VM may have begun to wait when room was made here. A VM that began later has read
-        // of it.
+        // Another VM may have begun to wait when room was made here. A VM that began later already
+        // knew of the room.
         if std::mem::take(&mut self.shared.room_unclaimed) && holds && before != others {
             self.shared.round.room_changed();
         }
@@ -136,7 +136,7 @@ impl FlowQueues {
         self.outside.set_alone(of);
     }
 
-    /// How many picks of other proxies a pick here counts for.
+    /// How many picks by other proxies a pick here stands for.
     pub(crate) fn stands_for(&self, active: u32) -> u32 {
         self.outside.stands_for(self.any_queued(), active)
     }
@@ -176,9 +176,9 @@ impl FlowQueues {
         self.outside.leaves_room(priority, now)
     }
 
-    /// Called at a tick, because room that was left to other proxies may belong to this proxy now.
-    /// It is not called for a wake-up, because VMs would wake each other for new rounds as long as
-    /// room is left.
+    /// Lets a pass try requests in room that was left to other proxies, because this proxy may use
+    /// it now. The VM calls this at a tick. After a wake-up it does not, because VMs would wake
+    /// each other for new rounds as long as room is left.
     pub fn retry_left_room(&mut self) {
         if self.outside.is_patient() {
             self.room_changed();
@@ -288,8 +288,7 @@ impl FlowQueues {
         self.shared.look = false;
     }
 
-    /// Records that the order was written. If it was not (another VM wrote first), it is read
-    /// again.
+    /// Records whether the order was written. If another VM wrote first, the order is read again.
     pub fn order_written(&mut self, written: bool) {
         if !written {
             self.shared.look = true;
@@ -330,7 +329,7 @@ impl FlowQueues {
     }
 
     /// Records that the request waits again, and its flow is not charged. Its place was free
-    /// meanwhile, and other VMs could see that, so this is an event.
+    /// meanwhile, and other VMs could see that, so a new round begins.
     pub(crate) fn put_back(&mut self, ticket: &QueuedTicket, claimed: ClaimedEntry) {
         let ClaimedEntry {
             entry,

@@ -1,5 +1,5 @@
-//! The shares of a full band. Their owners are flows: fairness ids, or clients.
-//! A share binds only against others: one owner alone may fill the band.
+//! The shares of a full band. Each share belongs to a flow: a fairness id, or a client. A share
+//! limits its owner only while others have requests. One owner alone may fill the band.
 
 use scheduler::flow::{BandRules, OwnerShare};
 

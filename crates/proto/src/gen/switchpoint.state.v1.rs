@@ -23,8 +23,8 @@ pub mod proxy_message {
         /// Ten times a second while requests end and the daemon learns from them.
         #[prost(message, tag = "40")]
         Observations(super::Observations),
-        /// The answer to provisional models of the daemon, if the proxy has better ones: those, as
-        /// received.
+        /// The answer to provisional models from the daemon, if the proxy has better models: its own, as
+        /// it received them.
         #[prost(message, tag = "41")]
         LearnedModels(super::LearnedModels),
     }
@@ -51,8 +51,8 @@ pub mod daemon_message {
         /// Every few ms while other proxies of the pool report changes, and when their number changes.
         #[prost(message, tag = "4")]
         PeerLoad(super::PeerLoad),
-        /// The learned models of a pool. Replaces the previous ones, unless it lacks what they have; a
-        /// pool update does not change them.
+        /// The learned models of a pool. They replace the previous models, unless they lack something
+        /// that those have. A pool update does not change the models.
         #[prost(message, tag = "40")]
         LearnedModels(super::LearnedModels),
     }
@@ -94,7 +94,8 @@ pub struct Welcome {
     /// them.
     #[prost(string, repeated, tag = "3")]
     pub unknown_pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Requested pools that the proxy's certificate may not have: it gets no pool update for them.
+    /// Requested pools to which the proxy's certificate gives no access: the proxy gets no pool update
+    /// for them.
     #[prost(string, repeated, tag = "4")]
     pub refused_pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -107,8 +108,8 @@ pub struct Ack {
     /// Why the pool update was refused; empty when it is in force.
     #[prost(string, tag = "3")]
     pub refused: ::prost::alloc::string::String,
-    /// Set when the pool update was refused because the proxy has this newer version: the daemon then
-    /// numbers this proxy's pool updates above it.
+    /// Set when the pool update was refused because the proxy has this newer version. The daemon then
+    /// gives this proxy's pool updates higher versions.
     #[prost(message, optional, tag = "4")]
     pub held: ::core::option::Option<Version>,
 }
@@ -187,7 +188,7 @@ pub struct Pipeline {
     pub saturation_detector: ::prost::alloc::string::String,
     #[prost(uint32, tag = "5")]
     pub ranked_max: u32,
-    /// Whether latency is predicted, so that SLOs count.
+    /// Whether latency is predicted, so that SLOs have an effect.
     #[prost(bool, tag = "50")]
     pub latency_prediction: bool,
 }
@@ -250,7 +251,7 @@ pub struct ParameterMap {
     #[prost(message, repeated, tag = "1")]
     pub entries: ::prost::alloc::vec::Vec<Parameter>,
 }
-/// Oldest first: the first of two conflicting objects counts.
+/// Oldest first: the first of two conflicting objects is used.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Objects {
     #[prost(message, repeated, tag = "1")]
@@ -261,7 +262,7 @@ pub struct Objects {
     /// Rules of all rewrites, in order.
     #[prost(message, repeated, tag = "3")]
     pub rewrites: ::prost::alloc::vec::Vec<Rewrite>,
-    /// Whether a model that no object names is unknown.
+    /// If true, a model is unknown unless an object or the metadata of an endpoint names it.
     #[prost(bool, tag = "4")]
     pub strict_models: bool,
 }
@@ -305,8 +306,8 @@ pub struct Metrics {
     /// Grows with every message of a term.
     #[prost(uint64, tag = "3")]
     pub sequence: u64,
-    /// One for each number that engines report: METRICS in crates/scheduler/src/metrics.rs has their names. A
-    /// reader ignores names that it does not know.
+    /// One for each number that engines report. METRICS in crates/scheduler/src/metrics.rs has the
+    /// names. A reader ignores names that it does not know.
     #[prost(message, repeated, tag = "11")]
     pub columns: ::prost::alloc::vec::Vec<MetricColumn>,
     #[prost(message, repeated, tag = "9")]
@@ -419,7 +420,7 @@ pub struct BandCounters {
     /// How long the oldest request held has waited, ms (not cumulative).
     #[prost(uint64, tag = "6")]
     pub oldest_ms: u64,
-    /// The endpoint that was picked for it and had no room, if one was picked.
+    /// The endpoint that was picked for the oldest request and had no room, if one was picked.
     #[prost(uint32, optional, tag = "7")]
     pub full_slot: ::core::option::Option<u32>,
     #[prost(uint32, tag = "8")]
@@ -503,8 +504,8 @@ pub struct ModelCounters {
     /// The prompt tokens that were not cached, in the order of pool_state::MISS_CAUSES.
     #[prost(uint64, repeated, tag = "16")]
     pub missed_tokens: ::prost::alloc::vec::Vec<u64>,
-    /// Whether discovery, an object or an engine lists the model, or it is `other`; else only clients
-    /// name it.
+    /// Whether discovery, an object or an engine lists the model, or it is `other`. If not, only
+    /// clients name it.
     #[prost(bool, tag = "17")]
     pub listed: bool,
 }
@@ -529,8 +530,8 @@ pub struct Histogram {
 pub struct LoadReport {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// A load report as src/load_report.rs writes it. It is absolute: it replaces the previous one and
-    /// counts for SHARE_EXPIRY_MS. Empty if the previous one stays in force.
+    /// A load report as src/load_report.rs writes it. The report is absolute: it replaces the previous
+    /// report, and is used for SHARE_EXPIRY_MS. Empty if the previous report stays in force.
     #[prost(bytes = "vec", tag = "2")]
     pub row: ::prost::alloc::vec::Vec<u8>,
     /// Placements since the previous message, as src/placements.rs writes them: hashes keyed by the
@@ -544,12 +545,12 @@ pub struct LoadReport {
     /// returns it. 0 for none.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
-    /// Placements that are not confirmed and withdrawals, since the previous message, as
+    /// Withdrawals, and placements that are not confirmed, since the previous message, as
     /// src/placements.rs writes them. They come before `placements`.
     #[prost(bytes = "vec", tag = "59")]
     pub claims: ::prost::alloc::vec::Vec<u8>,
 }
-/// The outstanding load of all other proxies of a pool together, and their placements. Counts for
+/// The outstanding load of all other proxies of a pool together, and their placements. Used for
 /// SHARE_EXPIRY_MS.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PeerLoad {
@@ -565,8 +566,8 @@ pub struct PeerLoad {
     /// As in LoadReport.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The stamp of the newest LoadReport received from this proxy: the other proxies have received
-    /// that report now.
+    /// The stamp of the newest LoadReport received from this proxy. It means that the other proxies
+    /// have that report now.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
     /// Other proxies that have reported lately.
@@ -579,7 +580,7 @@ pub struct PeerLoad {
     #[prost(bytes = "vec", tag = "59")]
     pub claims: ::prost::alloc::vec::Vec<u8>,
 }
-/// Observations of ended requests, of one VM and pool.
+/// Observations of ended requests from one VM, for one pool.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Observations {
     #[prost(string, tag = "1")]
@@ -595,8 +596,8 @@ pub struct Observations {
     pub rows: ::prost::alloc::vec::Vec<u8>,
 }
 /// The learned models of a pool. The receiver checks each number before it uses any. A proxy that
-/// has models sends Observations. It keeps models that are not provisional rather than take ones that
-/// are, and while the pool predicts, it keeps a latency model until another one comes.
+/// has models sends Observations. A proxy does not replace other models by provisional ones. While
+/// the pool predicts, a proxy keeps its latency model until another one comes.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LearnedModels {
     #[prost(string, tag = "1")]

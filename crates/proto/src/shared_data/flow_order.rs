@@ -22,7 +22,7 @@ use scheduler::flow::{
 
 use crate::words::{self, WORD, pair, unpair};
 
-/// The owed word of a tag: it exists.
+/// The bit that marks a tag that exists. The bit is in the half word with `owed`.
 const EXISTS: u32 = 2;
 
 /// The words of a value, one after another.

@@ -50,7 +50,6 @@ impl LeaseValue {
         })
     }
 
-    /// Encodes the lease.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
         words::write(&[self.epoch, self.holder, self.until.0], &[])
@@ -66,7 +65,6 @@ impl DecodingMark {
         words::read(bytes).map(|[vm, digest]| Self { vm, digest })
     }
 
-    /// Encodes the mark.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
         words::write(&[self.vm, self.digest], &[])
@@ -94,7 +92,6 @@ impl CrashRecord {
         }
     }
 
-    /// Encodes the record.
     pub fn to_bytes(&self) -> Vec<u8> {
         let words: Vec<u64> = std::iter::once(self.lost_at.0)
             .chain(self.digests.iter().copied())

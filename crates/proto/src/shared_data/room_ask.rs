@@ -1,5 +1,6 @@
-//! A message between VMs, through the queue that wakes a VM. It says that a request waits for room,
-//! and that the VM that receives the message may give up a running request for the waiting one.
+//! A message between VMs, through the queue that wakes a VM. The message says that a request waits
+//! for room, and that the VM that receives the message may give up a running request for the
+//! waiting one.
 //!
 //! ```text
 //!  mark | priority, VMs that may still be asked: 32 bits each | endpoint | name of the pool
@@ -14,10 +15,10 @@ use crate::words::{self, pair, unpair};
 /// The first word: "room ask".
 const MARK: u64 = u64::from_le_bytes(*b"room ask");
 
-/// The endpoint word of an ask for room anywhere.
+/// The endpoint word if room at any endpoint is requested.
 const ANYWHERE: u64 = u64::MAX;
 
-/// Writes an ask for room in a pool. `left` is the number of further VMs that may be asked.
+/// Writes a [`RoomAsk`] for a pool. `left` is the number of further VMs that may be asked.
 #[must_use]
 pub fn write(pool: &str, ask: RoomAsk, left: u32) -> Vec<u8> {
     let endpoint = ask
@@ -29,8 +30,8 @@ pub fn write(pool: &str, ask: RoomAsk, left: u32) -> Vec<u8> {
     )
 }
 
-/// Reads an ask: the pool, the ask, and how many further VMs may be asked. `None` for other
-/// messages.
+/// Reads a message: the pool, the [`RoomAsk`], and how many further VMs may be asked. `None` for
+/// other messages.
 #[must_use]
 pub fn read(bytes: &[u8]) -> Option<(&str, RoomAsk, u32)> {
     let ([mark, numbers, endpoint], pool) = words::split(bytes)?;

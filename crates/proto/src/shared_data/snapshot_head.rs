@@ -87,7 +87,6 @@ impl SnapshotHead {
         })
     }
 
-    /// Encodes the head.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
         words::write(

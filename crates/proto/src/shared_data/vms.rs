@@ -22,8 +22,8 @@ pub struct VmEntry {
 }
 
 /// The leader's counts of the other proxies of a pool. The word `ring` in the head of those
-/// proxies' load report has them: 15 bits for `proxies`, a bit for `holds`, 16 bits for `active`,
-/// 32 bits for `delay_us`.
+/// proxies' load report holds the fields: 15 bits for `proxies`, a bit for `holds`, 16 bits for
+/// `active`, 32 bits for `delay_us`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemotePeers {
     /// Proxies of the pool, including this proxy.
@@ -80,7 +80,7 @@ impl VmEntry {
 // === impl RemotePeers ===
 
 impl RemotePeers {
-    /// Takes the numbers from a message of the daemon, with the age of its reports.
+    /// Takes the numbers from a daemon's message. `delay_us` is the age of the reports in it.
     #[must_use]
     pub fn of_message(message: &state::PeerLoad, delay_us: u32) -> Self {
         Self {

@@ -33,7 +33,8 @@ const ALTERNATIVES: usize = 8;
 /// The elements of a list; each takes another alternative.
 const ELEMENTS: usize = 3;
 
-/// Deeper messages are empty, because a parameter may contain parameters.
+/// The maximum depth of nested messages. Deeper messages are empty, because a parameter may contain
+/// parameters.
 const DEPTH_MAX: usize = 7;
 
 fn set() -> FileDescriptorSet {

@@ -68,7 +68,7 @@ struct AnyLocalState {
 
 #[derive(Arbitrary, Debug)]
 struct AnyPlugin {
-    /// A plugin type of the table; `None`: `unknown` is the type.
+    /// Chooses a plugin type from the table. If it is `None`, `unknown` is the type.
     known: Option<u8>,
     unknown: String,
     parameters: Vec<(Option<u8>, String, AnyValue)>,

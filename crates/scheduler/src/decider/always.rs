@@ -1,5 +1,6 @@
-//! `always-disagg-pd-decider` decides so for every request; `always-disagg-multimodal-decider` for
-//! every request with media to encode.
+//! `always-disagg-pd-decider`: the stage of every request runs on another endpoint.
+//! `always-disagg-multimodal-decider`: the stage runs on another endpoint if the prompt has media
+//! to encode.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Decider, RequiredState, readable};

@@ -64,10 +64,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// A burst in lower bands takes the sequences before the tokens of the highest band have become
-/// slower. The burst keeps the sequences until its outputs end. The highest band then needs up to
-/// twice the sequences. With long outputs at twice the capacity, chat's time to first token is 3 s
-/// at p99 with a tenth, and 125 ms with a quarter, for 2 % of the tokens (`simulator flow`).
+/// The default share of an endpoint's sequences that lower bands leave free. A burst in lower bands
+/// takes the sequences before the tokens of the highest band have become slower. The burst keeps
+/// the sequences until its outputs end. The highest band then needs up to twice the sequences. With
+/// long outputs at twice the capacity, chat's time to first token is 3 s at p99 with a tenth, and
+/// 125 ms with a quarter, for 2 % of the tokens (`simulator flow`).
 const SEQUENCE_RESERVE: f64 = 0.25;
 
 #[derive(Debug)]
@@ -115,10 +116,10 @@ impl BacklogDetector {
         Some(f64::from(requests) / f64::from(max))
     }
 
-    /// The share of the endpoint's KV cache in use with a prompt of `more` tokens, `uncached` of
-    /// which are not cached there; `None` if the size of the cache is unknown. The ledger counts a
-    /// shared prefix once for each request, and the engine's report is late, so the lower of both
-    /// numbers is used.
+    /// The share of the endpoint's KV cache that is in use with another prompt of `more` tokens, of
+    /// which `uncached` are not cached there. `None` if the size of the cache is unknown. The
+    /// ledger counts a shared prefix once for each request, and the engine's report is late, so the
+    /// lower of both numbers is used.
     fn kv_cache(
         context: &Context<'_>,
         endpoint: EndpointIndex,

@@ -43,9 +43,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 
 #[derive(Debug)]
 struct ConcurrencyDetector {
-    /// `None` if requests do not count.
+    /// The maximum number of requests at an endpoint; `None` means no limit.
     requests_max: Option<f64>,
-    /// `None` if tokens do not count.
+    /// The maximum number of tokens at an endpoint; `None` means no limit.
     tokens_max: Option<f64>,
     /// A filter keeps an endpoint whose saturation is below this.
     kept_below: f64,
@@ -70,7 +70,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl ConcurrencyDetector {
     /// The load of these endpoints together, as a share of their capacity.
-    // Loads stay far below 2^52.
+    // The casts are exact, because loads stay far below 2^52.
     fn share(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         let mut requests = (0_u64, 0.0);
         let mut tokens = (0_u64, 0.0);

@@ -1,4 +1,4 @@
-//! Keeps endpoints that may get whole requests.
+//! Keeps endpoints that can serve the decode stage.
 
 use crate::candidates::Candidates;
 use crate::endpoint::Endpoint;

@@ -116,7 +116,7 @@ impl PrefixCacheAffinityFilter {
             return false;
         };
         let cost = |endpoint: EndpointIndex| match penalty {
-            // Tokens in flight stay far below 2^52.
+            // The cast is exact, because tokens in flight stay far below 2^52.
             AffinityPenalty::Tokens(_) => Some(context.load(endpoint).prefill_tokens as f64),
             AffinityPenalty::Ms(_) => context
                 .prediction(endpoint)

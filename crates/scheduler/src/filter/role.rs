@@ -1,8 +1,8 @@
 //! `decode-filter`, `prefill-filter`, `encode-filter`: keep endpoints that serve a stage, by the
 //! role in their label.
 //!
-//! One table contains all roles. An endpoint without the label serves whole requests, so it passes
-//! only the decode filter.
+//! One table contains all roles. An endpoint without the label serves prefill and decode, so it
+//! passes only the decode filter.
 
 use crate::endpoint::ROLE_LABEL;
 use crate::filter::label_selector::LabelSelectorFilter;

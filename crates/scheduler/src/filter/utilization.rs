@@ -76,7 +76,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
         } else {
             f64::from(f32::MAX)
         };
-        // Metrics are f32.
+        // Metrics are f32, so the limit needs no more digits.
         let max = condition.number("maxValue", 0.0..=max)? as f32;
         Ok((metric, max))
     })?;
@@ -92,7 +92,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 impl UtilizationMetric {
     fn read(self, context: &Context<'_>, endpoint: EndpointIndex) -> Option<f32> {
         match self {
-            // Exact up to 16 million.
+            // The cast is exact up to 16 million requests.
             Self::ActiveRequests => Some(context.requests(endpoint) as f32),
             Self::RunningRequests => context.metric(endpoint, |m| m.running_requests),
             Self::WaitingQueue => context.metric(endpoint, |m| m.queue_depth),

@@ -95,7 +95,7 @@ impl FlowControl {
     /// Finds the policies of the settings among the declared and the default ones.
     ///
     /// # Errors
-    /// The error has the kind and the name of a policy that does not exist.
+    /// Fails if a policy does not exist, and returns its kind and name.
     pub(crate) fn build(
         settings: FlowSettings,
         mut policies: Policies,
@@ -165,13 +165,13 @@ impl FlowControl {
         self.settings.eviction
     }
 
-    /// Says how much of the pool a band may fill.
+    /// The policy that says how much of the pool a band may fill.
     pub fn usage_limit(&self) -> Option<&dyn UsageLimitPolicy> {
         named(&self.policies.usage_limit, &self.settings.usage_limit)
     }
 }
 
-/// Returns the policy of that name. A declared policy has precedence over a default one.
+/// Returns the policy with this name. A declared policy has precedence over a default one.
 fn named<'p, P: ?Sized>(policies: &'p [(Box<str>, Box<P>)], name: &str) -> Option<&'p P> {
     policies
         .iter()

@@ -81,8 +81,8 @@ const LEAST_SERVICE_PARAMETERS: &[Parameter] = &[
     ),
 ];
 
-/// The weight of an output token, as in llm-d: it takes a step of the engine, a prompt token only a
-/// fraction of one.
+/// The weight of an output token, as in llm-d. An output token takes a step of the engine, and a
+/// prompt token takes only a fraction of a step.
 const OUTPUT_WEIGHT: f64 = 2.0;
 
 /// Converts service to seconds of waiting: a thousand tokens are about one second of a stream.
@@ -143,7 +143,7 @@ impl FairnessPolicy for StrictFairness {
 }
 
 impl FairnessPolicy for RoundRobinFairness {
-    // Turns stay far below 2^52.
+    // The cast is exact, because turns stay far below 2^52.
     fn rank(&self, flow: &FlowAccount, _: &BandAccount, _: f64, _: Timestamp) -> f64 {
         flow.turn as f64
     }
@@ -157,7 +157,7 @@ impl FairnessPolicy for RoundRobinFairness {
 }
 
 impl LeastServiceFairness {
-    // Milliseconds stay far below 2^52.
+    // The cast is exact, because milliseconds stay far below 2^52.
     fn attained(&self, flow: &FlowAccount, now: Timestamp) -> f64 {
         flow.attained * libm::exp2(-(now.ms_since(flow.attained_at) as f64) / self.half_life_ms)
     }

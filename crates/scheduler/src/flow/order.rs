@@ -1,13 +1,14 @@
 //! One order over the VMs of a process that hold requests for one pool.
 //!
-//! The VMs share one value, the [`SharedOrder`]. Each VM reads it, decides alone, and writes it
-//! back only if no other VM wrote meanwhile (compare and set); otherwise it reads again.
+//! The VMs share one value, the [`SharedOrder`]. Each VM reads this value, decides alone, and
+//! writes it back only if no other VM wrote meanwhile (compare and set). Otherwise the VM reads it
+//! again.
 //!
 //! - An event that may have made room begins a new *round*. In a round, each request is tried at
 //!   most once, the smallest [`QueuedTag`] of all VMs first. A VM tries its own next request while
-//!   that is the smallest. Then it passes the turn on, and wakes the owner of the smallest.
+//!   that is the smallest. Then the VM passes the turn on, and wakes the owner of the smallest.
 //! - A VM first publishes its load with the pick, and then writes the order. This is the *claim*.
-//!   If the write fails, it takes the pick back. A VM reads the loads of the others after the
+//!   If the write fails, the VM takes the pick back. A VM reads the loads of the others after the
 //!   order. So if two VMs saw the same room, one of them writes too late.
 //! - A VM that was woken and has done nothing for [`WAKE_MS`], or has not written its row for
 //!   [`SILENT_MS`], is passed over until it writes again.
@@ -34,9 +35,9 @@ pub const TRIES_AT_ENDPOINT: u32 = 2;
 /// left out.
 const SHARED_FLOWS_MAX: usize = 256;
 
-/// A flow that is behind by more tokens than this does not wait: it would have been next long
-/// before. A flow can be behind because a request gives back tokens if its output was shorter than
-/// expected.
+/// The maximum number of tokens by which a waiting flow can be behind. With more, its request would
+/// have been sent long before. A flow falls behind when it gets tokens back, because an output was
+/// shorter than expected.
 const OWED_TOKENS_MAX: f64 = 10_000.0;
 
 /// The place of a request among all that wait.
@@ -46,8 +47,8 @@ pub struct QueuedTag {
     pub owed: bool,
     /// The priority of its band.
     pub priority: i32,
-    /// The hash of the request's fairness id. It is 0 if the VM holds several flows of the band,
-    /// because another flow may come first when the rank of this one changes.
+    /// The hash of the request's fairness id. 0 if the VM holds several flows of the band, because
+    /// another flow may come first when the rank of this one changes.
     pub flow: u64,
     /// The rank of the request's flow, if the requests before it in its VM are sent first.
     pub rank: f64,
@@ -177,7 +178,7 @@ impl FullEndpoint {
 // === impl OrderRow ===
 
 impl OrderRow {
-    /// Whether the row counts for `vm`: it belongs to another VM that still answers.
+    /// Whether the row belongs to another VM than `vm`, and that VM still answers.
     fn is_rival(&self, vm: u64, now: Timestamp) -> bool {
         let is_late = self.woken.0 != 0 && now.ms_since(self.woken) >= WAKE_MS;
         self.vm != vm && !is_late && now.ms_since(self.written) < SILENT_MS
@@ -320,7 +321,8 @@ impl SharedOrder {
                 true
             }
             (Some(known), false) => {
-                // It is news if it says more than that the VM is there, or if that is due.
+                // A row is worth a write if it says more than that the VM exists, or if the last
+                // write is too old.
                 let age_ms = row.written.ms_since(known.written);
                 known.written = row.written;
                 let is_news = *known != row || age_ms >= REFRESH_MS;
@@ -335,7 +337,8 @@ impl SharedOrder {
         }
     }
 
-    /// Passes the turn on. Returns the VM to wake, and marks it; `None` if it is awake already.
+    /// Passes the turn on. Returns the VM to wake, and marks it. `None` if that VM is awake
+    /// already, or if no other VM has a request to try.
     fn pass_on(&mut self, vm: u64, now: Timestamp) -> Option<u64> {
         let (_, next) = self.smallest(vm, now)?;
         let row = self
@@ -374,7 +377,7 @@ impl BandService {
         }
     }
 
-    /// Removes flows that received too little to count, and those beyond [`SHARED_FLOWS_MAX`].
+    /// Removes flows whose accounts have no effect any more, and those beyond [`SHARED_FLOWS_MAX`].
     pub fn trim(&mut self) {
         let idle = self.account.virtual_time;
         let is_owed = |start: f64| start < idle && start > idle - OWED_TOKENS_MAX;

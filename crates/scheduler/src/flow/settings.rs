@@ -15,7 +15,7 @@ const BANDS_MAX: usize = 32;
 const BAND_REQUESTS: f64 = 5_000.0;
 const BAND_BYTES: f64 = 1e9;
 
-/// The longest TTL in ms. It is one day, which is more than any proxy waits.
+/// The maximum TTL, in ms: one day, which is more than any proxy waits.
 const TTL_MS_MAX: f64 = 86_400_000.0;
 
 /// How long a request waits by default, in ms: llm-d's default.
@@ -89,7 +89,7 @@ pub(super) struct BandSettings {
 /// Reads a limit; the value 0 means `zero`.
 fn limit(parameters: &Parameters<'_>, name: &str, zero: f64) -> Result<u64, InvalidParameter> {
     let given = parameters.number(name, 0.0..=1e18)?;
-    // The number is between 0 and 1e18, or the conversion saturates.
+    // The number is at most 1e18, or an infinite `zero`, for which the cast saturates.
     let whole = (if given > 0.0 { given } else { zero }) as u64;
     Ok(whole)
 }
@@ -161,7 +161,7 @@ impl BandSettings {
         } else {
             Some(ttl(parameters, "ttlMs")?)
         };
-        // Whole, and within the range of i32.
+        // The priority is whole and within the range of i32.
         let priority = priority as i32;
         Ok(Self {
             priority,

@@ -113,7 +113,7 @@ impl UsageLimitPolicy for SoftReflectiveCeiling {
 
 impl BandRank {
     /// 0 for the highest band, 1 for the lowest, and equal steps for the bands between.
-    // There are few bands.
+    // The casts are exact, because there are few bands.
     fn share_by_rank(self) -> f64 {
         share(self.higher as f64, self.bands.saturating_sub(1) as f64)
     }

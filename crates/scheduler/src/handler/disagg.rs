@@ -3,9 +3,9 @@
 //!
 //! Decode is picked first, because the proxy sends the request there. The sidecar of the decode
 //! server calls the other servers, which are named in headers. A stage runs at the endpoint of the
-//! next stage in three cases: its decider decides against another endpoint, its profile leaves no
-//! endpoint, or its profile picks that endpoint. So a request never fails for lack of a prefill
-//! server.
+//! next stage in three cases: the stage's decider decides against another endpoint, its profile
+//! leaves no endpoint, or its profile picks that endpoint. So a request never fails for lack of a
+//! prefill server.
 
 use crate::decision::{Decision, Route};
 use crate::endpoint::EndpointIndex;

@@ -40,7 +40,6 @@ pub struct PendingPrefills {
 /// bits on the wire.
 pub const ATTENTION_UNIT: u64 = 65_536;
 
-/// No load.
 pub(super) const NOTHING: EndpointLoad = EndpointLoad {
     requests: 0,
     prefill_tokens: 0,
@@ -50,7 +49,6 @@ pub(super) const NOTHING: EndpointLoad = EndpointLoad {
     tpot_slo_us: None,
 };
 
-/// No prompts.
 pub(super) const NO_PREFILLS: PendingPrefills = PendingPrefills {
     prompts: 0,
     prompt_tokens: 0,

@@ -1,11 +1,11 @@
 //! The load that other proxies claim at an endpoint, compared with the load that the endpoint
 //! itself shows.
 //!
-//! The scrape of an endpoint counts the requests of all proxies. The claims of the others are
-//! newer, so they count in full until a scrape could have shown them. A claim that scrapes do not
-//! confirm is *refuted*. Then the load of the others is at most the load that the scrape shows
-//! beyond our own. So a proxy that lies, or repeats old reports or those of others, can make an
-//! endpoint seem busy for some seconds, but not permanently.
+//! The scrape of an endpoint counts the requests of all proxies. The claims that other proxies send
+//! are newer, so they are included in full until a scrape could have shown them. A claim that
+//! scrapes do not confirm is *refuted*. Then the load of the others is at most the load that the
+//! scrape shows beyond our own. So a proxy that lies, or repeats old reports or those of others,
+//! can make an endpoint seem busy for some seconds, but not permanently.
 //!
 //! The test compares averages, because a scrape is a sample: requests begin and end between two
 //! scrapes. The difference between the claim and [`TIMES_SHOWN`] times the shown load is added up
@@ -17,13 +17,14 @@ use crate::endpoint::EndpointRef;
 use crate::metrics::EndpointMetrics;
 use crate::slo::Slo;
 
-/// The load of the others may be this many times the load that a scrape shows beyond our own:
+/// The load that others claim may be this many times the load that a scrape shows beyond our own:
 /// requests are on their way, and a scrape is some time old. With lies of this size, endpoints with
 /// equal load seem to differ by less than a third.
 const TIMES_SHOWN: f32 = 1.5;
 
-/// The maximum number of requests beyond [`TIMES_SHOWN`] that count before a scrape shows them. An
-/// engine runs this many at once by default. With more requests an endpoint is full anyway.
+/// The maximum number of requests beyond [`TIMES_SHOWN`] that are believed before a scrape shows
+/// them. An engine runs this many at once by default. With more requests an endpoint is full
+/// anyway.
 const UNSEEN_MAX: f32 = 256.0;
 
 /// A request may have this many times the tokens of a usual one before the rest counts as further
@@ -36,11 +37,12 @@ const TOKENS_MIN: f32 = 1_024.0;
 /// How long the largest recent value is remembered, in µs: the time of some bursts.
 const LARGEST_US: f32 = 10_000_000.0;
 
-/// The minimum of that value, in requests: a single short request often lies between two scrapes.
+/// The minimum of the largest recent value, in requests: a single short request often lies between
+/// two scrapes.
 const LARGEST_MIN: f32 = 2.0;
 
 /// The minimum speed at which the unconfirmed time falls while the claim is confirmed, or nothing
-/// is claimed. After a lie that was refuted, claims count in full again within 30 s.
+/// is claimed. After a lie that was refuted, claims are included in full again within 30 s.
 const RECOVERY: f32 = 0.1;
 
 /// The longest time between two scrapes that is judged, in µs. In a longer time scrapes were lost,
@@ -54,15 +56,15 @@ pub struct ShownLoad {
     pub requests: f32,
     /// The waiting requests among them.
     pub waiting: f32,
-    /// The tokens of a usual request.
+    /// The number of tokens of a usual request.
     pub tokens: f32,
 }
 
-/// The claim of the others about one endpoint.
+/// The claim that the other proxies make about one endpoint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OutsideClaim {
     claim: EndpointLoad,
-    /// The part of the claim that counts.
+    /// The part of the claim that is added to the load.
     counted: EndpointLoad,
     /// The lowest SLOs that are claimed.
     pub(super) slo: Slo,
@@ -71,7 +73,7 @@ pub(super) struct OutsideClaim {
     standing: ClaimStanding,
     /// The sum of the claim over the time since it was last judged, in requests times µs.
     sum: f32,
-    /// The time up to which `sum` counts.
+    /// The time up to which `sum` adds up the claim.
     summed_us: u64,
     judged_us: u64,
     /// For how long the claim was not confirmed, µs.
@@ -106,7 +108,7 @@ impl InFlight {
         }
     }
 
-    /// The requests of other proxies that count.
+    /// The requests from other proxies in the claims that are believed.
     pub fn outside_requests(&self) -> u64 {
         self.others.outside_requests()
     }
@@ -237,7 +239,7 @@ impl OutsideClaim {
         (requests.max(prefills.prompts) as f32).max(tokens as f32 / (TIMES_TOKENS * usual))
     }
 
-    /// The part of the claim that counts.
+    /// The part of the claim that is added to the load.
     fn limited(&self) -> EndpointLoad {
         let Some(shown) = self.shown else {
             return self.claim;

@@ -8,8 +8,9 @@
 //!
 //! The newest picks of other proxies are not reported yet. These proxies see the same pool, and
 //! pick in much the same way. So each pick made here counts once for each of them, until it is so
-//! old that their reports of that time have arrived. In the simulation, this recovers a part of
-//! what load reports that are 100 ms old lose. With reports that are 10 ms old it costs nothing.
+//! old that their reports of that time have arrived. In the simulation, load reports that are 100
+//! ms old make latency worse, and these counts make good a part of that. With reports that are 10
+//! ms old, the counts do no harm.
 //!
 //! The load that other proxies report counts as far as scrapes confirm it: see
 //! [`super::outside_claim`].
@@ -30,10 +31,10 @@ const YOUNG_MAX: usize = 1_024;
 pub struct PeerLoads {
     /// Loads by slot, up to the highest current one.
     rows: Vec<Option<(Generation, EndpointLoad)>>,
-    /// The claims of other proxies, by slot. The part that counts is in the rows. The list is empty
-    /// if there are no other proxies.
+    /// The claims from other proxies, by slot. The part that is believed is in the rows. The list
+    /// is empty if there are no other proxies.
     claims: Vec<(Generation, OutsideClaim)>,
-    /// The number of other proxies that a pick made here counts for, and for how long, µs.
+    /// The number of other proxies that a pick made here stands for, and for how long, in µs.
     stands_for: u32,
     delay_us: u64,
     /// The time of each recent pick, its endpoint, and the load that it added; oldest first.
@@ -43,7 +44,7 @@ pub struct PeerLoads {
 // === impl PeerLoads ===
 
 impl PeerLoads {
-    /// Starts with no load. From now on only these generations count.
+    /// Starts with no load. From now on, only the loads of these generations are added up.
     pub fn start(&mut self, present: &[EndpointRef]) {
         self.rows.clear();
         self.young.clear();
@@ -126,8 +127,8 @@ impl PeerLoads {
         }
     }
 
-    /// Compares the claims of other proxies about `endpoint` with its new scrape, which shows this
-    /// load. The VM has `own` requests there. See [`OutsideClaim::judge`].
+    /// Compares the claims from other proxies about `endpoint` with its new scrape, which shows
+    /// this load. The VM has `own` requests there. See [`OutsideClaim::judge`].
     pub(super) fn judge(
         &mut self,
         endpoint: EndpointRef,
@@ -154,7 +155,8 @@ impl PeerLoads {
         !self.claims.is_empty()
     }
 
-    /// Adds SLOs that other proxies claim. They count while requests of theirs do.
+    /// Adds SLOs that other proxies claim. These SLOs are used while requests from other proxies
+    /// are counted there.
     pub fn add_peer_slos(&mut self, endpoint: EndpointRef, slos: EndpointLoad) {
         if let Some((of, claim)) = self.claims.get_mut(usize::from(endpoint.slot.0))
             && *of == endpoint.generation
@@ -176,7 +178,7 @@ impl PeerLoads {
         }
     }
 
-    /// The requests of other proxies that count.
+    /// The requests from other proxies in the claims that are believed.
     pub fn outside_requests(&self) -> u64 {
         let counted = self.claims.iter().map(|(_, claim)| claim.counted());
         counted.map(|load| u64::from(load.requests)).sum()

@@ -8,7 +8,7 @@
 use crate::latency::Prediction;
 use crate::slo::{Slo, TrackedSlo};
 
-/// The number of measured TPOTs kept for each request. Only the newest are needed.
+/// The maximum number of measured TPOTs kept for each request. Only the newest are needed.
 pub const MEASURED_MAX: usize = 8;
 
 /// One running request with an SLO.

@@ -35,7 +35,7 @@ struct BaselineRow {
 /// Picks between the scrape and its arrival here (some tens of ms) are missing. So the result can
 /// be too low by these picks, but it counts nothing twice.
 #[must_use]
-// Counts of requests, far below 2^24.
+// The casts are exact, because counts of requests stay far below 2^24.
 pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {
     match scraped.filter(|scraped| scraped.is_finite()) {
         None => now as f32,
@@ -73,8 +73,8 @@ impl ScrapeBaseline {
         self.row(endpoint).map_or(0, |row| row.requests)
     }
 
-    /// Whether the engine has ever reported a request. One that never did may report none of those
-    /// that it has.
+    /// Whether the engine has ever reported a request. An engine that never reported one may leave
+    /// out all requests that it has.
     pub(super) fn counts(&self, endpoint: EndpointRef) -> bool {
         self.row(endpoint).is_some_and(|row| row.counts)
     }

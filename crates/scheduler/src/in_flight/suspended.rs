@@ -49,7 +49,7 @@ impl InFlight {
     }
 
     /// Counts a suspended request again: its endpoint does work on it. If the endpoint is of
-    /// another generation now, the request counts nowhere.
+    /// another generation now, the request is counted nowhere.
     #[cold]
     pub fn resume(&mut self, ticket: &mut InFlightTicket) {
         let Some(request_id) = ticket.suspended.take() else {
@@ -75,8 +75,8 @@ impl InFlight {
         self.scraped.counts(endpoint)
     }
 
-    /// How many of the requests in [`Self::load`] the engine does not have, by its last report. It
-    /// is 0 if the engine does not report both its running and its queued requests.
+    /// How many of the requests in [`Self::load`] the engine does not have, according to its last
+    /// report. 0 if the engine does not report both its running and its queued requests.
     #[cold]
     pub fn absent(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> u32 {
         let here = self.requests(endpoint).min(self.scraped.requests(endpoint));

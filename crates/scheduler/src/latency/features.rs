@@ -9,7 +9,6 @@ use super::conditions::Conditions;
 use super::step::StepModel;
 use crate::text::readable;
 
-/// Number of features.
 pub const FEATURES_COUNT: usize = FEATURES.len();
 
 /// The features of one endpoint and one request, in the order of [`FEATURES`].

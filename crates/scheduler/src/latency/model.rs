@@ -11,7 +11,7 @@ use super::words::{InvalidModel, WordReader, put};
 use super::{Conditions, NoPrediction, Prediction};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
-/// The number of samples of each time that a model needs before it predicts.
+/// The minimum number of samples of each time that a model needs before it predicts.
 pub const SAMPLES_MIN: u32 = 64;
 
 /// A model extrapolates up to this many times the largest value seen of a feature; beyond that it
@@ -134,7 +134,8 @@ impl LatencyModel {
     /// Predicts the latency of a request at `endpoint` under these conditions.
     ///
     /// # Errors
-    /// [`NoPrediction`] has the reason why there is no prediction.
+    /// Returns [`NoPrediction`] if the model has too little data, or if a feature is outside the
+    /// range that the model has seen.
     pub fn predict(
         &self,
         endpoint: EndpointRef,

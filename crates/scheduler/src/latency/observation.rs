@@ -22,7 +22,6 @@ pub struct Observation {
     pub endpoint: EndpointRef,
     /// The conditions of that endpoint and this request at the pick.
     pub conditions: Conditions,
-    /// How the request ended.
     pub ended: RequestEnd,
     /// Time from sending the request to its first token, ms; `None` if the response was not
     /// streamed.

@@ -132,9 +132,9 @@ impl StepModel {
         e0 + e1 * batch + e2 * context_tokens
     }
 
-    /// Returns the time to the first token and the time to the end of `output` tokens, in ms, of a
-    /// request with `prompt` tokens, if `endpoint` has no load and has not cached `uncached` of
-    /// these tokens.
+    /// Returns the time to the first token and the time to the last of `output` tokens, in ms, for
+    /// a request with `prompt` tokens at `endpoint`, which already has `load`. `uncached` of the
+    /// prompt tokens are not cached there.
     // A time is known to at most seven digits.
     pub fn expected_ms(
         &self,

@@ -75,7 +75,6 @@ pub enum InvalidPipeline {
     NoSuch {
         /// The kind of plugin or profile: `plugin`, `profile`, `decider` ...
         kind: &'static str,
-        /// The name.
         name: String,
         /// The part of the configuration that refers to the name.
         by: String,
@@ -98,7 +97,7 @@ pub const PLUGINS_MAX: usize = 64;
 /// by header.
 pub const PROFILES_MAX: usize = 32;
 
-/// The greatest weight of a scorer. A total is an f32. Beside a greater weight, it could not
+/// The maximum weight of a scorer. Beside a greater weight, the total (an f32) could not
 /// distinguish two scores of a scorer with weight 1.
 pub const WEIGHT_MAX: u32 = 1_000_000;
 

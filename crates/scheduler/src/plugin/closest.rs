@@ -1,7 +1,7 @@
 //! Suggests a known name for a misspelt one.
 
-/// Longer names are not compared, because no known name is longer, and the work grows with the
-/// product of both lengths.
+/// The maximum length of a name that is compared. No known name is longer, and the work grows with
+/// the product of both lengths.
 const NAME_CHARS_MAX: usize = 64;
 
 /// The name in `known` nearest to `name`, if it is near enough to be a typing error: at most one

@@ -63,7 +63,8 @@ impl<'a> Context<'a> {
         self.table.endpoint(endpoint)?.label(key)
     }
 
-    /// The agent's session: the first header of agent-identity that is present and not blank.
+    /// The agent's session: the value of the first header of `agent-identity` that is present and
+    /// not blank.
     pub fn agent_identity(&self) -> Option<&str> {
         let headers = &self.settings.identity.headers;
         headers
@@ -73,7 +74,7 @@ impl<'a> Context<'a> {
             .find(|value| !value.is_empty())
     }
 
-    /// The load in flight at the endpoint, of this proxy and its peers.
+    /// The load in flight at the endpoint, from this proxy and its peers.
     pub fn load(&self, endpoint: EndpointIndex) -> EndpointLoad {
         self.table
             .id(endpoint)
@@ -94,10 +95,10 @@ impl<'a> Context<'a> {
         self.tokens_without(self.local.matched_blocks(endpoint))
     }
 
-    /// Blocks of the request's prefix that draw it to the endpoint: its cached blocks, and at the
-    /// rendezvous endpoint also the blocks that other proxies may have placed there. Plugins that
-    /// weigh caches use this number. The work left at an endpoint, and the time for it, follow from
-    /// the cached blocks alone.
+    /// Blocks of the request's prefix that draw the request to the endpoint: the blocks cached
+    /// there, and at the rendezvous endpoint also the blocks that other proxies may have placed
+    /// there. Plugins that weigh caches use this number. The work left at an endpoint, and the time
+    /// for it, follow from the cached blocks alone.
     pub fn affinity_blocks(&self, endpoint: EndpointIndex) -> u32 {
         self.affinity_blocks
             .get(endpoint.get())

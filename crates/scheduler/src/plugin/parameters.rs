@@ -103,7 +103,6 @@ impl Parameter {
         Self::new(name, ParameterDefault::RequiredNumber, doc)
     }
 
-    /// true or false.
     pub(crate) const fn flag(name: &'static str, default: bool, doc: &'static str) -> Self {
         Self::new(name, ParameterDefault::Flag(default), doc)
     }
@@ -135,7 +134,7 @@ impl<'a> Parameters<'a> {
     /// when a plugin reads them.
     ///
     /// # Errors
-    /// [`InvalidParameter`] names the first that is wrong.
+    /// Returns [`InvalidParameter`] for the first parameter that is wrong.
     pub fn check(
         known: &'static [Parameter],
         given: &'a [(String, ParameterValue)],
@@ -199,7 +198,7 @@ impl<'a> Parameters<'a> {
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn finite(&self, name: &str) -> Result<f32, InvalidParameter> {
         let max = f64::from(f32::MAX);
-        // Within the range of f32.
+        // The number is within the range of an f32.
         self.number(name, -max..=max).map(|number| number as f32)
     }
 
@@ -214,7 +213,7 @@ impl<'a> Parameters<'a> {
         if number.fract() > 0.0 {
             return Err(wrong_type(name, "a whole number"));
         }
-        // Whole, and within a range of u32.
+        // The number is whole and within a range of u32.
         let whole = number as u32;
         Ok(whole)
     }
@@ -354,8 +353,8 @@ impl<'a> Parameters<'a> {
     /// A map, read as parameters over the defaults of `known`; `None` if it was not given.
     ///
     /// # Errors
-    /// Returns [`InvalidParameter`] if the parameter is not a map, if an entry is not in `known`,
-    /// or from `read`.
+    /// Returns [`InvalidParameter`] if the parameter is not a map, if [`Self::check`] refuses an
+    /// entry, or if `read` fails.
     pub fn nested<T>(
         &self,
         name: &str,
@@ -373,7 +372,7 @@ impl<'a> Parameters<'a> {
     /// A map that must be given, read like [`Self::nested`].
     ///
     /// # Errors
-    /// Returns [`InvalidParameter`] if it is not given, or as for [`Self::nested`].
+    /// Returns [`InvalidParameter`] if the map is not given, or as [`Self::nested`] does.
     pub fn require<T>(
         &self,
         name: &str,
@@ -388,7 +387,7 @@ impl<'a> Parameters<'a> {
     /// given.
     ///
     /// # Errors
-    /// As for [`Self::nested`], for the first item that is wrong.
+    /// Returns [`InvalidParameter`] for the first item that is wrong, as [`Self::nested`] does.
     pub fn each<T>(
         &self,
         name: &str,

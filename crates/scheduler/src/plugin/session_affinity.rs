@@ -136,7 +136,7 @@ impl SessionAffinity {
     }
 
     /// The endpoint among `endpoints` that belongs to the request's session. `None` if the request
-    /// has no session, or if its endpoint is not among them.
+    /// has no session, or if the session's endpoint is not among `endpoints`.
     pub(crate) fn endpoint(
         &self,
         context: &Context<'_>,

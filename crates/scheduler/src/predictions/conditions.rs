@@ -11,9 +11,9 @@ use crate::request::Request;
 // === impl Conditions ===
 
 impl Conditions {
-    /// The conditions of the endpoint at `index` and of `request` now, before the request counts
-    /// there; the default for a position outside the table. Scraped numbers that are too old are
-    /// unknown.
+    /// The present conditions of `request` and of the endpoint at `index`, without the load of the
+    /// request itself. The default for a position outside the table. Scraped numbers that are too
+    /// old are unknown.
     #[must_use]
     pub fn at_pick(
         table: &EndpointTable,
@@ -45,7 +45,7 @@ impl Conditions {
 }
 
 /// Limits a count to the largest valid condition.
-// At most 2^24.
+// The cast is exact up to 2^24.
 fn count(tokens: u64) -> f32 {
     const MAX: u64 = 1 << f32::MANTISSA_DIGITS;
     tokens.min(MAX) as f32

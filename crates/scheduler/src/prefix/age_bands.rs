@@ -11,7 +11,7 @@
 use super::owners::ReuseDistance;
 use super::table::BlockEntry;
 
-/// The capacity of an owner is divided into this many age bands ...
+/// The capacity of an owner is divided into this many age bands.
 pub(super) const PARTS: u32 = 8;
 
 /// The number of bands: those of the capacity, the band being filled, four for `maybe_cached`
@@ -105,14 +105,14 @@ impl AgeBands {
         }
     }
 
-    /// All blocks counted.
+    /// The number of blocks in all bands.
     pub(super) fn blocks(&self) -> u32 {
         self.live()
             .iter()
             .fold(0_u32, |sum, band| sum.saturating_add(band.blocks))
     }
 
-    /// The blocks counted since an entry last touched in `epoch`.
+    /// How many blocks were touched after an entry whose last touch was in `epoch`.
     pub(super) fn reuse(&self, epoch: u64) -> Option<ReuseDistance> {
         let live = self.live();
         let own = live

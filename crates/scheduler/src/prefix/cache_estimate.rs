@@ -27,7 +27,6 @@ struct CachedPart {
 // === impl CacheEstimate ===
 
 impl CacheEstimate {
-    /// The endpoint.
     #[must_use]
     pub fn endpoint(&self) -> EndpointRef {
         self.endpoint
@@ -43,7 +42,7 @@ impl CacheEstimate {
 // === impl PrefixIndex ===
 
 impl PrefixIndex {
-    /// Claims that `endpoint` is given a prompt of these hashes; `known` is how much of it was
+    /// Claims that `endpoint` gets a prompt with these hashes; `known` is the part of it that was
     /// estimated to be cached before.
     pub fn place(
         &mut self,
@@ -66,7 +65,7 @@ impl PrefixIndex {
         } else {
             held
         };
-        // What is confirmed needs no claim. What others claim is requested once more.
+        // Confirmed blocks need no claim. Blocks that were only claimed before are claimed again.
         let claimed_from = match held.reuse {
             Some(_) => known.cached as usize,
             None => 0,

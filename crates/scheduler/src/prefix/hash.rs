@@ -63,7 +63,8 @@ pub const BLOCK_BYTES_MAX: usize = 65_536;
 /// hashes and about half a millisecond to record, for a prompt whose prefill takes minutes.
 pub const BLOCKS_MAX: usize = 16_384;
 
-/// The first blocks of a prompt, each with its own hash: 8,192 tokens at [`BLOCK_BYTES_DEFAULT`].
+/// The number of blocks, from the first of a prompt, that have a hash of their own: 8,192 tokens at
+/// [`BLOCK_BYTES_DEFAULT`].
 pub const DENSE_BLOCKS: usize = 128;
 
 /// The number of blocks that each later hash represents.

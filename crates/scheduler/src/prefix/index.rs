@@ -11,8 +11,9 @@
 //!
 //! Age is counted in touches, not in time: an epoch is a fixed number of touches, and an entry
 //! carries the low 16 bits of the epoch of its last touch. When both buckets of a block are full,
-//! its entry replaces a dead or expired entry, else the oldest entry. In every epoch a few buckets
-//! are swept: entries too old for their stamp are dropped, so that no old entry ever looks young.
+//! its entry replaces a dead or expired entry, or the oldest entry if none is dead or expired. In
+//! every epoch a few buckets are swept: entries too old for their stamp are dropped, so that no old
+//! entry ever looks young.
 
 use super::age_bands::EntryState;
 use super::lookup::{IndexLookup, MatchLength};
@@ -31,24 +32,25 @@ pub const ENTRIES_DEFAULT: usize = 1_572_864;
 /// buckets.
 pub const ENTRIES_MAX: usize = 1 << 26;
 
-/// Epochs during which as many blocks are touched as the table has places. A shorter epoch measures
-/// age, and how often a prefix is requested, more finely: at the default an epoch is 192 blocks,
-/// two or three prompts. A longer one reaches further back before the 16 bits wrap: [`AGE_MAX`] is
-/// four tables full of touches, 6 million at the default, ten times what the endpoints it is sized
-/// for can cache.
+/// The number of epochs in which as many blocks are touched as the table has places. A shorter
+/// epoch measures age, and how often a prefix is requested, more finely: at the default an epoch is
+/// 192 blocks, two or three prompts. A longer epoch reaches further back before the 16 bits wrap:
+/// [`AGE_MAX`] is four tables full of touches. By default that is 6 million touches, ten times what
+/// the endpoints that the table is sized for can cache.
 const EPOCHS_PER_TABLE: usize = 8192;
 
-/// Entries not touched for this many epochs are dropped: half the range of a stamp.
+/// The maximum age of an entry: it is dropped if it is not touched for this many epochs. This is
+/// half the range of a stamp.
 const AGE_MAX: u16 = 1 << 15;
 
-/// Epochs in which the sweep covers the whole table once. Together with [`AGE_MAX`] this stays
+/// The sweep covers the whole table once in this many epochs. The sum of this and [`AGE_MAX`] stays
 /// below 2^16, where stamps repeat.
 const EPOCHS_PER_SWEEP: usize = 1 << 14;
 
 /// The reuse interval of a prefix that was requested at most once: longer than any other.
 pub const REQUESTED_ONCE: f32 = 1e9;
 
-/// The prefix index of a pool. Has one writer.
+/// The prefix index of a pool, with one writer.
 pub struct PrefixIndex {
     pub(super) table: BlockTable,
     pub(super) owners: OwnerTable,
@@ -67,7 +69,6 @@ pub struct PrefixIndex {
 pub struct PrefixStats {
     /// Entries of current generations, including those beyond their endpoint's capacity.
     pub entries: usize,
-    /// Maximum entries.
     pub entries_max: usize,
     /// Entries of current generations that were replaced by newer ones, since the index was
     /// created.
@@ -84,8 +85,8 @@ pub struct PrefixStats {
 
 impl PrefixIndex {
     /// An index of `entries` (endpoint, block) pairs, at most [`ENTRIES_MAX`], rounded up to whole
-    /// cache lines. Allocates all its memory here, zeroed. With 0 it holds no memory, remembers
-    /// nothing and never matches: for a VM that serves no requests.
+    /// cache lines. Allocates all its memory here, zeroed. With 0 entries, the index holds no
+    /// memory, remembers nothing and never matches. A VM that serves no requests uses this.
     #[must_use]
     pub fn with_capacity(entries: usize) -> Self {
         let table = BlockTable::new(entries.min(ENTRIES_MAX));
@@ -174,8 +175,8 @@ impl PrefixIndex {
         }
     }
 
-    /// How long ago `endpoint` received this block. `None` if the index has no record of that, or
-    /// only a claim.
+    /// How long ago `endpoint` received this block, counted in blocks. `None` if the index has no
+    /// record of that, or only a claim.
     pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<ReuseDistance> {
         let owner = self.owners.get(endpoint)?;
         let key = self.table.key(block, region(owner));

@@ -1,9 +1,9 @@
-//! A name in place of another name, which only the owner of a key can find out.
+//! Replaces a name by digits that only the owner of a key can compute.
 
 use super::siphash::SipHash;
 
-/// Returns 128 bits in hexadecimal digits that depend on `key` and `name`. Without the key, they
-/// reveal nothing about the name, and those of another name cannot be computed.
+/// Returns 128 bits in hexadecimal digits that depend on `key` and `name`. Without the key, the
+/// digits reveal nothing about the name, and the digits of another name cannot be computed.
 #[must_use]
 pub fn keyed_name(key: &str, name: &str) -> String {
     let [high, low] = [0, 1].map(|half| digest(0, key, half));

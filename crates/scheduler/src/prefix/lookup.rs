@@ -7,7 +7,6 @@
 //! hole converges on exactly that place, since everything before it is cached. So where it ends,
 //! one look at the next block distinguishes the end from a hole, and beyond a hole the search
 //! continues.
-
 //!
 //! Blocks received long ago are only maybe cached, and an owner that receives a block also receives
 //! all earlier blocks. So the maybe-cached blocks begin where the cached blocks end; that position
@@ -20,8 +19,9 @@ use super::hash::blocks_of;
 use super::owners::{OwnerTable, REGION_OWNERS, region, region_bit};
 use super::table::{BlockTable, ByClass, epoch_of};
 
-/// Holes that a look-up steps over. In a table that has lost 7 %, one in two look-ups of 400 blocks
-/// meets a hole, so eight are not met by chance.
+/// The maximum number of holes that a look-up steps over. In a table that has lost 7 % of its
+/// entries, one in two look-ups of 400 blocks meets a hole. So a look-up does not meet eight holes
+/// by chance.
 const HOLES_MAX: u32 = 8;
 
 /// One look-up.

@@ -5,31 +5,32 @@
 //! a former generation stop matching at once, without a walk of the table. An id is reused only
 //! after a whole sweep has passed since it was retired.
 //!
-//! What each has is estimated by class, from the ages of its entries ([`super::age_bands`]).
+//! How much each owner has cached is estimated by class, from the ages of its entries
+//! ([`super::age_bands`]).
 //!
 //! The capacity that an engine reports is nominal: its blocks hold more or less text than ours, and
-//! generated tokens fill it as well. The cached tokens that its replies report correct it: an
-//! evicted block bounds the capacity, and a cached block beyond the estimate raises it.
+//! generated tokens fill the cache as well. The cached tokens that the engine's replies report
+//! correct the capacity: an evicted block bounds the capacity, and a cached block beyond the
+//! estimate raises it.
 
 use super::age_bands::{AgeBands, EntryState, PARTS};
 use super::table::{BlockEntry, ByClass, EntryClass, NO_OWNER};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use std::collections::VecDeque;
 
-/// Number of ids: one for each possible endpoint, and as many again for generations whose entries
-/// are not swept yet. Id 0 is [`NO_OWNER`].
+/// The maximum number of ids: one for each possible endpoint, and as many again for generations
+/// whose entries are not swept yet. Id 0 is [`NO_OWNER`].
 pub(super) const OWNERS_MAX: usize = 2 * ENDPOINTS_MAX;
 
 // An entry has eleven bits for the id.
 const _: () = assert!(OWNERS_MAX <= 1 << 11, "ids fit into an entry");
 
-/// Owners whose entries of a block share buckets, so that one probe answers for all of them. The
-/// price is that blocks which every endpoint has cached crowd together: if all blocks were like
-/// that, 5 % would be lost at the load the default table is sized for. With four owners it would be
-/// 0.9 %, at twice the probes of every look-up.
+/// The number of owners whose entries of a block share buckets, so that one probe answers for all
+/// of them. The price is that blocks which every endpoint has cached crowd together: if all blocks
+/// were like that, 5 % would be lost at the load the default table is sized for. With four owners
+/// it would be 0.9 %, at twice the probes of every look-up.
 pub(super) const REGION_OWNERS: usize = 8;
 
-/// Number of regions.
 pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
 
 /// Limit of the true capacity relative to the nominal one: text with two bytes per token, where
@@ -229,7 +230,8 @@ impl OwnerTable {
         self.row(id).map(|row| row.capacity)
     }
 
-    /// The blocks that `id` is known to have got since a confirmed entry last touched in `epoch`.
+    /// How many blocks `id` is known to have received after a confirmed entry whose last touch was
+    /// in `epoch`.
     pub(super) fn reuse(&self, id: u16, epoch: u64) -> Option<ReuseDistance> {
         self.row(id)?.bands.confirmed.reuse(epoch)
     }
@@ -254,7 +256,7 @@ impl OwnerTable {
     }
 
     /// Updates `id` after touches of a class up to `epoch`: starts an age band when the newest is
-    /// full, and recomputes which entries are estimated to be cached.
+    /// full, and recomputes which entries are believed to be cached.
     pub(super) fn touched(&mut self, id: u16, class: EntryClass, epoch: u64) {
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
             let bands = row.bands.of_mut(class);

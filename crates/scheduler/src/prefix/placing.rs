@@ -1,10 +1,11 @@
 //! How blocks enter the index, and leave it again.
 //!
-//! Until the reply of an endpoint shows work, the blocks of a prompt are only *claimed*: the
-//! endpoint may refuse it. A claim counts as cached like a *confirmed* block, but takes no place
-//! from one. Each class has its own ages, clock and boundary, and in the table a claim replaces no
-//! confirmed block that counts. So a claim that is withdrawn, or was never true, has changed
-//! nothing for confirmed blocks. What a peer places beyond its share is a claim as well.
+//! Until the reply of an endpoint shows work, the blocks of a prompt are only *claimed*, because
+//! the endpoint may refuse the prompt. A claim counts as cached like a *confirmed* block, but takes
+//! no place from one. Each class has its own ages, clock and boundary, and in the table a claim
+//! replaces no confirmed block that is, or may be, cached. So a claim that is withdrawn, or was
+//! never true, has changed nothing for confirmed blocks. Placements from a peer beyond its share
+//! are claims as well.
 
 use super::age_bands::EntryState;
 use super::hash::{BLOCKS_MAX, blocks_of, is_wide};
@@ -17,11 +18,13 @@ use crate::endpoint::EndpointRef;
 /// before any cached one.
 const DOUBTED: u32 = 1 << 16;
 
-/// Added to the rank of claims: they are replaced before any confirmed entry that counts.
+/// Added to the rank of claims: they are replaced before any confirmed entry that is, or may be,
+/// cached.
 const CLAIMED: u32 = 2 * DOUBTED;
 
-/// Blocks whose cache lines are fetched together. The table is far larger than the CPU caches, so
-/// nearly every block is a miss, and the processor handles about ten independent misses at a time.
+/// The number of blocks whose cache lines are fetched together. The table is far larger than the
+/// CPU caches, so nearly every block is a miss, and the processor handles about ten independent
+/// misses at a time.
 const AT_ONCE: usize = 64;
 
 /// Blocks that no reply has confirmed here.
@@ -29,21 +32,21 @@ const AT_ONCE: usize = 64;
 pub enum BlockClaim {
     /// The pick of a request whose endpoint has not answered. The claim may be withdrawn.
     Unconfirmed,
-    /// A peer that places more than its share.
+    /// The claim of a peer that places more than its share.
     OverShare,
 }
 
 // === impl PrefixIndex ===
 
 impl PrefixIndex {
-    /// Records that `endpoint` has a prompt of these hashes cached, first block first, and
-    /// refreshes entries that exist. `endpoint` is of the current snapshot: entries of another
-    /// generation at its slot are dropped.
+    /// Records that `endpoint` has a prompt with these hashes cached, first block first, and
+    /// refreshes entries that exist. `endpoint` must belong to the current snapshot, because
+    /// entries of another generation at its slot are dropped.
     pub fn record(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
         let _ = self.confirm(endpoint, blocks);
     }
 
-    /// [`Self::record`], and returns how many of the hashes, from the first, were confirmed and
+    /// Does [`Self::record`]. Returns how many of the hashes, from the first, were confirmed and
     /// cached before.
     pub fn confirm(&mut self, endpoint: EndpointRef, blocks: &[u64]) -> usize {
         let mut known = 0;
@@ -72,7 +75,7 @@ impl PrefixIndex {
         );
     }
 
-    /// Whether a prompt of these hashes may fit into the cache of `endpoint`. A prompt that does
+    /// Whether a prompt with these hashes may fit into the cache of `endpoint`. A prompt that does
     /// not fit is not recorded, because the engine cannot have cached all of it.
     pub fn fits(&self, endpoint: EndpointRef, blocks: &[u64]) -> bool {
         self.owners
@@ -110,8 +113,8 @@ impl PrefixIndex {
     }
 
     /// Removes the claims of these blocks of `endpoint`, which refused their prompt. Confirmed
-    /// blocks stay, and what peers placed. Blocks that other prompts have claimed there since are
-    /// removed too, until they are recorded again.
+    /// blocks and placements from peers stay. Blocks that other prompts have claimed there since
+    /// are removed too, until they are recorded again.
     pub fn withdraw(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
         let Some(owner) = self.owners.get(endpoint) else {
             return;
@@ -129,8 +132,8 @@ impl PrefixIndex {
             .touched(owner, EntryClass::Claimed, self.epochs.claimed);
     }
 
-    /// Stamps the confirmed entry of `owner` and `block` with the current epoch; a claim becomes
-    /// one. Returns whether the block was confirmed and cached before.
+    /// Stamps the confirmed entry of `owner` and `block` with the current epoch. A claim becomes a
+    /// confirmed entry. Returns whether the block was confirmed and cached before.
     fn confirm_block(&mut self, owner: u16, block: u64) -> bool {
         let key = self.table.key(block, region(owner));
         let found = self.table.find_all(key, owner);
@@ -201,8 +204,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Writes a new entry to an unused place, else to that of the entry that matters least. A claim
-    /// finds none where only confirmed entries that count are.
+    /// Writes a new entry to an unused place, or replaces the entry that matters least. A claim
+    /// does not replace a confirmed entry that is, or may be, cached.
     fn insert(&mut self, key: BlockKey, new: BlockEntry) {
         let rank = |entry: BlockEntry| {
             let class = match entry.class {

@@ -11,10 +11,10 @@ use super::owners::region;
 /// How much of a prompt any endpoint ever received, in hashes from the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecalledLength {
-    /// The hashes that an endpoint received that is still in the pool: at least the `cached` of the
-    /// question.
+    /// Hashes received by an endpoint that is still in the pool: at least the `cached` ones.
     pub given: usize,
-    /// The hashes that an endpoint received that has restarted since, or is gone: at least `given`.
+    /// Hashes received by an endpoint, even one that has restarted since or is gone: at least
+    /// `given`.
     pub lost: usize,
 }
 

@@ -19,7 +19,7 @@ pub(super) struct SipHash {
 
 impl SipHash {
     pub(super) fn new(key: u128) -> Self {
-        // The two halves of the key.
+        // The casts take the two halves of the key.
         let low = key as u64;
         let high = (key >> 64) as u64;
         Self {

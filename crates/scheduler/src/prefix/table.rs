@@ -81,10 +81,10 @@ pub(super) struct BlockEntry {
     pub(super) stamp: u16,
 }
 
-/// How many epochs lie between the touches of an entry: 0 is less than one epoch, i is at least
-/// 2^(i-1) and less than 2^i, 15 is unknown. The value moves by one step towards the interval of
-/// each touch, so it stays near the median interval, and a single touch changes little. 13 and 14
-/// mark entries that may be withdrawn. Takes 4 bits.
+/// How many epochs lie between the touches of an entry: 0 means less than one epoch, i means at
+/// least 2^(i-1) and less than 2^i epochs, and 15 means unknown. The value moves by one step
+/// towards the interval of each touch, so it stays near the median interval, and a single touch
+/// changes little. 13 and 14 mark entries that may be withdrawn. Takes 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TouchInterval(u8);
 
@@ -242,8 +242,8 @@ impl BlockTable {
         all
     }
 
-    /// Chooses the position for a new entry of `key`: an unused one, else that of the entry with
-    /// the highest `rank`.
+    /// Chooses the position for a new entry of `key`: an unused one, or, if all are used, that of
+    /// the entry with the highest `rank`.
     pub(super) fn choose(
         &self,
         key: BlockKey,
@@ -369,7 +369,7 @@ impl BlockEntry {
 // === impl TouchInterval ===
 
 impl TouchInterval {
-    /// Of an entry that was touched once.
+    /// The interval of an entry that was touched once.
     pub(super) const UNKNOWN: Self = Self(15);
 
     /// A claim that may be withdrawn, made once.
@@ -378,10 +378,10 @@ impl TouchInterval {
     /// A claim that may be withdrawn, made several times.
     const CLAIMED_AGAIN: Self = Self(13);
 
-    /// The longest that is known: 2^11 epochs, a quarter of a table full of touches, or more.
+    /// The longest known interval: 2^11 epochs or more, a quarter of a table full of touches.
     const LONGEST: u8 = 12;
 
-    /// The interval after a touch, `epochs` after the touch before.
+    /// The interval after a touch that comes `epochs` after the touch before it.
     pub(super) fn after(self, epochs: u64) -> Self {
         let seen = (u64::BITS - epochs.leading_zeros()).min(u32::from(Self::LONGEST)) as u8;
         match self {
@@ -404,7 +404,7 @@ impl TouchInterval {
         }
     }
 
-    /// Whether it is of a claim that may be withdrawn.
+    /// Whether the entry is a claim that may be withdrawn.
     pub(super) fn is_withdrawable(self) -> bool {
         matches!(self, Self::CLAIMED | Self::CLAIMED_AGAIN)
     }

@@ -95,7 +95,7 @@ impl LatencySettings {
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         parameters.number("samplingMean", 0.0..=1e9)?;
         parameters.integer("maxDecodeTokenSamplesForPrediction", 0..=u32::MAX)?;
-        // A factor of a few digits.
+        // The factor has a few digits, so an f32 is precise enough.
         let slo_buffer_factor = parameters.number("sloBufferFactor", 0.001..=10.0)? as f32;
         let percentile = parameters.choice(
             "percentile",

@@ -31,10 +31,10 @@ const WIDTH: usize = 120;
 /// The start of the source of most plugins. The page names it once and leaves out the paths.
 const LLM_D: &str = "llm-d-router, ";
 
-/// How the description of state begins that engines report.
+/// The beginning of the description of state that engines report.
 const SCRAPED: &str = "scraped: ";
 
-/// With this many equal parameters, a plugin refers to an earlier one.
+/// The minimum number of equal parameters for which a plugin refers to an earlier plugin.
 const SHARED_MIN: usize = 2;
 
 /// Every plugin with its formula, source, parameters and defaults, as Markdown.
@@ -92,7 +92,7 @@ fn write_plugin(page: &mut String, plugin: &PluginType, earlier: &[&PluginType])
     if !own.is_empty() {
         let _ = writeln!(page, "| parameter | default | meaning |\n|---|---|---|");
         for parameter in own {
-            let default = parameter.default.to_string().replace('|', "\\|"); // else it would end the cell
+            let default = parameter.default.to_string().replace('|', "\\|"); // an unescaped bar would end the cell
             let _ = writeln!(
                 page,
                 "| `{}` | {default} | {} |",

@@ -68,7 +68,7 @@ impl Scorer for ActiveRequestScorer {
 }
 
 /// A count as an f32: exact up to 16 million, and in order beyond.
-// No proxy has so many requests in flight.
+// The cast is exact up to 2^24, and no proxy has so many requests in flight.
 fn whole(count: u32) -> f32 {
     count as f32
 }

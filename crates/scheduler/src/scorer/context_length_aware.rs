@@ -104,7 +104,7 @@ impl ContextLengthRange {
             let fit = WIDTH_SHARE / (1.0 + width / WIDTH_SCALE_TOKENS) + (1.0 - WIDTH_SHARE) * room;
             OUT_OF_RANGE_BELOW + (1.0 - OUT_OF_RANGE_BELOW) * fit
         };
-        // A score, 0 to 1.
+        // A score is from 0 to 1, so an f32 is precise enough.
         score as f32
     }
 }

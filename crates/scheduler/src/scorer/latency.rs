@@ -194,7 +194,7 @@ impl LatencyScorer {
             number(&COMPOSITE_PREFIX)?,
         ];
         let sum: f64 = weights.iter().sum();
-        // Shares of 1.
+        // Makes each weight a share of their sum.
         let composite = if sum > 0.0 {
             weights.map(|weight| (weight / sum) as f32)
         } else {
@@ -330,8 +330,8 @@ impl Scorer for SloScorer {
         let total: f32 = scores.iter().sum();
         let others = scores.iter().filter(|score| **score <= 0.0).count();
         if others > 0 {
-            // The other endpoints together have this share of all weights, divided equally. A share
-            // of at most 1, over an endpoint count.
+            // The other endpoints together have this share of all weights, divided equally. The
+            // result is at most the total of the scores, so an f32 is precise enough.
             let each = (self.exploration_share / (1.0 - self.exploration_share) * f64::from(total)
                 / others as f64) as f32;
             scores
@@ -399,7 +399,7 @@ fn size(headroom: Headroom) -> f64 {
 }
 
 /// Rounds a preference to hundredths, at least one.
-// 1 to 101.
+// The number of hundredths is from 1 to 101, so an f32 is precise enough.
 fn graded(preference: f64) -> f32 {
     ((libm::floor(preference * 100.0) + 1.0) / 100.0) as f32
 }

@@ -33,7 +33,7 @@ struct LoadAwareScorer {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    // No queue is so long that the last digits of it count.
+    // No queue is so long that its last digits count.
     let threshold = parameters.integer("threshold", 1..=u32::MAX)? as f32;
     Ok(Plugin::Scorer(Box::new(LoadAwareScorer { threshold })))
 }

@@ -16,8 +16,8 @@
 //!   the requests of this endpoint. Where memory is scarce, they also evict tokens that will be
 //!   computed again. This keeps requests where their prefix is cached. A prefix that many requests
 //!   share is charged to all of them, so it is copied to endpoints with less load.
-//! - An endpoint that fails at once has no requests in flight and would look cheapest. So `failure`
-//!   charges the time that a patient client would have waited for a reply.
+//! - An endpoint that fails at once has no requests in flight and would look cheapest. So the term
+//!   `failure` adds the time that a patient client would have waited for a reply.
 //! - An adapter that is loaded, or that this proxy used there recently, costs nothing. Loading an
 //!   adapter costs `adapterLoadMs`. A load that evicts another adapter costs sixteen times as much,
 //!   because the evicted adapter will be needed again and will evict a third adapter. The factor
@@ -97,7 +97,7 @@ const fn without_effect(name: &'static str) -> Parameter {
     )
 }
 
-/// Loading an adapter that evicts another counts this many times.
+/// The time to load an adapter is multiplied by this number if the adapter evicts another.
 const EVICTING_LOAD_FACTOR: f32 = 16.0;
 
 /// Costs that exceed the lowest by at most this share, or by this many ms, are equal, because the
@@ -116,7 +116,7 @@ struct MarginalCostScorer {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    // Small numbers of a few digits.
+    // The parameters have a few digits, so an f32 is precise enough.
     let number = |name, max| {
         parameters
             .number(name, 0.0..=max)

@@ -52,7 +52,7 @@ impl PrefixCacheScorer {
         let ratio = f64::from(matched_blocks.min(blocks)) / f64::from(blocks);
         let matched_tokens = f64::from(matched_blocks.min(blocks)) * f64::from(block_tokens);
         let length = (matched_tokens / f64::from(self.length_scale_tokens)).min(1.0);
-        // A score, 0 to 1.
+        // A score is from 0 to 1, so an f32 is precise enough.
         (self.length_weight * length * length + (1.0 - self.length_weight) * ratio) as f32
     }
 }

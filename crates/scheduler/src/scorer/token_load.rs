@@ -42,7 +42,7 @@ impl TokenLoadScorer {
         let over = u32::try_from(tokens)
             .unwrap_or(u32::MAX)
             .min(self.threshold_tokens);
-        // A score, 0 to 1.
+        // A score is from 0 to 1, so an f32 is precise enough.
         (1.0 - f64::from(over) / f64::from(self.threshold_tokens)) as f32
     }
 }

@@ -199,8 +199,8 @@ fn without_a_prediction_the_step_model_decides_which_slos_count() {
         };
         with_local(|local| tracked_slo(&snapshot, &request, local, first))
     };
-    // Twice 10 ms plus 50 for the prompt; three times 5 ms, plus a half for the request and 1 for
-    // its context.
+    // TTFT is twice the sum of 10 ms and 50 ms for the prompt. TPOT is three times the sum of 5 ms,
+    // 0.5 ms for the request, and 1 ms for its context.
     assert_eq!(
         (
             tracked(slo(121, 20)).counts,
@@ -262,6 +262,6 @@ fn an_endpoint_without_a_prediction_counts_as_the_mean_of_the_best() {
         );
     };
     near(&again(4), [0.81, 0.61, 0.12, 0.0]);
-    // Over a and b alone TTFT headrooms are 10 and 50, TPOT headrooms 40 and 5.
+    // Over a and b alone, TTFT headrooms are 10 and 50, and TPOT headrooms are 40 and 5.
     near(&again(2), [0.81, 0.2, 0.505, 0.0]);
 }

@@ -49,7 +49,7 @@ pub struct EndpointCase {
     pub prefill_tokens: u32,
     pub matched_blocks: u32,
     pub ejected: bool,
-    /// How much more often requests fail there than elsewhere, 0 to 1.
+    /// The failure rate of the endpoint beyond that of the other endpoints, 0 to 1.
     pub failing: f32,
     /// The time when the endpoint last answered.
     pub last_answer: u64,
@@ -228,7 +228,7 @@ impl DecisionCase {
         }
     }
 
-    /// Reads a case. The error says which line is wrong.
+    /// Reads a case. Fails if a line is wrong, and names the line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut case = Self::new(PipelineSpec::default(), Vec::new());
         let mut section = "";

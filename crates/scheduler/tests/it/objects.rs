@@ -206,7 +206,7 @@ fn any_spec() -> impl Strategy<Value = ObjectsSpec> {
         )
 }
 
-/// The rules written plainly: no tables, each line a loop over the spec.
+/// The same rules without tables: each lookup is a loop over the spec.
 mod oracle {
     use super::*;
 

@@ -450,7 +450,7 @@ fn kept(case: &DecisionCase, left: &[usize], filter: &str) -> Vec<usize> {
                 case.request.blocks > 0
                     && f64::from(row.matched_blocks) / f64::from(case.request.blocks) >= 0.8
             };
-            // 18 s at 100 tokens a second.
+            // An engine that computes 100 tokens a second takes 18 s for 1,800 tokens.
             let least = |of: &[usize]| {
                 let tokens = |at: &usize| {
                     if case.pool[*at].in_flight == 0 {

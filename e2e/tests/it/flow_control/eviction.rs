@@ -181,7 +181,7 @@ async fn chat_waits(front: PickerMode, workers: u32, eviction: bool, begun: bool
     let engine = GatedEngine::start().await?;
     let stack = stack(front, workers, &engine, folder.path(), eviction).await?;
     let mut batch = fill(&stack, &engine, begun).await?;
-    // As above, the first ones may go too far.
+    // As in the function above, the first chats may go too far.
     let mut chats = Vec::new();
     while queued_requests::held(&stack).await != Some(1) {
         if chats.iter().all(Reply::is_finished) {

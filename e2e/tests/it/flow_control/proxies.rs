@@ -17,7 +17,8 @@ const WORKERS: u32 = 4;
 const SEATS: u32 = 6;
 const DELAY: Duration = Duration::from_millis(150);
 
-/// For each proxy and sharing delay, one request too many may be sent.
+/// The maximum number of requests above the limit: one for each proxy, sent before it knows the
+/// picks of the other.
 const OVERSHOOT_MAX: usize = 2;
 
 struct TwoProxies {
@@ -70,8 +71,8 @@ impl TwoProxies {
         Ok(replies)
     }
 
-    /// Sends so many requests through each proxy while the engine answers none, until all are held.
-    /// Then returns how many of each were sent while both had some left.
+    /// Sends this many requests through each proxy while the engine answers none, until all are
+    /// held. Then returns how many of each were sent while both had some left.
     async fn compete(&self, counts: [usize; 2]) -> Result<[usize; 2]> {
         let begin = self.engine.arrivals().len();
         let held_before = self.held_total().await?;

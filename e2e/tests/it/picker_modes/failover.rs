@@ -1,5 +1,5 @@
-//! P9: after a failover to another pool, the picker of the pool that answered learns which endpoint
-//! served.
+//! Tests clause P9 of `fronts.yaml`: after a failover to another pool, the picker of the pool that
+//! answered learns which endpoint served.
 //!
 //! ```text
 //!                 ┌ first try, at "default" ▶ the gateway ▶ picker of pool `default`, whose only server refuses ▶ 503

@@ -11,7 +11,7 @@ use testbed::{Result, client};
 
 use super::outsider::{LIMIT, SimulatedPeer};
 
-/// A prompt that the attacker sent, so knows to be among the hashes.
+/// A prompt that the attacker sent. So the attacker knows that its hash is among the hashes.
 const KNOWN: &str = "hi";
 
 /// A prompt that another client sent.

@@ -27,7 +27,7 @@ pub(super) struct SimulatedPeer {
     stream: tonic::Streaming<state::DaemonMessage>,
     pool_update: state::PoolUpdate,
     others: (LoadReportSum, PeerLoadReport),
-    /// All messages of the daemon, as bytes.
+    /// All messages from the daemon, as bytes.
     pub(super) received: Vec<Vec<u8>>,
 }
 

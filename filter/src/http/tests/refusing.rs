@@ -174,7 +174,7 @@ impl RefusalProcess {
         }
     }
 
-    /// Delivers a message of the daemon on the current stream or call.
+    /// Delivers a message from the daemon on the current stream or call.
     fn says(&self, message: Vec<u8>) {
         let stream = u32::try_from(self.host.grpc.streams.borrow().len()).unwrap();
         let size = message.len();

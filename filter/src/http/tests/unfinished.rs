@@ -1,5 +1,5 @@
-//! What is not finished costs others nothing: replies that their client does not read, and bodies
-//! that are not yet whole.
+//! Unfinished work costs other requests nothing: replies that their client does not read, and
+//! bodies that have not come whole.
 
 use super::*;
 use crate::root::check_streams;
@@ -71,7 +71,7 @@ fn narrow() -> HttpWorld {
     narrow_with("")
 }
 
-/// One with more fields of the configuration.
+/// The same proxy with these additional fields in its configuration.
 fn narrow_with(fields: &str) -> HttpWorld {
     let world = HttpWorld::new(&format!(
         r#"{{"pools": [{{"name": "default"}}], "body_limit_bytes": 40000, "bodies_in_progress_bytes": 50000{fields}}}"#

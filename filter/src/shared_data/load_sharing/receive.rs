@@ -10,33 +10,33 @@ use crate::host::Host;
 use crate::shared_data::RingOwner;
 use crate::shared_data::placement_ring::{PlacementRingReader, ReadBudget};
 
-/// A report that was not written for this time (ten ticks), in ms, does not count. A VM with load
-/// writes at each tick. So the load of a VM that trapped with open streams disappears.
+/// A report expires if it was not written for this time, in ms: ten ticks. A VM with load writes
+/// its report at each tick. So the load of a VM that trapped with open streams disappears.
 pub const ROW_EXPIRY_MS: u64 = 1_000;
 /// At a pick, reports of other VMs are read again if the last reading is this old, in ms.
 pub(super) const ROWS_MS: u64 = 2;
-/// At the end of a request, when no request waits, they are read again if the last reading is this
-/// old.
+/// At the end of a request, when no request waits, reports of other VMs are read again if the last
+/// reading is this old, in ms.
 const ROWS_AT_END_MS: u64 = 1;
-/// But no more than this many reports are read per millisecond. The limit matters with more than 64
-/// workers. A report costs 1 to 2 µs, so reading takes at most a twentieth of a worker's time. With
-/// 192 workers the last reading is up to 6 ms old, with 511 up to 15 ms.
+/// The maximum number of reports read per millisecond, which matters with more than 64 workers. A
+/// report costs 1 to 2 µs, so reading takes at most a twentieth of a worker's time. With 192
+/// workers the last reading is up to 6 ms old, with 511 up to 15 ms.
 pub(super) const ROWS_A_MS: u64 = 32;
-/// Reports of VMs that do not pick, and of all other proxies together, are read no more often than
-/// the daemon sends them.
+/// Reports of VMs that do not pick, and of all other proxies together, are read again if the last
+/// reading is this old, in ms. The daemon does not send them more often.
 pub(super) const SLOW_ROWS_MS: u64 = 5;
 /// At a pick, rings are read again if the last reading is this old, in ms.
 pub(super) const RINGS_AT_PICK_MS: u64 = 10;
 /// At the end of a request, when no request waits, rings are read again if the last reading is this
-/// old.
+/// old, in ms.
 const RINGS_AT_END_MS: u64 = 5;
 /// The maximum number of blocks read at a pick, which takes up to 50 µs. The next reading reads the
 /// rest.
 const BLOCKS_AT_PICK: usize = 2_048;
 /// The maximum number of blocks read at the end of a request, which takes up to 0.2 ms.
 const BLOCKS_AT_END: usize = 8_192;
-/// The maximum number of blocks read at a tick. Reading so many blocks takes up to 2 ms in a VM
-/// that has just started and reads the rings of all other VMs.
+/// The maximum number of blocks read at a tick. Reading them takes up to 2 ms in a VM that has just
+/// started and reads the rings of all other VMs.
 pub(super) const BLOCKS_AT_TICK: usize = 65_536;
 
 /// Selects the reports that are read in addition to those of VMs that pick.

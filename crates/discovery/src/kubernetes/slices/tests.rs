@@ -371,8 +371,8 @@ proptest! {
     }
 }
 
-/// Ten thousand endpoints in a hundred slices: an event takes time for its own slice. The test
-/// compares with a smaller index on the same machine, not with a fixed time.
+/// Ten thousand endpoints in a hundred slices: the time for an event depends only on its own slice.
+/// The test compares with a smaller index on the same machine, not with a fixed time.
 #[test]
 fn an_event_costs_its_slice_however_many_there_are() {
     let event_cost = |slices: u16| {

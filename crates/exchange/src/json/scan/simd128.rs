@@ -26,7 +26,7 @@ pub(super) struct Operands {
     end: v128,
 }
 
-/// Loads the operands, once for each string. The operands must not be constants for the compilers:
+/// Loads the operands, once for each string. The compilers must not know the operands as constants:
 /// V8 creates a constant vector again at each use, with three instructions, which doubles the time
 /// for a block.
 #[inline(always)]

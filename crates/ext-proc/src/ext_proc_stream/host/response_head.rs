@@ -12,8 +12,8 @@ const SERVED: &str = "x-gateway-destination-endpoint-served";
 // === impl ExtProcHost ===
 
 impl ExtProcHost {
-    /// Reads response headers, with the served endpoint from the attributes that the proxy sends,
-    /// else from the metadata of the protocol.
+    /// Reads response headers. The served endpoint is read from the attributes that the proxy
+    /// sends. If they have none, it is read from the metadata of the protocol.
     pub(in crate::ext_proc_stream) fn response_head<'m>(
         &self,
         message: &'m ProcessingRequest,

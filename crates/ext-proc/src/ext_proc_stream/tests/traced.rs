@@ -9,7 +9,7 @@ const REPLY: [&str; 2] = [
     r#"reply-last {"choices":[{"text":"x"}],"usage":{"prompt_tokens":900,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}}}"#,
 ];
 
-/// The spans of streams with these messages.
+/// Plays streams with these messages, and returns their spans.
 fn spans(streams: &[Vec<&str>], parent: Option<TraceContext>) -> Vec<RequestSpan> {
     let server = server(&[SERVER, OTHER]);
     let (queue, mut spans) = SpanQueue::new();

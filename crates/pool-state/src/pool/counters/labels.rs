@@ -1,16 +1,21 @@
 //! Decides which model names get a label.
 //!
-//! A name gets one at its first success. Engines that ignore the name answer for any name. So if
-//! there is no room, an unlisted name is replaced: by a listed name, by the name of a client with
-//! fewer names, by a name of its own client with twice its requests, or by any name if it had no
-//! success for [`IDLE_MS`]. Its counts are then added to `other`.
+//! A name gets a label at its first success. Engines that ignore the name answer for any name. So
+//! if there is no room, a name that is not listed is replaced by
+//!
+//! - a listed name,
+//! - a name of a client with fewer names,
+//! - a name of the same client with twice as many requests, or
+//! - any name, if the replaced name had no success for [`IDLE_MS`].
+//!
+//! The counts of the replaced name are added to `other`.
 
 use scheduler::Timestamp;
 
 use super::{CountedRequest, MODELS_MAX, ModelCounters, ModelLabel, PoolCounters, other};
 
-/// The length in bytes at which an unlisted model name is cut. Each name is written into some 90
-/// lines of the daemon's page.
+/// The maximum length of an unlisted model name, in bytes. The rest is cut, because each name is
+/// written into some 90 lines of the daemon's `/metrics` page.
 pub const UNLISTED_NAME_BYTES_MAX: usize = 64;
 
 /// How long an unlisted name without a success keeps its label, in ms: some scrapes.
@@ -143,7 +148,7 @@ impl PoolCounters {
     }
 
     /// Counts a success of a name without a label. Returns the unlisted row of its client with the
-    /// fewest requests, if the name had twice as many.
+    /// fewest requests, if the name had at least twice as many successes.
     fn rarer_than(&mut self, label: &ModelLabel, source: LabelSource) -> Option<usize> {
         let successes = self.candidates.count(label);
         let rows = self.models.iter().enumerate();
@@ -185,7 +190,8 @@ impl PoolCounters {
 // === impl ModelLabel ===
 
 impl ModelLabel {
-    /// The label of an unlisted model, if it differs.
+    /// The label with both names cut to [`UNLISTED_NAME_BYTES_MAX`], for an unlisted model. `None`
+    /// if neither name is longer.
     pub(super) fn cut(&self) -> Option<Self> {
         let cut = |name: &str| {
             name.get(..name.floor_char_boundary(UNLISTED_NAME_BYTES_MAX))

@@ -18,7 +18,8 @@ fn evicting(seats: f64, more: &[(String, ParameterValue)]) -> PipelineSpec {
     )
 }
 
-/// Given up by their own priority, and by that of the requests that waited.
+/// Returns the number of requests given up, counted in their own bands and in those of the requests
+/// that waited.
 fn counted(drill: &Drill) -> [u64; 2] {
     let sum =
         |of: fn(&super::super::BandCounters) -> u64| drill.pool.queues().counters().map(of).sum();
@@ -121,7 +122,8 @@ fn what_a_band_was_owed_is_not_given_up() {
     assert!(drill.given_up.is_empty());
 }
 
-/// The flow that received less goes first, with a longer prompt than the band was owed for.
+/// The flow that received less goes first. Its prompt is longer than the share that its band was
+/// owed.
 #[test]
 fn what_went_for_the_share_of_its_band_is_not_given_up_though_it_cost_more() {
     let mut drill = Drill::new(1, &evicting(1.0, &[]));
@@ -209,7 +211,7 @@ proptest! {
                 RunEvent::Arrives { priority, tokens } => {
                     let sent = drill.sent;
                     drill.arrives(priority, "", tokens);
-                    // It waits, or another one was given up for it at once.
+                    // The request waits, or another one was given up for it at once.
                     waited += usize::from(priority > -3 && (drill.sent == sent || drill.given_up.len() > given_up));
                 }
                 RunEvent::FirstByte(at) => {

@@ -29,7 +29,7 @@ struct Vm {
     peers: Vec<PeerReport>,
     queued: Vec<(QueuedTicket, usize)>,
     woken: bool,
-    /// Asks of other VMs for room: how many VMs may still be asked, and the job that waits.
+    /// Each [`RoomAsk`] from other VMs, how many VMs may still be asked, and the job that waits.
     asks: VecDeque<(RoomAsk, usize, usize)>,
 }
 
@@ -70,7 +70,7 @@ struct Process {
     now: Timestamp,
     /// The jobs in the order in which they were sent.
     sent: Vec<usize>,
-    /// At one in this many writes, another VM seems to have written first; 0 means never.
+    /// In one of this many writes, another VM seems to have written first; 0 means never.
     conflict_each: u64,
     writes: u64,
     /// How often a queued request was tried, and a VM woken.
@@ -176,8 +176,8 @@ impl Process {
     /// Writes the order, unless another VM did, then wakes that VM.
     fn write(&mut self, at: usize, order: SharedOrder, wake: Option<u64>) -> bool {
         self.writes += 1;
-        // The choice is not every n-th write, because a claim that takes n writes would never be
-        // the one that counts.
+        // The choice is random. If it were every n-th write, the decisive write of a claim with n
+        // writes might never be chosen.
         let dice = self.writes.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
         let is_written = self.conflict_each == 0 || !dice.is_multiple_of(self.conflict_each);
         if is_written {
@@ -333,7 +333,7 @@ impl Process {
         vm.woken || !vm.asks.is_empty() || vm.pool.has_due()
     }
 
-    /// A callback of the VM, which first receives the asks of others.
+    /// A callback of the VM. Before it, the VM receives each [`RoomAsk`] from other VMs.
     fn steps(&mut self, at: usize) {
         while let Some((ask, left, waits)) = self.vms[at].asks.pop_front() {
             self.hears(at, ask, left, waits);
@@ -345,7 +345,7 @@ impl Process {
         self.callback(at);
     }
 
-    /// The VM receives an ask. It gives up a request, or asks the next VM.
+    /// The VM receives a [`RoomAsk`]. It gives up a request, or asks the next VM.
     fn hears(&mut self, at: usize, ask: RoomAsk, left: usize, waits: usize) {
         self.read(at);
         match self.vms[at].pool.queues_mut().give_room(ask, self.now) {
@@ -362,8 +362,8 @@ impl Process {
             .for_each(|left| self.vms[next].asks.push_back((ask, left, waits)));
     }
 
-    /// The job was tried. The VM's asks to others, and the requests that it gives up itself, are
-    /// for this job.
+    /// The job was tried. For this job, the VM asks other VMs for room, or gives up requests
+    /// itself.
     fn sends_asks(&mut self, at: usize, job: usize) {
         let others = self.vms.len() - 1;
         self.vms[at]
@@ -663,7 +663,7 @@ fn the_limits_hold_for_all_vms_and_the_lowest_band_of_any_is_left_out() {
     }
     process.arrives(1, -1, "", 1);
     assert_eq!((process.queued(), process.jobs[5].refused), (3, true));
-    // VM 1 holds nothing lower than this: another VM refuses its own.
+    // VM 1 holds no request of a lower band, so another VM refuses one of its requests.
     process.arrives(1, 3, "", 1);
     process.passes(10);
     assert_eq!(process.queued(), 3);

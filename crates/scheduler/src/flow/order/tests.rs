@@ -338,8 +338,8 @@ fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
         .unwrap();
 }
 
-/// Four VMs in random order; wake-ups get lost, and one VM dies. A tick of each VM every 10 ms,
-/// with an event if the last round is older, is the safety net: all requests of the living VMs are
+/// Four VMs in random order; wake-ups get lost, and one VM dies. The tick of each VM every 10 ms is
+/// the safety net, with an event if the last round is older: all requests of the living VMs are
 /// sent.
 #[test]
 fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {

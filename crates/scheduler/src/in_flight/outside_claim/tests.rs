@@ -364,8 +364,8 @@ fn what_no_scrape_shows_is_not_judged() {
 }
 
 proptest! {
-    /// For all claims and scrapes, no more counts than is claimed. In the end a claim counts as at
-    /// most the load that the endpoint shows, or a few times that.
+    /// For all claims and scrapes, no more load is used than is claimed. In the end a claim counts
+    /// as at most the load that the endpoint shows, or a few times that.
     #[test]
     fn a_claim_counts_within_what_is_shown(
         claims in prop::collection::vec((0..70_000_u32, any::<u32>(), 0..60_u64), 1..40),

@@ -10,7 +10,6 @@ use super::{Parameter, VALUE_DEPTH_MAX, VALUES_MAX};
 pub enum InvalidParameter {
     /// The plugin has no such parameter.
     Unknown {
-        /// The name given.
         name: String,
         /// The parameters that the plugin has.
         known: &'static [Parameter],
@@ -25,21 +24,16 @@ pub enum InvalidParameter {
     Within {
         /// The path to that value, such as `conditions[1]`.
         path: String,
-        /// The error there.
         error: Box<InvalidParameter>,
     },
     /// The value has another type.
     WrongType {
         name: String,
-        /// The type it takes.
+        /// The type that the parameter must have.
         expected: &'static str,
     },
     /// The value is not finite, or outside its range.
-    OutOfRange {
-        name: String,
-        /// The allowed range.
-        allowed: &'static str,
-    },
+    OutOfRange { name: String, allowed: &'static str },
 }
 
 /// The error of a value of another type.

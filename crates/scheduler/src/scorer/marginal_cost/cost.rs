@@ -23,7 +23,7 @@
 //! | u, n | `uncached_tokens`, `prompt_tokens` | prompt tokens that are not cached here; all prompt tokens |
 //! | m | `new_tokens` | prompt tokens that are cached at no candidate: the least u |
 //! | r | `reuse_interval` | prompts that an endpoint gets between two requests that a new copy will serve |
-//! | x | | tokens that the request is charged for: a copy of a prefix is paid by all that will use it |
+//! | x | | tokens that the request is charged for: all requests that will use a copy of a prefix share its cost |
 //! | o | `output_tokens` | expected output tokens; 0 at a stage before decode |
 //! | v, w | `prefill_speed`, `decode_speed` | how many times as long as an average endpoint this one takes |
 //! | c0 c1 c2, e0 e1 e2 | `step` | learned coefficients of a prefill and of a decode step ([`StepModel`]) |
@@ -52,7 +52,7 @@ const PROMPTS_PER_STEP: f32 = 4.0;
 /// tokens.
 const PROMPT_MEMORY_SHARE: f32 = 0.9;
 
-/// The largest share of evicted tokens that counts. An evicted token is computed again with this
+/// The maximum share of evicted tokens in the formula. An evicted token is computed again with this
 /// probability, which evicts another token, and so on. The maximum limits the chain to 20 tokens.
 const EVICTED_SHARE_MAX: f32 = 0.95;
 

@@ -1,4 +1,4 @@
-//! The shares of a full queue bind over all VMs.
+//! The shares of a full queue hold for all VMs together.
 
 use super::*;
 

@@ -83,8 +83,8 @@ fn knows(index: &PrefixIndex, chains: std::ops::Range<u64>) -> Vec<MatchLength> 
 }
 
 proptest! {
-    /// With and without refused prompts, lies and denials, the index knows the same of the prompts
-    /// that were answered.
+    /// With and without refused prompts, lies and denials, the index knows the same about the
+    /// prompts that were answered.
     #[test]
     fn what_nobody_confirmed_moves_nothing(
         deeds in prop::collection::vec(prop_oneof![honest(), hostile()], 0..150),
@@ -106,7 +106,8 @@ proptest! {
         }
     }
 
-    /// In a table that is too small, no claim replaces a confirmed block that counts.
+    /// In a table that is too small, no claim replaces a confirmed block that is, or may be,
+    /// cached.
     #[test]
     fn in_a_full_table_a_claim_replaces_no_confirmed_block(
         deeds in prop::collection::vec(honest(), 0..60),
