@@ -21,10 +21,9 @@ const WORKERS: u32 = 4;
 /// The largest share of the requests in the measured 12 s that a broken engine may get.
 const SHARE_MAX: f64 = 0.02;
 
-/// This many requests within the 12 s are allowed as probes, whatever their share, because workers
-/// send probes by time. Each worker sends at most four, because the pause between probes grows from
-/// 1 s to 5 s. Two more requests may have been on their way.
-const PROBES_MAX: u64 = 4 * WORKERS as u64 + 2;
+/// This many requests within the 12 s are allowed, whatever their share: four probes are due, and
+/// workers send some more when two of them do so at the same time.
+const PROBES_MAX: u64 = 2 * WORKERS as u64 + 2;
 
 /// All kinds of faults at the same time, each in a pool of its own behind one Envoy with four
 /// workers.

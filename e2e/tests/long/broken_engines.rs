@@ -14,9 +14,9 @@ const MENDED_LIMIT: Duration = Duration::from_secs(100);
 /// The largest share of all requests after the first seconds that a broken engine may get.
 const SHARE_MAX: f64 = 0.02;
 
-/// Requests that a broken engine may always get from each proxy: four probes are due in the measured
-/// time, and a fifth within the error of a busy machine. On such a machine fewer than 250 requests
-/// per proxy run in that time, and then five are more than [`SHARE_MAX`].
+/// The number of requests that a broken engine may always get from each proxy: four probes are due
+/// in the measured time, and a fifth may come early or late on a busy machine. On such a machine
+/// fewer than 250 requests per proxy run in that time, and then five are more than [`SHARE_MAX`].
 const PROBES_MAX: u64 = 5;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
