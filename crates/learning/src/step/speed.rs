@@ -1,5 +1,5 @@
-//! How much longer one endpoint takes than the others. The speed is a mean of comparisons whose
-//! evidence fades while the endpoint is idle.
+//! How much longer one endpoint takes than the other endpoints. The speed is a mean of comparisons
+//! whose evidence fades while the endpoint is idle.
 //!
 //! Each comparison is the logarithm of an observed time over the time that an average endpoint
 //! takes for similar inputs. The mean of an endpoint is compared with the mean of the pool. Only
@@ -47,8 +47,8 @@ const MEMORY_SAMPLES: f64 = 32.0;
 /// another reason. The endpoint is in use, so nothing fades with time, but it may have changed.
 const UNCOMPARED_KEEP: f64 = 0.997;
 
-/// The assumption that an endpoint is as fast as the others weighs as much as this many samples.
-/// With one, the speed moves by half of the difference of a single sample.
+/// The assumption that an endpoint is as fast as the other endpoints weighs as much as this many
+/// samples. With one, the speed moves by half of the difference of a single sample.
 const SHRINK_SAMPLES: f64 = 1.0;
 
 /// The number of standard errors by which an endpoint must differ from the pool before any
