@@ -10,7 +10,7 @@
 //! - and they exceed twice what the failure rate of the other endpoints predicts by [`STREAK`].
 //!
 //! So what fails everywhere alike, a wave of bad prompts, ejects no endpoint. A probe that fails
-//! ejects again if the others fail at most half of the time.
+//! ejects again if the other endpoints fail at most half of the time.
 //!
 //! Connections have rules of their own. A refused connection ejects at once, because no prompt
 //! causes one. A lost connection ejects if [`LOST_STREAK`] were lost in a row, or if the endpoint
@@ -31,7 +31,7 @@ use super::answer_window::{AnswerCounts, AnswerWindow, TIMES_OTHERS, WINDOW_MS};
 use super::witnesses::{LastWitnesses, SeenClients, Witness, WitnessMark};
 
 /// This many failures in a row eject, like Envoy's `consecutive_5xx`. An endpoint must also have
-/// this many failures more than twice the rate of the others predicts.
+/// this many failures more than twice the rate of the other endpoints predicts.
 const STREAK: f32 = 5.0;
 
 /// This many lost connections in a row eject an endpoint that answered a moment ago. A single one
@@ -292,8 +292,8 @@ impl EndpointHealthTable {
             .any(|&(other, at)| other != prompt && at >= since)
     }
 
-    /// Writes the failure rate of each of `endpoints` minus twice that of the others; leaves `out`
-    /// empty when none failed lately.
+    /// Writes the failure rate of each of `endpoints` minus twice the rate of the other endpoints;
+    /// leaves `out` empty when none failed lately.
     pub(super) fn excess_failures(
         &self,
         endpoints: &[EndpointRef],
@@ -330,7 +330,7 @@ impl EndpointHealthTable {
         out.extend(all.iter().map(excess));
     }
 
-    /// Whether the endpoint fails more than the others, and too much to be used.
+    /// Whether the endpoint fails more than the other endpoints, and too much to be used.
     fn fails_more(&self, endpoint: EndpointRef, streak: f32, now: Timestamp) -> bool {
         let own = self
             .known(endpoint)

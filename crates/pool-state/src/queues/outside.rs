@@ -46,16 +46,17 @@ const STALE: u64 = 8;
 /// The queues of the other proxies, as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct OutsideQueues {
-    /// The requests that the others hold together.
+    /// The requests that the other proxies hold together.
     bands: Vec<QueuedInBand>,
     /// The running requests of the other proxies.
     running: u64,
     delay_us: u64,
-    /// The number of proxies, if nothing is received from the others; 0 otherwise.
+    /// The number of proxies, if nothing is received from the other proxies; 0 otherwise.
     alone_of: u32,
-    /// This proxy's part of the running requests, when the load of the others was last known.
+    /// This proxy's part of the running requests, when the load of the other proxies was last
+    /// known.
     part: f64,
-    /// The room that bands leave to others.
+    /// The room that bands leave to other proxies.
     left: Vec<LeftRoom>,
     /// How often room was left without being used, and when this last happened.
     unused: u32,
@@ -73,7 +74,7 @@ struct LeftRoom {
 // === impl OutsideQueues ===
 
 impl OutsideQueues {
-    /// Sets what the others hold. Returns whether that has changed.
+    /// Sets the requests that the other proxies hold. Returns whether the bands have changed.
     pub(super) fn set(&mut self, bands: &[QueuedInBand], running: u64, delay_us: u64) -> bool {
         self.running = running;
         self.delay_us = delay_us;
@@ -84,12 +85,13 @@ impl OutsideQueues {
         is_changed
     }
 
-    /// Sets how many proxies there are, if nothing is received from the others; 0 otherwise.
+    /// Sets how many proxies there are, if nothing is received from the other proxies; 0 otherwise.
     pub(super) fn set_alone(&mut self, of: u32) {
         self.alone_of = of;
     }
 
-    /// Sets this proxy's part of the running requests, while the load of the others is known.
+    /// Sets this proxy's part of the running requests, while the load of the other proxies is
+    /// known.
     pub(super) fn set_part(&mut self, part: f64) {
         self.part = part;
     }

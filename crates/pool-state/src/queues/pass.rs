@@ -262,7 +262,8 @@ impl ReleasePass {
         None
     }
 
-    /// Whether enough requests found no room where this one would go.
+    /// Whether so many requests found no room where this request would go that it need not be
+    /// tried.
     fn is_hopeless(&self, entry: &QueuedEntry, priority: i32) -> bool {
         if entry.nowhere {
             return self.nowhere >= SCAN_MAX;
