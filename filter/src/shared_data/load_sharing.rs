@@ -227,7 +227,8 @@ impl LoadSharing {
         self.outside.report.is_current(now)
     }
 
-    /// The last known number of proxies, if nothing is received from the others; otherwise 0.
+    /// The last known number of proxies, if nothing is received from the other proxies; otherwise
+    /// 0.
     pub fn alone_of(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> u32 {
         let reported_at = self.outside.report().head().written;
         let proxies = self.remote_peers().proxies;
