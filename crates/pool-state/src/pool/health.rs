@@ -2,9 +2,9 @@
 //!
 //! A failed answer is as much evidence against its request as against its endpoint. So failures are
 //! counted by [`Witness`]. A prompt counts once at an endpoint, however often it fails there, until
-//! some others have failed. So does a client that succeeds nowhere. A prompt that succeeds at
-//! another endpoint always counts. While several clients are seen, few failures of one client count
-//! ([`super::witnesses`]). Witnesses eject an endpoint if
+//! some other prompts have failed. So does a client that succeeds nowhere. A prompt that succeeds
+//! at another endpoint always counts. While several clients are seen, few failures of one client
+//! count ([`super::witnesses`]). Witnesses eject an endpoint if
 //!
 //! - they are a streak of [`STREAK`] without a success, or half of all answers of [`WINDOW_MS`];
 //! - and they exceed twice what the failure rate of the other endpoints predicts by [`STREAK`].

@@ -14,8 +14,8 @@
 use scheduler::Timestamp;
 use scheduler::flow::QueuedInBand;
 
-/// How long room is left to others, in ms, in addition to the time in which they receive the news
-/// and answer.
+/// How long room is left to other proxies, in ms, in addition to the time in which they receive the
+/// news and answer.
 const PATIENCE_MS: u64 = 10;
 
 /// A proxy may exceed its share of the running requests by one part in this many. The proxy whose
@@ -102,13 +102,13 @@ impl OutsideQueues {
         (1.0 / f64::from(self.alone_of.max(1))).max(self.part)
     }
 
-    /// Whether a band leaves room to others.
+    /// Whether a band leaves room to other proxies.
     pub(super) fn is_patient(&self) -> bool {
         !self.left.is_empty()
     }
 
     /// How many picks by other proxies a pick here stands for: one by each active proxy. The result
-    /// is 0 while this proxy and others hold requests. In that case the shares separate the
+    /// is 0 while this proxy and other proxies hold requests. In that case the shares separate the
     /// proxies, and a guess would leave room empty.
     pub(super) fn stands_for(&self, holds: bool, active: u32) -> u32 {
         if holds && self.holds_any() { 0 } else { active }
@@ -119,8 +119,8 @@ impl OutsideQueues {
         !self.bands.is_empty()
     }
 
-    /// Whether a band with `queued` requests here must leave the room that it finds to others,
-    /// while `running` requests run in total. `highest` is the highest known priority.
+    /// Whether a band with `queued` requests here must leave the room that it finds to other
+    /// proxies, while `running` requests run in total. `highest` is the highest known priority.
     pub(super) fn is_over_share(
         &self,
         priority: i32,
@@ -150,8 +150,9 @@ impl OutsideQueues {
     }
 
     /// Records that a band over its share has found room. Returns whether it leaves the room to
-    /// others. The band no longer leaves room once its patience is over, until [`Self::took_room`].
-    /// So a claim that fails because another VM was first costs no further wait.
+    /// other proxies. The band no longer leaves room once its patience is over, until
+    /// [`Self::took_room`]. So a claim that fails because another VM was first costs no further
+    /// wait.
     pub(super) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
         let patience_us = PATIENCE_MS * 1_000 + 2 * self.delay_us.min(1_000_000);
         self.left

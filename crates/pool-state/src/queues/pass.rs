@@ -46,7 +46,8 @@ pub(super) struct ReleasePass {
 pub(super) struct Candidate {
     pub(super) number: u64,
     pub(super) tag: QueuedTag,
-    /// Whether no endpoint could serve it before. Such a request takes no place from others.
+    /// Whether no endpoint could serve it before. Such a request takes no place from other
+    /// requests.
     nowhere: bool,
 }
 

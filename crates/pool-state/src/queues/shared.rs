@@ -119,8 +119,8 @@ impl FlowQueues {
         }
     }
 
-    /// Records that others may have made room, or may leave it: like [`Self::room_freed`] for each
-    /// endpoint that a request waits for.
+    /// Records that other VMs or proxies may have made room, or may leave it: like
+    /// [`Self::room_freed`] for each endpoint that a request waits for.
     pub(crate) fn others_freed(&mut self) {
         let awaited = self.awaited();
         if awaited.is_empty() {
