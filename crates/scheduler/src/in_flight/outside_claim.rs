@@ -136,8 +136,8 @@ impl ShownLoad {
         })
     }
 
-    /// Returns the part of the load that is not `own`. Half of the load may always belong to
-    /// others, because own requests may still be on their way.
+    /// Returns the part of the load that is not `own`. Half of the load may always belong to other
+    /// proxies, because own requests may still be on their way.
     fn beside(self, own: u32) -> Self {
         let others = |shown: f32| (shown - own as f32).max(shown / 2.0);
         Self {
