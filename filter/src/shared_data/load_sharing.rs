@@ -213,9 +213,9 @@ impl LoadSharing {
         self.own.ring.flush(host);
     }
 
-    /// Whether placements from others do not arrive here. True in two cases: another proxy has
-    /// reported nothing for long and the daemon is silent too (its last metrics were received at
-    /// `metrics_at`), or segments of a VM's ring were lost recently.
+    /// Whether placements from other VMs or proxies do not arrive here. True in two cases: another
+    /// proxy has reported nothing for long and the daemon is silent too (its last metrics were
+    /// received at `metrics_at`), or segments of a VM's ring were lost recently.
     #[must_use]
     pub fn are_peers_unreachable(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> bool {
         self.alone_of(metrics_at, now) > 0
