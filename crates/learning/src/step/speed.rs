@@ -28,9 +28,10 @@ pub(super) struct SpeedNoise {
 }
 
 /// Time in which the evidence of an idle endpoint halves, ms. The aim is 30 s from the last sample
-/// to the next try. Nothing fades in the first [`IDLE_MS`] of them. An endpoint learned as 1.9, 3
-/// or 10 times slower counts as average when 0.6, 0.4 or 0.2 samples' worth is left of
-/// [`MEMORY_SAMPLES`] (if noise is least), which takes 6 to 7 half-lives.
+/// to the next try. Nothing fades in the first [`IDLE_MS`] of these 30 s. An endpoint that was
+/// learned as 1.9 times slower counts as average when the evidence of 0.6 of [`MEMORY_SAMPLES`] is
+/// left. For 3 times it is 0.4, and for 10 times 0.2 (if noise is least). Until then 6 to 7
+/// half-lives pass.
 const HALF_LIFE_MS: f64 = 3_000.0;
 
 /// Time since the last sample after which evidence begins to fade, ms. With this time, the evidence
