@@ -35,11 +35,11 @@ pub(crate) struct DecisionReason {
 }
 
 /// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"cost":{…},"total","predicted"}]}`
-/// with at most `endpoints_max` endpoints. Candidates come from the first profile. The others
-/// follow as `"profiles":[{"name","candidates"}]`, with their picks as `"prefill"`, `"encode"` and
-/// `"data_parallel"`. A request that was not routed has its drop reason as `"refused"`. A request
-/// that flow control held has `"held":{"ms","priority","full"}`: the duration, and the endpoint
-/// that had no room at the last try.
+/// with at most `endpoints_max` endpoints. Candidates come from the first profile. The other
+/// profiles follow as `"profiles":[{"name","candidates"}]`, with their picks as `"prefill"`,
+/// `"encode"` and `"data_parallel"`. A request that was not routed has its drop reason as
+/// `"refused"`. A request that flow control held has `"held":{"ms","priority","full"}`: the
+/// duration, and the endpoint that had no room at the last try.
 #[must_use]
 pub fn reasons(
     snapshot: &Snapshot,

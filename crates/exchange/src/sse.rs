@@ -36,7 +36,7 @@ pub struct ChunkProgress {
 }
 
 /// The maximum number of ids remembered for one answer: the answer's own, and its conversation's.
-/// An engine that names a new id in each event must not displace the answers of others.
+/// An engine that names a new id in each event must not displace the answers of other engines.
 const STORED_IDS_MAX: u8 = 2;
 
 #[derive(Clone, Debug)]

@@ -2,12 +2,12 @@
 //!
 //! Every stream has a [`MemoryAccount`] of the bytes it holds: an unfinished message, a body that
 //! waits for its last byte, answers that the proxy has not taken. The sum over all streams stays
-//! within [`HELD_BYTES_MAX`]. A stream may hold at most a quarter of what the others leave. The
-//! more bytes are held, the fewer bytes a single stream may add. So a few large bodies do not block
-//! all other requests, and a small request still gets memory. A client has three quarters of what
-//! other clients leave, and a stream may hold at most half of what is left of that. Beyond that, a
-//! client may hold one longest body if room for another one is left. So however much one client
-//! holds, three others may send the longest body at the same time.
+//! within [`HELD_BYTES_MAX`]. A stream may hold at most a quarter of the memory that the other
+//! streams leave. The more bytes are held, the fewer bytes a single stream may add. So a few large
+//! bodies do not block all other requests, and a small request still gets memory. A client has
+//! three quarters of what other clients leave, and a stream may hold at most half of what is left
+//! of that. Beyond that, a client may hold one longest body if room for another one is left. So
+//! however much one client holds, three others may send the longest body at the same time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,8 +21,8 @@ pub const HELD_BYTES_MAX: usize = 384 << 20;
 /// The longest body, in bytes.
 const BODY_MAX: usize = 24 << 20;
 
-/// A stream holds at most one part in this many of the bytes that the others leave. With no other
-/// stream, a body of 24 MiB fits into its share.
+/// A stream holds at most one part in this many of the bytes that the other streams leave. With no
+/// other stream, a body of 24 MiB fits into its share.
 const SHARE: usize = 4;
 
 /// The streams of a client hold less than this many quarters of the bytes that other clients leave.

@@ -181,7 +181,8 @@ impl OriginVotes {
         }
     }
 
-    /// The trust in an origin that agrees with the others, by its share of the learned samples.
+    /// The trust in an origin that agrees with the other origins, by its share of the learned
+    /// samples.
     fn share(votes: &[Vote], own: &Vote) -> OriginTrust {
         let others: f64 = votes.iter().map(|vote| vote.taught).sum::<f64>() - own.taught;
         if own.taught <= TIMES_OTHERS * others + MORE_SAMPLES {

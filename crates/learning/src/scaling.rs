@@ -54,7 +54,7 @@ const STEP_TOKENS: f64 = 8_192.0;
 /// longer than the SLO.
 const WAIT_SHARE_MIN: f64 = 0.1;
 
-/// Larger numbers are reduced to this one, so that products of two numbers stay finite.
+/// Larger numbers are reduced to this number, so that products of two numbers stay finite.
 const NUMBER_MAX: f64 = 1e15;
 
 /// The stages of a request that a group of endpoints serves.

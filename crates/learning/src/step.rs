@@ -267,8 +267,8 @@ impl StepLearner {
         lower_median(known.map(|output| output.tokens).collect()).unwrap_or(self.output_tokens)
     }
 
-    /// Whether both times of `endpoint` were compared with those of others. The model leaves out an
-    /// endpoint of average speed.
+    /// Whether both times of `endpoint` were compared with those of other endpoints. The model
+    /// leaves out an endpoint of average speed.
     pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
         let row = self
             .endpoints

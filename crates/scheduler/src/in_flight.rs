@@ -284,7 +284,7 @@ impl InFlight {
         self.last_picks.of(endpoint)
     }
 
-    /// The load of others, for updates.
+    /// The load of other workers and proxies, for updates.
     pub fn others_mut(&mut self) -> &mut PeerLoads {
         &mut self.others
     }

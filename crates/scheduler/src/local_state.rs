@@ -110,7 +110,7 @@ impl<'a> LocalState<'a> {
             .unwrap_or(0)
     }
 
-    /// The failure rate of this endpoint minus that of the others, 0 to 1.
+    /// The failure rate of this endpoint minus that of the other endpoints, 0 to 1.
     pub fn failing(&self, index: EndpointIndex) -> f32 {
         self.failing
             .get(index.get())

@@ -106,7 +106,7 @@ impl FlowOrder {
     /// since the order was read.
     pub fn write<H: Host>(&mut self, host: &H, pool: &mut ManagedPool) -> bool {
         let write = |expect| host.share(&self.key, &flow_order::write(&self.order), expect);
-        // If the proxy refuses for another reason, this VM continues without the others.
+        // If the proxy refuses for another reason, this VM continues without the other VMs.
         let is_first = self
             .read
             .take()

@@ -213,9 +213,9 @@ impl LoadSharing {
         self.own.ring.flush(host);
     }
 
-    /// Whether placements from others do not arrive here. True in two cases: another proxy has
-    /// reported nothing for long and the daemon is silent too (its last metrics were received at
-    /// `metrics_at`), or segments of a VM's ring were lost recently.
+    /// Whether placements from other VMs or proxies do not arrive here. True in two cases: another
+    /// proxy has reported nothing for long and the daemon is silent too (its last metrics were
+    /// received at `metrics_at`), or segments of a VM's ring were lost recently.
     #[must_use]
     pub fn are_peers_unreachable(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> bool {
         self.alone_of(metrics_at, now) > 0
@@ -227,7 +227,8 @@ impl LoadSharing {
         self.outside.report.is_current(now)
     }
 
-    /// The last known number of proxies, if nothing is received from the others; otherwise 0.
+    /// The last known number of proxies, if nothing is received from the other proxies; otherwise
+    /// 0.
     pub fn alone_of(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> u32 {
         let reported_at = self.outside.report().head().written;
         let proxies = self.remote_peers().proxies;

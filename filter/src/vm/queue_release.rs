@@ -112,7 +112,7 @@ impl<H: Host> VmState<H> {
 
     /// Checks the endpoints where requests made room, after this VM has published its load: see
     /// [`exchange::ManagedPool::look_at_freed`]. If this VM knows of no room, it first reads the
-    /// loads of the others.
+    /// loads of the other VMs.
     pub fn look_at_freed(&self, replica: &mut PoolReplica, now: Timestamp) {
         let queues = replica.pool.queues();
         if queues.has_freed() && queues.is_shared() && !replica.pool.has_freed_room(now) {

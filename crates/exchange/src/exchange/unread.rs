@@ -37,8 +37,8 @@ pub(crate) enum AwaitedSide {
     /// fault.
     Endpoint,
     /// Probably the client: of the requests that were sent to the engine and have not ended, the
-    /// engine has only some. The request that the engine still has may be another silent one, or
-    /// the engine may run a tool for this one.
+    /// engine has only some. The request that the engine still has may be another silent request,
+    /// or the engine may run a tool for this request.
     ClientProbably,
     /// The client: the engine has computed the whole reply, or it has sent a long stream and has no
     /// request.

@@ -1,5 +1,5 @@
-//! How much longer one endpoint takes than the others. The speed is a mean of comparisons whose
-//! evidence fades while the endpoint is idle.
+//! How much longer one endpoint takes than the other endpoints. The speed is a mean of comparisons
+//! whose evidence fades while the endpoint is idle.
 //!
 //! Each comparison is the logarithm of an observed time over the time that an average endpoint
 //! takes for similar inputs. The mean of an endpoint is compared with the mean of the pool. Only
@@ -28,9 +28,10 @@ pub(super) struct SpeedNoise {
 }
 
 /// Time in which the evidence of an idle endpoint halves, ms. The aim is 30 s from the last sample
-/// to the next try. Nothing fades in the first [`IDLE_MS`] of them. An endpoint learned as 1.9, 3
-/// or 10 times slower counts as average when 0.6, 0.4 or 0.2 samples' worth is left of
-/// [`MEMORY_SAMPLES`] (if noise is least), which takes 6 to 7 half-lives.
+/// to the next try. Nothing fades in the first [`IDLE_MS`] of these 30 s. An endpoint that was
+/// learned as 1.9 times slower counts as average when the evidence of 0.6 of [`MEMORY_SAMPLES`] is
+/// left. For 3 times it is 0.4, and for 10 times 0.2 (if noise is least). Until then 6 to 7
+/// half-lives pass.
 const HALF_LIFE_MS: f64 = 3_000.0;
 
 /// Time since the last sample after which evidence begins to fade, ms. With this time, the evidence
@@ -47,8 +48,8 @@ const MEMORY_SAMPLES: f64 = 32.0;
 /// another reason. The endpoint is in use, so nothing fades with time, but it may have changed.
 const UNCOMPARED_KEEP: f64 = 0.997;
 
-/// The assumption that an endpoint is as fast as the others weighs as much as this many samples.
-/// With one, the speed moves by half of the difference of a single sample.
+/// The assumption that an endpoint is as fast as the other endpoints weighs as much as this many
+/// samples. With one, the speed moves by half of the difference of a single sample.
 const SHRINK_SAMPLES: f64 = 1.0;
 
 /// The number of standard errors by which an endpoint must differ from the pool before any

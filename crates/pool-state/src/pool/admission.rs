@@ -357,7 +357,8 @@ impl ManagedPool {
             .map_or(0, |snapshot| snapshot.objects().highest_priority())
     }
 
-    /// Records this proxy's part of the running requests, while the load of the others is known.
+    /// Records this proxy's part of the running requests, while the load of the other proxies is
+    /// known.
     #[inline(never)] // rare, and the wasm module should be small
     pub fn record_part(&mut self) {
         let all = self.running();

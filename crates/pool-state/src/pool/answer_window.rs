@@ -70,7 +70,8 @@ impl AnswerCounts {
         }
     }
 
-    /// The failures beyond what the failure rate of others predicts.
+    /// The failures beyond [`TIMES_OTHERS`] times the number that the failure rate of `others`
+    /// predicts.
     pub(super) fn excess_over(self, others: Self) -> f32 {
         self.bad - TIMES_OTHERS * self.count() * others.failure_rate()
     }

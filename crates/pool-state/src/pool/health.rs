@@ -2,15 +2,15 @@
 //!
 //! A failed answer is as much evidence against its request as against its endpoint. So failures are
 //! counted by [`Witness`]. A prompt counts once at an endpoint, however often it fails there, until
-//! some others have failed. So does a client that succeeds nowhere. A prompt that succeeds at
-//! another endpoint always counts. While several clients are seen, few failures of one client count
-//! ([`super::witnesses`]). Witnesses eject an endpoint if
+//! some other prompts have failed. So does a client that succeeds nowhere. A prompt that succeeds
+//! at another endpoint always counts. While several clients are seen, few failures of one client
+//! count ([`super::witnesses`]). Witnesses eject an endpoint if
 //!
 //! - they are a streak of [`STREAK`] without a success, or half of all answers of [`WINDOW_MS`];
 //! - and they exceed twice what the failure rate of the other endpoints predicts by [`STREAK`].
 //!
 //! So what fails everywhere alike, a wave of bad prompts, ejects no endpoint. A probe that fails
-//! ejects again if the others fail at most half of the time.
+//! ejects again if the other endpoints fail at most half of the time.
 //!
 //! Connections have rules of their own. A refused connection ejects at once, because no prompt
 //! causes one. A lost connection ejects if [`LOST_STREAK`] were lost in a row, or if the endpoint
@@ -31,7 +31,7 @@ use super::answer_window::{AnswerCounts, AnswerWindow, TIMES_OTHERS, WINDOW_MS};
 use super::witnesses::{LastWitnesses, SeenClients, Witness, WitnessMark};
 
 /// This many failures in a row eject, like Envoy's `consecutive_5xx`. An endpoint must also have
-/// this many failures more than twice the rate of the others predicts.
+/// this many failures more than twice the rate of the other endpoints predicts.
 const STREAK: f32 = 5.0;
 
 /// This many lost connections in a row eject an endpoint that answered a moment ago. A single one
@@ -292,8 +292,8 @@ impl EndpointHealthTable {
             .any(|&(other, at)| other != prompt && at >= since)
     }
 
-    /// Writes the failure rate of each of `endpoints` minus twice that of the others; leaves `out`
-    /// empty when none failed lately.
+    /// Writes the failure rate of each of `endpoints` minus twice the rate of the other endpoints;
+    /// leaves `out` empty when none failed lately.
     pub(super) fn excess_failures(
         &self,
         endpoints: &[EndpointRef],
@@ -343,7 +343,7 @@ impl EndpointHealthTable {
             .find(|&endpoint| !is_ejected(endpoint) && self.fails_more(endpoint, STREAK, now))
     }
 
-    /// Whether the endpoint fails more than the others, and too much to be used.
+    /// Whether the endpoint fails more than the other endpoints, and too much to be used.
     #[inline(never)] // several callers, and the wasm module should be small
     fn fails_more(&self, endpoint: EndpointRef, streak: f32, now: Timestamp) -> bool {
         let own = self

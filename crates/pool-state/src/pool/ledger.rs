@@ -16,7 +16,7 @@ pub(super) struct Ledger {
     pub(super) first_tokens: Vec<Timestamp>,
     /// See [`super::ManagedPool::changes`].
     pub(super) changes: u64,
-    /// How often the loads of others changed.
+    /// How often the loads of other VMs and proxies changed.
     reports: u64,
 }
 
@@ -28,7 +28,7 @@ impl Ledger {
         self.changes + self.reports
     }
 
-    /// The loads of others, for updates.
+    /// The loads of other VMs and proxies, for updates.
     pub(super) fn others_mut(&mut self) -> &mut PeerLoads {
         self.reports += 1;
         self.in_flight.others_mut()

@@ -245,7 +245,7 @@ impl PeerLoadReport {
         });
     }
 
-    /// Replaces a load of this report or of the one before it. Reports from other VMs of the
+    /// Replaces a load of this report or of the previous report. Reports from other VMs of the
     /// process are trusted. Reports from other proxies are claims.
     fn change(
         &self,

@@ -14,8 +14,8 @@ pub(super) struct EndpointLookups {
     /// How rarely the longest cached prefix is requested.
     pub(super) reuse_interval: f32,
     pub(super) ejected: Vec<bool>,
-    /// The failure rate of the endpoint minus that of the others; empty when no endpoint fails more
-    /// often.
+    /// The failure rate of the endpoint minus that of the other endpoints; empty when no endpoint
+    /// fails more often.
     pub(super) failing: Vec<f32>,
     /// Whether the endpoint has room for the request's adapter; empty without adapters.
     pub(super) adapter_rooms: Vec<AdapterRoom>,

@@ -173,9 +173,9 @@ impl LedgerHold {
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// Starts to measure a request, before its load counts anywhere. A request is not measured if
-    /// an encoder or a data-parallel rank works on it, if both its stages are at one endpoint, if
-    /// its prompt has no tokens, or before the daemon has sent models.
+    /// Starts to measure a request, before its load counts anywhere. A request is not measured
+    /// before the daemon has sent models, or if its prompt has no tokens. Nor is a request on which
+    /// an encoder or a data-parallel rank works, or whose stages are both at one endpoint.
     pub(super) fn start_timing(
         &self,
         request: &Request<'_>,

@@ -110,8 +110,8 @@ impl ManagedPool {
         }
     }
 
-    /// Adds up all reports from others again. Call this after [`Self::install`], because endpoints
-    /// may have other generations.
+    /// Adds up all reports from other VMs and proxies again. Call this after [`Self::install`],
+    /// because endpoints may have other generations.
     pub fn recount_load_reports<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
         let others = self.ledger.others_mut();
         others.start(self.endpoints.refs());

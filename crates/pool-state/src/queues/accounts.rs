@@ -9,7 +9,7 @@ use super::FlowQueues;
 
 impl FlowQueues {
     /// Takes over the accounts of the order, together with the charges made here without a claim,
-    /// and the requests that the others hold.
+    /// and the requests that the other VMs hold.
     pub(crate) fn read_order(
         &mut self,
         control: &FlowControl,

@@ -8,14 +8,14 @@ use scheduler::flow::{QueuedInBand, RowBand, SharedOrder};
 pub(super) struct SharedQueues {
     pub(super) others: OtherVms,
     pub(super) round: RoundState,
-    /// Whether room was made, while no VM was known to wait, since the reports of the others were
-    /// last read.
+    /// Whether room was made, while no VM was known to wait, since the reports of the other VMs
+    /// were last read.
     pub(super) room_unclaimed: bool,
     /// Whether a load report of another VM has changed since the last round.
     pub(super) rows_changed: bool,
     /// Whether the order must be read.
     pub(super) look: bool,
-    /// The requests that the others hold.
+    /// The requests that the other VMs hold.
     pub(super) bands: Vec<OtherBand>,
     /// The VMs that must refuse a request, each with the priority of its band, until the order has
     /// these entries.
@@ -101,14 +101,14 @@ impl SharedQueues {
         self.round.is_due() || self.look
     }
 
-    /// The requests of a band that the others hold.
+    /// The requests of a band that the other VMs hold.
     pub(super) fn in_band(&mut self, priority: i32) -> impl Iterator<Item = &mut OtherBand> {
         self.bands
             .iter_mut()
             .filter(move |other| other.row.queued.priority == priority)
     }
 
-    /// The requests with priorities from `lowest` to `highest` that the others hold.
+    /// The requests with priorities from `lowest` to `highest` that the other VMs hold.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn queued(&self, lowest: i32, highest: i32) -> QueuedInBand {
         let mut sum = QueuedInBand::default();
@@ -121,7 +121,7 @@ impl SharedQueues {
         sum
     }
 
-    /// The lowest of the bands that other VMs hold and of this one.
+    /// The lowest of this band and of the bands that other VMs hold.
     pub(super) fn lowest(&self, own: i32) -> i32 {
         self.bands
             .iter()

@@ -14,8 +14,8 @@
 use scheduler::Timestamp;
 use scheduler::flow::QueuedInBand;
 
-/// How long room is left to others, in ms, in addition to the time in which they receive the news
-/// and answer.
+/// How long room is left to other proxies, in ms, in addition to the time in which they receive the
+/// news and answer.
 const PATIENCE_MS: u64 = 10;
 
 /// A proxy may exceed its share of the running requests by one part in this many. The proxy whose
@@ -46,16 +46,17 @@ const STALE: u64 = 8;
 /// The queues of the other proxies, as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct OutsideQueues {
-    /// The requests that the others hold together.
+    /// The requests that the other proxies hold together.
     bands: Vec<QueuedInBand>,
     /// The running requests of the other proxies.
     running: u64,
     delay_us: u64,
-    /// The number of proxies, if nothing is received from the others; 0 otherwise.
+    /// The number of proxies, if nothing is received from the other proxies; 0 otherwise.
     alone_of: u32,
-    /// This proxy's part of the running requests, when the load of the others was last known.
+    /// This proxy's part of the running requests, when the load of the other proxies was last
+    /// known.
     part: f64,
-    /// The room that bands leave to others.
+    /// The room that bands leave to other proxies.
     left: Vec<LeftRoom>,
     /// How often room was left without being used, and when this last happened.
     unused: u32,
@@ -73,7 +74,7 @@ struct LeftRoom {
 // === impl OutsideQueues ===
 
 impl OutsideQueues {
-    /// Sets what the others hold. Returns whether that has changed.
+    /// Sets the requests that the other proxies hold. Returns whether the bands have changed.
     pub(super) fn set(&mut self, bands: &[QueuedInBand], running: u64, delay_us: u64) -> bool {
         self.running = running;
         self.delay_us = delay_us;
@@ -84,12 +85,13 @@ impl OutsideQueues {
         is_changed
     }
 
-    /// Sets how many proxies there are, if nothing is received from the others; 0 otherwise.
+    /// Sets how many proxies there are, if nothing is received from the other proxies; 0 otherwise.
     pub(super) fn set_alone(&mut self, of: u32) {
         self.alone_of = of;
     }
 
-    /// Sets this proxy's part of the running requests, while the load of the others is known.
+    /// Sets this proxy's part of the running requests, while the load of the other proxies is
+    /// known.
     pub(super) fn set_part(&mut self, part: f64) {
         self.part = part;
     }
@@ -100,13 +102,13 @@ impl OutsideQueues {
         (1.0 / f64::from(self.alone_of.max(1))).max(self.part)
     }
 
-    /// Whether a band leaves room to others.
+    /// Whether a band leaves room to other proxies.
     pub(super) fn is_patient(&self) -> bool {
         !self.left.is_empty()
     }
 
     /// How many picks by other proxies a pick here stands for: one by each active proxy. The result
-    /// is 0 while this proxy and others hold requests. In that case the shares separate the
+    /// is 0 while this proxy and other proxies hold requests. In that case the shares separate the
     /// proxies, and a guess would leave room empty.
     pub(super) fn stands_for(&self, holds: bool, active: u32) -> u32 {
         if holds && self.holds_any() { 0 } else { active }
@@ -117,8 +119,8 @@ impl OutsideQueues {
         !self.bands.is_empty()
     }
 
-    /// Whether a band with `queued` requests here must leave the room that it finds to others,
-    /// while `running` requests run in total. `highest` is the highest known priority.
+    /// Whether a band with `queued` requests here must leave the room that it finds to other
+    /// proxies, while `running` requests run in total. `highest` is the highest known priority.
     pub(super) fn is_over_share(
         &self,
         priority: i32,
@@ -148,8 +150,9 @@ impl OutsideQueues {
     }
 
     /// Records that a band over its share has found room. Returns whether it leaves the room to
-    /// others. The band no longer leaves room once its patience is over, until [`Self::took_room`].
-    /// So a claim that fails because another VM was first costs no further wait.
+    /// other proxies. The band no longer leaves room once its patience is over, until
+    /// [`Self::took_room`]. So a claim that fails because another VM was first costs no further
+    /// wait.
     pub(super) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
         let patience_us = PATIENCE_MS * 1_000 + 2 * self.delay_us.min(1_000_000);
         self.left

@@ -46,7 +46,8 @@ pub(super) struct ReleasePass {
 pub(super) struct Candidate {
     pub(super) number: u64,
     pub(super) tag: QueuedTag,
-    /// Whether no endpoint could serve it before. Such a request takes no place from others.
+    /// Whether no endpoint could serve it before. Such a request takes no place from other
+    /// requests.
     nowhere: bool,
 }
 
@@ -262,7 +263,8 @@ impl ReleasePass {
         None
     }
 
-    /// Whether enough requests found no room where this one would go.
+    /// Whether so many requests found no room where this request would go that it need not be
+    /// tried.
     fn is_hopeless(&self, entry: &QueuedEntry, priority: i32) -> bool {
         if entry.nowhere {
             return self.nowhere >= SCAN_MAX;

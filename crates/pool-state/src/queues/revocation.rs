@@ -64,7 +64,8 @@ fn may_ask(entry: &QueuedEntry, now: Timestamp) -> bool {
         .is_none_or(|asked| now.ms_since(asked) >= ASK_AGAIN_MS)
 }
 
-/// Whether the request waits for the room that another one asks for.
+/// Whether the request waits for the room that another request asks for: room at `endpoint`, or at
+/// any endpoint.
 fn waits_for(entry: &QueuedEntry, endpoint: Option<EndpointRef>) -> bool {
     !entry.nowhere && entry.full_at.is_some() && (endpoint.is_none() || entry.full_at == endpoint)
 }

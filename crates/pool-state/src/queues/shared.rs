@@ -119,8 +119,8 @@ impl FlowQueues {
         }
     }
 
-    /// Records that others may have made room, or may leave it: like [`Self::room_freed`] for each
-    /// endpoint that a request waits for.
+    /// Records that other VMs or proxies may have made room, or may leave it: like
+    /// [`Self::room_freed`] for each endpoint that a request waits for.
     pub(crate) fn others_freed(&mut self) {
         let awaited = self.awaited();
         if awaited.is_empty() {
@@ -131,7 +131,7 @@ impl FlowQueues {
             .for_each(|(endpoint, _)| self.room_freed(endpoint));
     }
 
-    /// Sets how many proxies there are, if nothing is received from the others; 0 otherwise.
+    /// Sets how many proxies there are, if nothing is received from the other proxies; 0 otherwise.
     pub fn set_alone(&mut self, of: u32) {
         self.outside.set_alone(of);
     }
@@ -141,7 +141,8 @@ impl FlowQueues {
         self.outside.stands_for(self.any_queued(), active)
     }
 
-    /// Sets this proxy's part of the running requests, while the load of the others is known.
+    /// Sets this proxy's part of the running requests, while the load of the other proxies is
+    /// known.
     pub(crate) fn set_part(&mut self, part: f64) {
         self.outside.set_part(part);
     }

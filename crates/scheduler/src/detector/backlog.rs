@@ -66,9 +66,10 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 
 /// The default share of an endpoint's sequences that lower bands leave free. A burst in lower bands
 /// takes the sequences before the tokens of the highest band have become slower. The burst keeps
-/// the sequences until its outputs end. The highest band then needs up to twice the sequences. With
-/// long outputs at twice the capacity, chat's time to first token is 3 s at p99 with a tenth, and
-/// 125 ms with a quarter, for 2 % of the tokens (`simulator flow`).
+/// the sequences until its outputs end. The highest band then needs up to twice the sequences. In
+/// the simulation (`simulator flow`) with long outputs at twice the capacity, chat's time to first
+/// token is 3 s at p99 with a tenth, and 125 ms with a quarter. The quarter costs 2 % of the
+/// tokens.
 const SEQUENCE_RESERVE: f64 = 0.25;
 
 #[derive(Debug)]

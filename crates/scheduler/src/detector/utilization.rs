@@ -100,8 +100,8 @@ impl UtilizationThresholds {
     }
 
     /// The mean over the endpoints with known metrics. 0 if there are none. If there are several
-    /// endpoints, the largest value is limited to 1 (full), or to the mean of the others if that is
-    /// above 1. So the claims of one engine shed no request while others have room.
+    /// endpoints, the largest value is limited to 1 (full), or to the mean of the other endpoints
+    /// if that is above 1. So the claims of one engine shed no request while others have room.
     pub(crate) fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         let known = endpoints
             .iter()

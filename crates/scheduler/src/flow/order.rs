@@ -8,8 +8,8 @@
 //!   most once, the smallest [`QueuedTag`] of all VMs first. A VM tries its own next request while
 //!   that is the smallest. Then the VM passes the turn on, and wakes the owner of the smallest.
 //! - A VM first publishes its load with the pick, and then writes the order. This is the *claim*.
-//!   If the write fails, the VM takes the pick back. A VM reads the loads of the others after the
-//!   order. So if two VMs saw the same room, one of them writes too late.
+//!   If the write fails, the VM takes the pick back. A VM reads the loads of the other VMs after
+//!   the order. So if two VMs saw the same room, one of them writes too late.
 //! - A VM that was woken and has done nothing for [`WAKE_MS`], or has not written its row for
 //!   [`SILENT_MS`], is passed over until it writes again.
 
@@ -48,7 +48,7 @@ pub struct QueuedTag {
     /// The priority of its band.
     pub priority: i32,
     /// The hash of the request's fairness id. 0 if the VM holds several flows of the band, because
-    /// another flow may come first when the rank of this one changes.
+    /// another flow may come first when the rank of this flow changes.
     pub flow: u64,
     /// The rank of the request's flow, if the requests before it in its VM are sent first.
     pub rank: f64,

@@ -3,9 +3,9 @@
 //!
 //! The scrape of an endpoint counts the requests of all proxies. The claims that other proxies send
 //! are newer, so they are included in full until a scrape could have shown them. A claim that
-//! scrapes do not confirm is *refuted*. Then the load of the others is at most the load that the
-//! scrape shows beyond our own. So a proxy that lies, or repeats old reports or those of others,
-//! can make an endpoint seem busy for some seconds, but not permanently.
+//! scrapes do not confirm is *refuted*. Then the load of the other proxies is at most the load that
+//! the scrape shows beyond our own. So a proxy that lies, or repeats old reports or those of
+//! others, can make an endpoint seem busy for some seconds, but not permanently.
 //!
 //! The test compares averages, because a scrape is a sample: requests begin and end between two
 //! scrapes. The difference between the claim and [`TIMES_SHOWN`] times the shown load is added up
@@ -136,8 +136,8 @@ impl ShownLoad {
         })
     }
 
-    /// Returns the part of the load that is not `own`. Half of the load may always belong to
-    /// others, because own requests may still be on their way.
+    /// Returns the part of the load that is not `own`. Half of the load may always belong to other
+    /// proxies, because own requests may still be on their way.
     fn beside(self, own: u32) -> Self {
         let others = |shown: f32| (shown - own as f32).max(shown / 2.0);
         Self {

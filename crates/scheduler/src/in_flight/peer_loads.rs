@@ -1,4 +1,4 @@
-//! The load of others, as they reported it: other workers of this process, and other proxies.
+//! The load of other workers of this process and of other proxies, as they reported it.
 //!
 //! Other VMs and proxies report rows with absolute numbers, each of one point in time. When a row
 //! replaces an older row, the table subtracts exactly the numbers of the older row. So the table is
@@ -26,7 +26,8 @@ use crate::slo::Slo;
 /// second. Beyond it, the oldest picks no longer count.
 const YOUNG_MAX: usize = 1_024;
 
-/// The load of others, by endpoint. It has one writer, and reads are array look-ups.
+/// The load of the other workers and proxies, by endpoint. It has one writer, and reads are array
+/// look-ups.
 #[derive(Debug, Default)]
 pub struct PeerLoads {
     /// Loads by slot, up to the highest current one.

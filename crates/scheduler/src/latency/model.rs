@@ -244,7 +244,7 @@ impl LatencyModel {
         &self.limits
     }
 
-    /// The endpoints known to differ from the others, by slot.
+    /// The endpoints known to differ from the other endpoints, by slot.
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointFactor> + '_ {
         let known = (0_u16..)
             .zip(&self.offsets)

@@ -47,7 +47,7 @@ pub struct ProfileSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfilePlugin {
     pub name: String,
-    /// Weight of a scorer, 0 or more; ignored for others.
+    /// Weight of a scorer, 0 or more; ignored for other plugins.
     pub weight: f64,
 }
 

@@ -5,8 +5,8 @@
 //! from the daemon and are the same everywhere. Each endpoint draws a number from the head and its
 //! own identity. The highest number wins, unless that endpoint already has more than its share of
 //! the load; then the next highest wins. So an endpoint that joins or leaves moves only its own
-//! prompts, and a prompt that every client sends overflows to others rather than overload one
-//! endpoint.
+//! prompts, and a prompt that every client sends overflows to other endpoints and does not overload
+//! one endpoint.
 //!
 //! Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998);
 //! Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads" (2018).
