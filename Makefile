@@ -13,7 +13,7 @@ TOOLS := $(ROOT)/.tools
 WASM  := target/wasm32-wasip1/release/switchpoint.wasm
 
 # Largest allowed module. Each Envoy process needs about 100 MB of RSS per MB of module, because V8 compiles all of it.
-# It has 747,264. A float printed anywhere, also in the text of a panic, adds 20,000: `clamp` with limits that are not constants.
+# It has 747,283. A float printed anywhere, also in the text of a panic, adds 20,000: `clamp` with limits that are not constants.
 WASM_BYTES_MAX := 750000
 
 CARGO_DENY_VERSION    := 0.20.2

@@ -361,36 +361,28 @@ fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_mended()
 /// has answered.
 #[test]
 fn an_engine_that_fails_before_any_other_answers_is_ejected_when_one_does() {
-    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Status(500))
-        .workers
-        .remove(0)
-        .pool;
+    let fault = EngineFault::Status(500);
+    let mut pool = BrokenEnginesWorld::new(1, fault).workers.remove(0).pool;
     let mut sent = Vec::new();
     for n in 0..CLIENTS {
         let (exchange, to) = request(&mut pool, &format!("prompt {n}"), false, at(100));
         let to = to.unwrap().split(',').next().unwrap().to_owned();
         sent.push((exchange, to));
     }
-    let (failing, mut working): (Vec<_>, Vec<_>) =
-        sent.into_iter().partition(|(_, to)| to == BROKEN);
+    let (failing, working): (Vec<_>, Vec<_>) = sent.into_iter().partition(|(_, to)| to == BROKEN);
     for (mut exchange, to) in failing {
-        exchange.response_headers(&mut pool, &head(&to, 500), at(101));
-        exchange.response_chunk(&mut pool, b"{}", true, at(101));
-        exchange.end(&mut pool, at(101)).unwrap();
+        answer_badly(&mut exchange, &mut pool, &to, fault, at(101));
+        exchange.end(&mut pool, at(101));
     }
     assert!(pool.ejections().is_empty(), "no engine does better");
-    let (mut exchange, to) = working.remove(0);
-    exchange.response_headers(&mut pool, &head(&to, 200), at(600));
-    exchange.response_chunk(&mut pool, REPLY, true, at(600));
-    exchange.end(&mut pool, at(600)).unwrap();
-    assert_eq!(pool.ejections().len(), 1);
-    // More good answers do not delay the probe.
-    let until = pool.ejections()[0].until;
-    let (mut exchange, to) = working.remove(0);
-    exchange.response_headers(&mut pool, &head(&to, 200), at(601));
-    exchange.response_chunk(&mut pool, REPLY, true, at(601));
-    exchange.end(&mut pool, at(601)).unwrap();
-    assert_eq!(pool.ejections()[0].until, until);
+    // More good answers than the first do not delay the probe.
+    let mut until = None;
+    for (now, (mut exchange, to)) in (600..603).map(at).zip(working) {
+        answer_well(&mut exchange, &mut pool, &to, now);
+        exchange.end(&mut pool, now);
+        let ejected: Vec<_> = pool.ejections().iter().map(|row| row.until).collect();
+        assert_eq!(ejected, [*until.get_or_insert(ejected[0])]);
+    }
 }
 
 #[test]
