@@ -31,8 +31,7 @@ engine, behind a real Envoy. The tests print the page: `target/release/bench eng
 /// The text between the two tables.
 const BROKEN: &str = "
 One of four engines is broken: it answers at once, as its name says, with healthy metrics; the others take 0.5 s. 32
-clients send requests, counted for 6 s (in the next run 12 s) from 2 s after the first one. Bound: at most 2 % at the
-broken engine.
+clients send requests, counted for 12 s from 2 s after the first one. Bound: at most 2 % at the broken engine.
 
 ";
 
