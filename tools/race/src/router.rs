@@ -26,13 +26,13 @@ use crate::mocker::{self, MockerEngines};
 /// A router of the race.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RouterKind {
-    /// Ours, as shipped.
+    /// Switchpoint, as shipped.
     Ours,
-    /// Ours once more, to see how much two equal routers differ.
+    /// Switchpoint once more, to see how much two equal routers differ.
     OursAgain,
-    /// Ours with other parameters of `marginal-cost-scorer`: `ours:ttftWeight=3`.
+    /// Switchpoint with other parameters of `marginal-cost-scorer`: `ours:ttftWeight=3`.
     OursWith(String),
-    /// Our pipeline with scorers and weights that llm-d ships.
+    /// Switchpoint with scorers and weights that llm-d ships.
     LlmD(LlmDProfile),
     /// SGLang's model gateway, policy `cache_aware`.
     Smg,
@@ -49,7 +49,8 @@ pub enum RouterKind {
 pub enum DynamoMode {
     /// Picks by the KV events of the engines and their load.
     Kv,
-    /// Uses one engine after another. The loads of cells are shares of the capacity in this mode.
+    /// Uses one engine after another. The capacity of Dynamo's engines was measured in this mode.
+    /// The load of a cell is a share of this capacity.
     RoundRobin,
 }
 
@@ -83,7 +84,7 @@ pub enum VllmRouterPolicy {
 /// The fault that Envoy's own fault filter causes. The race must detect such a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvoyFault {
-    /// Nothing.
+    /// Requests pass without a fault.
     None,
     /// Each request waits for 20 ms.
     Delay,
@@ -104,7 +105,7 @@ pub struct RunningRouter {
 enum RouterParts {
     Ours {
         stack: Box<Stack>,
-        _second: Option<SecondEnvoy>,
+        _second: Option<Box<SecondEnvoy>>,
     },
     Rival {
         processes: Vec<ChildProcess>,
@@ -332,7 +333,7 @@ impl RunningRouter {
         }
     }
 
-    /// Checks that all its processes run.
+    /// Checks that all processes of the router run.
     ///
     /// # Errors
     /// Fails if a process has ended.
