@@ -175,18 +175,18 @@ check: $(RUST_READY) $(DENY_READY) ## while you work: format, structure, lints a
 fmt: $(RUST_READY) ## format all Rust code
 	@cargo fmt --all
 
-test: setup $(DENY_READY) $(BOOK_READY) ## run what CI runs: lint, and all tests but the slow ones
+test: setup $(DENY_READY) ## run what CI runs: lint, and all tests but the slow ones
 	@python3 .ci/steps.py lint wasm tests
 
 lint: setup $(DENY_READY) $(BOOK_READY) ## check format, clippy, dependency rules, licences, advisories, documents
-	@python3 .ci/steps.py lint
+	@python3 .ci/steps.py lint clippy site
 
 e2e: setup ## run only the tests on a real Envoy
 	@python3 .ci/steps.py wasm e2e
 
-e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## run the slow tests: the chart, drills, soak (SOAK_SECONDS=600), Envoy 1.38, fuzzing, some mutation tests (MUTANTS_SHARD=all: all)
+e2e-long: setup $(BOOK_READY) .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## run the slow tests: the chart, drills, soak (SOAK_SECONDS=600), Envoy 1.38, fuzzing, some mutation tests (MUTANTS_SHARD=all: all)
 	@rustup toolchain install nightly --profile minimal --no-self-update
-	SOAK_SECONDS=$(SOAK_SECONDS) FUZZ_SECONDS=$(FUZZ_LONG_SECONDS) python3 .ci/steps.py wasm charts e2e e2e-slow e2e-1.38 fuzz mutants
+	SOAK_SECONDS=$(SOAK_SECONDS) FUZZ_SECONDS=$(FUZZ_LONG_SECONDS) python3 .ci/steps.py site wasm charts e2e e2e-slow e2e-1.38 fuzz mutants
 
 # Prometheus, the collector and KEDA's client take some minutes each to build, once; they need Go. Then the run takes 10 minutes.
 # The console's part needs Node and Chromium.

@@ -11,9 +11,11 @@ as passed. So does a test that prints `SKIPPED name: why` and returns. Standard 
 import os
 import pathlib
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import date
 from typing import Callable, NamedTuple
@@ -27,12 +29,20 @@ DENY = ".tools/bin/cargo-deny --locked"
 STEP_SECONDS_MAX = 2_400
 # Leaves out the tests in modules `slow`, which take 20 s and more each; `make e2e-long` runs them.
 NOT_SLOW = "-- --skip slow::"
-# The crate whose documents have code that is a test.
-DOCUMENTED = "discovery"
+# The target whose tests need a real Envoy, and all other targets of tests. Without a list, cargo also builds the examples and reads
+# the documents of every crate for code.
+ON_ENVOY = "e2e"
+OTHERS = "--test it --test tidy --test wasm --test engines --test model_server"
+# More steps than there are: the step begins with the first.
+BESIDE_ALL = 1_000
 # Chooses the number of threads for each test program.
 THREADS = f"""--config "target.'cfg(all())'.runner = '{ROOT}/.ci/test_threads.sh'" """.strip()
 # The feature of the target `long`, which only `make e2e-long` runs.
 LONG = "--features e2e/long"
+# Clippy's driver is rustc with more lints. In place of rustc it lints what it compiles, as `cargo clippy` runs it but without a pass of
+# its own over all crates and dependencies (4 of 15 minutes on two cores). A warning is an error.
+WITH_CLIPPY = "RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
+TEST = f"{WITH_CLIPPY} cargo test --locked --workspace {LONG} --no-fail-fast"
 # What the group `charts` needs; `make e2e-cluster` builds the same and more.
 CHART_TOOLS = "etcd kube-apiserver kube-controller-manager schemas helm crane"
 # There are thousands of mutants, more than a night's work. Each run tests one of so many parts, another one each day.
@@ -66,9 +76,43 @@ class Step(NamedTuple):
     command: str
     judge: Judge
     seconds_max: int = STEP_SECONDS_MAX
-    # Begins with the first step and runs beside the others, on what they leave of the cores, until its turn. It may need nothing
-    # that another step makes, and prints less than the 64 KB that a pipe holds.
-    beside: bool = False
+    # The number of steps before this one that it runs beside: it begins with the first of them, and its turn comes after the last.
+    # It may need nothing that these steps make.
+    beside: int = 0
+    # Its priority, as of `nice`.
+    nice: int = 0
+
+
+class Process:
+    """A running command. Its output goes to a file, so that it never waits for a reader."""
+
+    def __init__(self, command: str):
+        environment = os.environ | {"CARGO_TERM_COLOR": "never", "CARGO_TERM_PROGRESS_WHEN": "never"}
+        self.output = tempfile.TemporaryFile("w+", errors="replace")
+        self.process = subprocess.Popen(
+            command, shell=True, cwd=ROOT, env=environment,
+            stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    def kill(self, signal_number: int):
+        """Ends it and its child processes."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal_number)
+            self.process.wait()
+
+    def finish(self, seconds_max: int) -> tuple[int, str]:
+        """Status and whole output. A step that takes too long is killed with all its child processes."""
+        status, remark = 124, f"\nstill running after {seconds_max} s: ended"
+        try:
+            status, remark = self.process.wait(seconds_max), ""
+        except subprocess.TimeoutExpired:
+            self.kill(signal.SIGKILL)
+        except (KeyboardInterrupt, SystemExit):
+            self.kill(signal.SIGTERM)
+            raise
+        with self.output:
+            self.output.seek(0)
+            return status, self.output.read() + remark
 
 
 def one(status: int, _output: str) -> Counts:
@@ -167,16 +211,12 @@ def again(command: str, output: str) -> list[str]:
     failed = verdicts(output, "FAILED")
     if len(failed) > AGAIN_MAX:
         return []
-    environment, _, _ = command.partition("cargo test")
-    features = " ".join(re.findall(r"--features \S+", command))
-    passed, still_failing = set(), set()
-    for target in re.findall(r"(?m)^    `(-p [\w-]+ --(?:lib|(?:test|bin) [\w-]+))`$", output):
-        command = f"{environment}cargo test --locked {target} {features} -- --exact --test-threads=1 {' '.join(failed)}"
-        _, alone = finish(begin(command), AGAIN_SECONDS_MAX)
-        passed |= set(verdicts(alone, "ok"))
-        still_failing |= set(verdicts(alone, "FAILED"))
+    # The same command, so that nothing is compiled again.
+    tests, _, _ = command.partition(" -- ")
+    _, alone = Process(f"{tests} -- --exact --test-threads=1 {' '.join(failed)}").finish(AGAIN_SECONDS_MAX)
+    passed = set(verdicts(alone, "ok")) - set(verdicts(alone, "FAILED"))
     # Two targets may have a test of the same name.
-    return [name for name in failed if name in passed - still_failing]
+    return [name for name in failed if name in passed]
 
 
 def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[str]:
@@ -196,11 +236,11 @@ def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[s
     return texts
 
 
-def run(step: Step, begun: subprocess.Popen | None = None) -> tuple[Counts, list[str]]:
+def run(step: Step, begun: Process | None = None) -> tuple[Counts, list[str]]:
     """The step's counts, and the remarks to print at the end. `begun` is the process of a step that has begun beside others."""
     print(f"-- {step.name}", flush=True)
     began = time.monotonic()
-    status, output = finish(begun or begin(step.command), step.seconds_max)
+    status, output = (begun or Process(step.command)).finish(step.seconds_max)
     counts = step.judge(status, output)
     alone = again(step.command, output) if step.judge is cargo_test and counts.failed else []
     known = [name for name in alone if name in unsteady.names()]
@@ -222,29 +262,6 @@ def run(step: Step, begun: subprocess.Popen | None = None) -> tuple[Counts, list
     print(f"   {verdict}, {time.monotonic() - began:.1f} s", flush=True)
     skipped = skips(output) if step.judge in (cargo_test, unit_tests) else []
     return counts, remarks(step, output, counts, alone) + skipped
-
-
-def begin(command: str) -> subprocess.Popen:
-    environment = os.environ | {"CARGO_TERM_COLOR": "never", "CARGO_TERM_PROGRESS_WHEN": "never"}
-    return subprocess.Popen(
-        command, shell=True, cwd=ROOT, env=environment, text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
-
-
-def finish(process: subprocess.Popen, seconds_max: int) -> tuple[int, str]:
-    """Status and whole output. A step that takes too long is killed with all its child processes."""
-    with process:
-        try:
-            output, _ = process.communicate(timeout=seconds_max)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            return 124, f"{output}\nstill running after {seconds_max} s: ended"
-        except (KeyboardInterrupt, SystemExit):
-            os.killpg(process.pid, signal.SIGTERM)
-            raise
-    return process.returncode, output
 
 
 def fuzz_steps() -> list[Step]:
@@ -322,15 +339,16 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("lint: names, sentences, cycles, lengths", "python3 .ci/house.py check", one),
         Step("lint: links of documents", "python3 .ci/links.py", one),
         Step("lint: commands and quotations in documents", "python3 .ci/test_doc_commands.py && python3 .ci/doc_commands.py", one),
-        Step("lint: documents as a site", ".tools/bin/mdbook build docs", one),
         Step("lint: rustfmt", "cargo fmt --all --check", one),
-        # With the feature `long`, all targets are also the long tests.
-        Step("lint: clippy", f"cargo clippy --locked --workspace --all-targets {LONG} -- -D warnings", one),
-        # The feature `drill` only adds code; without it the run before has read the filter.
+        # The feature `drill` only adds code. The other code is linted when it is compiled.
         Step("lint: clippy, wasm32", "cargo clippy --locked -p filter --features drill --target wasm32-wasip1 -- -D warnings", one),
         Step("lint: dependency arrows, licences, sources", f"{DENY} check -A unused-wrapper bans licenses sources", one),
         Step("lint: advisories", f"timeout 120 {DENY} check advisories", advisories),
     ],
+    # Links are checked by `lint`, so this finds an error in `SUMMARY.md` only.
+    "site": lambda: [Step("lint: documents as a site", ".tools/bin/mdbook build docs", one)],
+    # With the feature `long`, all targets are also the long tests.
+    "clippy": lambda: [Step("lint: clippy", f"cargo clippy --locked --workspace --all-targets {LONG} -- -D warnings", one)],
     "check": check_steps,
     "wasm": lambda: [Step("wasm: build and size", "make --no-print-directory wasm", one)],
     # All tests of all crates in one run, so that the dependencies are compiled once, with one set of features.
@@ -339,17 +357,18 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("tests: the console's script is built from its source", "python3 -m unittest discover control-plane/console", unit_tests),
         Step("tests: release", "python3 .ci/test_release.py Versions Releases Workflows", unit_tests),
         Step("tests: the chart's page", "python3 -m unittest discover deploy/charts/tests -k Page", unit_tests),
-        Step("tests: build", "cargo build --locked --workspace --bins --tests", one),
+        Step("tests: build, with clippy", f"{WITH_CLIPPY} cargo build --locked --workspace --bins --tests --examples --benches {LONG}", one),
         # The first run takes minutes; later runs take no time. What needs more of Kubernetes, Helm or crane is in the group `charts`.
         Step(
             "tests: a real etcd, Kubernetes' API server, published schemas",
             "python3 .ci/cluster_tools.py etcd kube-apiserver schemas",
             buildable,
-            beside=True,
+            beside=BESIDE_ALL,
+            nice=19,
         ),
-        # Without these flags, cargo also builds the examples, and reads the documents of every crate for code, which only one has.
-        Step("tests: run", f"cargo test --locked --workspace --lib --bins --tests --no-fail-fast {THREADS} {NOT_SLOW}", cargo_test),
-        Step("tests: code in documents", f"cargo test --locked -p {DOCUMENTED} --doc", cargo_test),
+        # The tests on a real Envoy wait a third of the time, so the others run beside them.
+        Step("tests: on a real Envoy", f"{TEST} --test {ON_ENVOY} {THREADS} {NOT_SLOW}", cargo_test),
+        Step("tests: all others", f"{TEST} --lib --bins {OTHERS} {THREADS} {NOT_SLOW}", cargo_test, beside=1),
     ],
     # What needs Helm, crane or Kubernetes' controllers.
     "charts": lambda: [
@@ -409,17 +428,19 @@ def main(names: list[str]) -> int:
     began = time.monotonic()
     total, said = Counts(), []
     steps = [step for name in names for step in GROUPS[name]()]
-    beside = {step.name: begin(f"nice -n 19 {step.command}") for step in steps if step.beside}
+    begun: dict[str, Process] = {}
     try:
-        for step in steps:
-            counts, remarked = run(step, beside.get(step.name))
+        for index, step in enumerate(steps):
+            for distance, later in enumerate(steps[index + 1 :], 1):
+                if later.name not in begun and distance <= later.beside:
+                    begun[later.name] = Process(f"nice -n {later.nice} sh -c {shlex.quote(later.command)}")
+            counts, remarked = run(step, begun.get(step.name))
             total += counts
             said += remarked
     finally:
-        for process in beside.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-                process.communicate()
+        for process in begun.values():
+            process.kill(signal.SIGTERM)
+            process.output.close()
     for remark in said:
         print(remark)
     print(f"{time.monotonic() - began:.0f} s in all")
