@@ -19,8 +19,7 @@ and defaults are llm-d-router's unless the text says otherwise.
 const COST: &str = "\
 ## The cost of `marginal-cost-scorer`
 
-The cost is the time in ms that the request takes, and takes from others. `switchpointd explain` prints its terms for
-each endpoint.
+`switchpointd explain` prints the terms of the cost for each endpoint.
 
 ```
 cost = wait + prefill + delay + decode + memory + failure

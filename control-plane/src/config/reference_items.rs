@@ -1,4 +1,5 @@
-//! The table of llm-d's items without a counterpart here, so that every known name has an answer.
+//! The plugins, feature gates and parameters of llm-d that the scheduler does not have. With this
+//! table, the check of a configuration file has an answer for every name that llm-d knows.
 
 use std::fmt;
 
@@ -6,7 +7,7 @@ use scheduler::registry::{self, PluginKind};
 
 use super::yaml::YamlValue;
 
-/// The answer for an item without a counterpart.
+/// What is reported about an item of llm-d that is no plugin of Switchpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ItemSupport {
     /// Switchpoint has this item, but not as a plugin.
@@ -134,7 +135,8 @@ pub const FOREIGN: &[ReferencePlugin] = &[
 /// The feature gate of flow control.
 pub const FLOW_CONTROL_GATE: &str = "flowControl";
 
-/// The feature gates of llm-d, and the answer when a gate is on.
+/// The feature gates of llm-d, each with what is reported about a configuration file that turns the
+/// gate on.
 pub const FEATURE_GATES: &[(&str, ItemSupport)] = &[
     (
         FLOW_CONTROL_GATE,

@@ -1,5 +1,5 @@
-//! One scrape over HTTP: requests only the needed families, falls back to the whole page, and reads
-//! within limits.
+//! One scrape over HTTP. It requests only the metric families that the daemon needs, falls back to
+//! the whole page, and limits how much it reads.
 //!
 //! ```text
 //!            families come back                     families come back
@@ -39,12 +39,13 @@ pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Reading that much to keep the connection is cheaper than a new TCP connection.
 const DRAIN_BYTES_MAX: usize = 64 * 1024;
 
-/// How long a whole page is assumed to have only the families of its last complete reading. A
-/// family may appear late, for example LoRA with its first use.
+/// For this long after a whole page was read to its end, readings stop at the last wanted family
+/// that the page had. Then a page is read to its end again, because a family may appear late, for
+/// example LoRA with its first use.
 const RELEARN_AFTER: Duration = Duration::from_secs(10);
 
-/// The time to wait before the filter is tried again at an endpoint that ignored it. The proxy in
-/// front of the endpoint, or its configuration, may have changed.
+/// The time after which a filtered answer is requested again from an endpoint that ignored the
+/// filter. The proxy in front of the endpoint, or its configuration, may have changed.
 const FILTER_RETRY: Duration = Duration::from_secs(300);
 
 /// The maximum number of bytes of an error's text that are kept for the log.
@@ -121,7 +122,7 @@ struct FetchedPage {
 }
 
 impl FailReason {
-    /// All kinds, as label values of a metric.
+    /// All kinds of failure, as label values of a metric.
     pub const KINDS: [&'static str; 8] = [
         "timeout",
         "connect",
@@ -133,7 +134,7 @@ impl FailReason {
         "no_metrics",
     ];
 
-    /// The short name of the kind, as in metrics.
+    /// The short name of the kind of failure, as in metrics.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

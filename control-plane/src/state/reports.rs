@@ -12,7 +12,8 @@ use crate::state::decision_log::DecisionLog;
 use crate::state::peer::ProxyProcess;
 use crate::state::pool_views::PoolTable;
 
-/// Counters and sampled decisions, and the scrapers that scrape sooner after a pick.
+/// The counters and sampled decisions that were reported, and the scrapers, which scrape an
+/// endpoint sooner after a pick.
 #[derive(Debug)]
 pub struct RequestReports {
     counters: Mutex<CounterStore>,
@@ -49,7 +50,7 @@ impl RequestReports {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sums of a pool's counters.
+    /// The counters of a pool, each summed over all VMs that have reported it.
     #[must_use]
     pub fn totals(&self, pool: &str, now: Instant) -> CounterTotals {
         self.counters().totals(pool, now)
@@ -76,7 +77,7 @@ impl RequestReports {
         // VM must be complete, because later ones are compared with it.
         let views = self.pools.views.borrow().clone();
         report.retain(|vm| views.get(&vm.pool).is_some());
-        // Parses before the lock is taken, so that other tasks do not wait.
+        // Parses the reports before the counters are locked, so that other tasks do not wait.
         let totals: Vec<_> = report.into_iter().map(VmReport::from_vm).collect();
         let mut counters = self.counters();
         let mut reported: Vec<&str> = totals.iter().map(VmReport::pool).collect();

@@ -24,13 +24,14 @@ const ESCAPE_EVERY: usize = 55;
 /// Bodies that differ in their first bytes, so that most requests of a run share no prefix.
 const BODIES: usize = 64;
 
-/// Load of the tail measurement, relative to the requests/s that the slowest path sustains.
+/// The load at which tail latency is measured, relative to the requests/s that the slowest path
+/// sustains.
 const TAIL_LOAD: f64 = 0.5;
 
 /// Body sizes around which one factor at a time changes.
 pub(crate) const CENTRES: [usize; 2] = [10_000, 100_000];
 
-/// All body sizes, and those of `--quick`.
+/// The body sizes of a full run, and those of a run with `--quick`.
 const SIZES: [usize; 6] = [1_000, 10_000, 100_000, 220_000, 400_000, 1_000_000];
 const QUICK_SIZES: [usize; 3] = [10_000, 100_000, 400_000];
 
@@ -58,8 +59,8 @@ pub(crate) struct OverheadRow {
     pub(crate) p50_us: f64,
     /// CPU of Envoy, or of Envoy and the daemon if the daemon picks (`ext_proc`).
     pub(crate) cpu_us: f64,
-    /// CPU of the daemon. The daemon scrapes all endpoints the whole time, so the share of each
-    /// request is larger if there are few.
+    /// CPU of the daemon per request. The daemon scrapes all endpoints the whole time, so this
+    /// share is larger if there are few requests.
     pub(crate) daemon_us: f64,
     pub(crate) rps: f64,
     pub(crate) added_p50_us: f64,
@@ -447,7 +448,8 @@ mod tests {
                 case.paced,
                 case.escapes,
                 case.predicting,
-                // One connection measures the latency of a lone request. Paced engines and several
+                // The number of connections is no factor of its own in two kinds of cases: one
+                // connection measures the latency of a lone request, and paced engines or several
                 // workers need many connections.
                 case.connections != centre.connections && case.connections != 1 && !several,
             ]

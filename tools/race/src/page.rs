@@ -25,8 +25,8 @@ turn of the session. A client gives up after 60 s, and the times of a failed req
 Load is a share of the rate that round robin sustains. Cold sessions arrive in the first quarter, when caches are empty;
 the others are warm. **A ratio is Switchpoint's time over the other router's: below 1, Switchpoint is faster.** The
 interval of 95 % is a bootstrap over sessions, seeds pooled. `=` marks a difference no larger than between two
-Switchpoint runs, bold a router that is faster than Switchpoint. A run with a delay of more than 5 ms (99th percentile)
-at its clients or engines is repeated with fewer beside it, or left out.
+Switchpoint runs, bold a router that is faster than Switchpoint. A run whose clients or engines are
+more than 5 ms late (99th percentile) is repeated with fewer routers side by side, or left out.
 
 ";
 
@@ -154,7 +154,7 @@ fn losses(results: &RaceResults) -> String {
                     .map(|(figure, found)| format!("{} {}", figure.name(), ratio(found)))
                     .collect();
                 if !lost.is_empty() {
-                    let names = format!("{}, {phase}, to {}", result.cell, router.router);
+                    let names = format!("{}, {phase}, ratio to {}", result.cell, router.router);
                     lines.push(format!("- {names}:\n  {}.\n", lost.join(";\n  ")));
                 }
             }
@@ -402,7 +402,7 @@ mod tests {
     fn a_page_says_where_we_lose_and_what_was_not_run() {
         assert!(
             losses(&result("slower")).contains(
-                "- agents-50, warm, to smg:\n  end to end 1.10 (1.05-1.20);\n  TTFT mean 1.10"
+                "- agents-50, warm, ratio to smg:\n  end to end 1.10 (1.05-1.20);\n  TTFT mean 1.10"
             ),
             "{}",
             losses(&result("slower"))
@@ -453,7 +453,7 @@ mod tests {
         }
         let lost = losses(&results);
         assert!(
-            lost.contains("cold, to smg:\n  end to end") && !lost.contains("TTFT"),
+            lost.contains("cold, ratio to smg:\n  end to end") && !lost.contains("TTFT"),
             "{lost}"
         );
         let section = dynamo::section(&results);

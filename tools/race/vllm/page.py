@@ -18,8 +18,8 @@ writes this page. Counts come from the engines' own counters, unless a column sa
 """
 
 GAP = """
-**What this page does not show.** The engines share CPU cores with the router and the load: times are printed, not
-judged, and spreading load gains nothing. To repeat the race with GPUs, in an hour:
+**What this page does not show.** The engines share CPU cores with the router and the load generator. So times are
+printed but not judged, and spreading load gains nothing. To repeat the race with GPUs, in an hour:
 
 """
 
@@ -68,7 +68,7 @@ def races(rows: list[dict[str, Any]]) -> str:
 
 
 def leaving(rows: list[dict[str, Any]]) -> str:
-    text = "## Clients that leave\n\nClients close the connection after the third piece of a stream. Idle after: from the last client's end until no engine\nhas a request.\n\n"
+    text = "## Clients that leave\n\nClients close the connection after the third piece of a stream. \"Idle after\" is the time from the last client's end\nuntil no engine has a request.\n\n"
     head = ("router", "clients", "left in the stream", "idle after, s", "tokens generated", "tokens requested")
     shown = lambda seconds: "never" if seconds is None else f"{seconds:.1f}"
     return text + table(head, [(row["router"], row["clients"], row["left"], shown(row["idle_after_s"]), row["generated"], row["requested"]) for row in rows])
@@ -81,7 +81,7 @@ def restarts(rows: list[dict[str, Any]]) -> str:
 
 
 def adapters(rows: list[dict[str, Any]]) -> str:
-    text = "## LoRA adapters\n\nTwo adapters with random weights and the base model in turn, one chat after the other, engines with `--max-loras 1`.\nA cell counts requests by engine.\n\n"
+    text = "## LoRA adapters\n\nOne chat after the other uses two adapters with random weights and the base model in turn. The engines run with\n`--max-loras 1`. Figures are requests by engine.\n\n"
     names = list(rows[0]["by_adapter"])
     return text + table(("router", "chats", "failed", *names), [(row["router"], row["chats"], row["failed"], *(split(row["by_adapter"][name]) for name in names)) for row in rows]) + failures(rows)
 
@@ -103,7 +103,7 @@ times.
 
 
 def generators(rows: list[dict[str, Any]]) -> str:
-    text = "## Load generators of others\n\nThey drive the product as their users do. \"A of B\": the tool counted A, the engines counted B. `-`: the tool\nreports none. A difference over 2 % is marked.\n\n"
+    text = "## Load generators of others\n\nEach tool sends requests through Switchpoint, as its users do. \"A of B\": the tool counted A, the engines counted B.\n`-`: the tool does not report it. A difference over 2 % is marked.\n\n"
     head = ("tool", "streamed", "requests", "failed", "prompt tokens", "generated tokens", "cached tokens")
     cells = []
     for row in rows:

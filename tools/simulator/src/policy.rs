@@ -147,7 +147,8 @@ impl RoutingPolicy {
             .any(|plugin| plugin.plugin_type == scheduler::flow::FLOW_CONTROL)
     }
 
-    /// The pipeline of the pool's snapshots. A `split` pool has prefill and decode engines.
+    /// The scheduler pipeline of each simulated proxy. A rival picks without it, so a rival gets
+    /// the default pipeline. In a `split` pool some engines prefill and the others decode.
     ///
     /// # Errors
     /// Fails when the policy cannot pick two engines for a request.

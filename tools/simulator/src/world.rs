@@ -34,7 +34,7 @@ use crate::policy::RoutingPolicy;
 use crate::router::{PolicyRouter, ProxyRequest, ProxyUpdate, SimulatedPick};
 use crate::workload::{Sampler, Workload};
 
-/// The outcome of a request. Times in ms, counts in tokens.
+/// The outcome of a request. Times are in ms, lengths in tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestOutcome {
     /// The time when the request arrived.
@@ -73,7 +73,7 @@ enum WorldEvent {
         engine: usize,
     },
     Scrape,
-    /// The update from a proxy reaches the others.
+    /// An update from one proxy reaches the other proxies.
     Published {
         from: usize,
         update: ProxyUpdate,
@@ -101,7 +101,7 @@ struct SimulatedRequest {
     proxy: usize,
     /// The engine that decodes.
     at: usize,
-    /// Output tokens that the ledger has.
+    /// Output tokens that the ledger has counted.
     published: u32,
     prompt: PrefillLocation,
 }

@@ -1,4 +1,5 @@
-//! The sections of the file except plugins and profiles, read by the table of the file's shape.
+//! Reads the sections of a configuration file other than plugins and profiles. A [`SchemaShape`]
+//! says which values a field of such a section may have.
 
 use super::ConfigReader;
 use crate::config::schema::{API_VERSIONS, ConfigDialect, SchemaField, SchemaShape};
@@ -6,8 +7,8 @@ use crate::config::yaml::YamlValue;
 use crate::config::{ItemStatus, LocatedNode, unknown};
 
 impl ConfigReader {
-    /// Checks a node against its shape, and reports the answer of every field that has one in the
-    /// table.
+    /// Reports a node of the file that does not have its shape, and the answer of every field below
+    /// it that has an answer in the table of its section.
     pub(super) fn shaped(&mut self, at: &LocatedNode<'_>, shape: &SchemaShape) {
         match (shape, &at.node.value) {
             (SchemaShape::Own, _)

@@ -283,7 +283,8 @@ fn a_liar_cannot_make_the_learner_forget_again_and_again() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// Any numbers of any origins give a valid model, and times on which three agree are learned.
+    /// Whatever numbers other origins report, the model stays valid. After five seconds it has
+    /// learned the times on which the three honest origins agree.
     #[test]
     fn any_lies_leave_a_model_that_fits(
         lies in prop::collection::vec((0..6_u16, any::<f32>(), any::<f32>(), any::<f32>(), 4..7_u64), 0..200),

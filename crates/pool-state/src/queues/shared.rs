@@ -29,7 +29,7 @@ const ROW_ENTRIES_MAX: usize = 256;
 /// The next step of a host for queued requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowTurn {
-    /// Resume the request with this number, to refuse it.
+    /// Resume the held request with this number, and refuse it.
     Resume(u64),
     /// Read the loads of the other VMs, then resume the request with this number.
     Try(u64),
@@ -48,7 +48,7 @@ const ROW_ENDPOINTS_MAX: usize = 8;
 
 impl FlowQueues {
     /// Whether the order of all VMs is used: another VM serves requests, and at least one VM holds
-    /// some.
+    /// requests.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         match self.shared.others {
@@ -64,7 +64,7 @@ impl FlowQueues {
         self.shared.others != OtherVms::None
     }
 
-    /// Sets whether other VMs serve requests, and whether one of them holds any, as their load
+    /// Sets whether other VMs serve requests, and whether another VM holds requests, as their load
     /// reports say.
     pub fn set_peers(&mut self, has_peers: bool, others_hold: bool) {
         let was_shared = self.is_shared();
@@ -283,7 +283,7 @@ impl FlowQueues {
         self.pass.enter(order);
     }
 
-    /// Records that nothing is due until the next tick or event.
+    /// Records that this VM need not look at its queues until the next tick or event.
     pub fn rest(&mut self) {
         self.shared.round = RoundState::Quiet;
         self.shared.look = false;
@@ -305,7 +305,7 @@ impl FlowQueues {
         }
     }
 
-    /// Takes a request out, for the time of its claim.
+    /// Takes a request out of its queue while this VM claims room for it at an endpoint.
     pub(crate) fn take_for_claim(&mut self, ticket: &QueuedTicket) -> Option<ClaimedEntry> {
         let entry =
             self.band_mut(ticket.flow.priority)
@@ -431,14 +431,15 @@ impl FlowQueues {
     }
 }
 
-/// A request that is taken out of its queue for the time of its claim.
+/// A request that has left its queue while this VM claims room for it at an endpoint. If the claim
+/// fails, the request goes back into its queue.
 #[derive(Debug)]
 pub(crate) struct ClaimedEntry {
     entry: QueuedEntry,
     /// The accounts of its band and flow before it was charged.
     band_account: BandAccount,
     flow_account: FlowAccount,
-    /// The earlier rate of releases.
+    /// The rate at which requests were sent before this one.
     sent: (f64, Timestamp),
 }
 

@@ -11,8 +11,8 @@
 //!  flow     id | start | turn | attained | attained at
 //!  full     endpoint | priority, tries: 32 bits each
 //! ```
-//! Ranks, credits, times and tokens are bits of a double. Bit 1 of the owed word says whether there
-//! is a tag.
+//! Ranks, credits, times and tokens are bits of a double. In the 32 bits for `owed`, bit 1 says
+//! whether there is a tag.
 
 use scheduler::Timestamp;
 use scheduler::flow::{
@@ -22,7 +22,8 @@ use scheduler::flow::{
 
 use crate::words::{self, WORD, pair, unpair};
 
-/// The bit that marks a tag that exists. The bit is in the half word with `owed`.
+/// The bit that says that a row has a tag. It is in the 32 bits that follow the priority of the
+/// tag, beside the bit for `owed`.
 const EXISTS: u32 = 2;
 
 /// The words of a value, one after another.
@@ -151,7 +152,7 @@ impl Words<'_> {
         self.next().map(f64::from_bits)
     }
 
-    /// Reads what a row has of a band.
+    /// Reads the part of a row about one band.
     fn kind(&mut self) -> Option<RowBand> {
         let (priority, refuse) = unpair(self.next()?);
         let queued = QueuedInBand {

@@ -9,7 +9,7 @@ use crate::plugin_type::{Plugin, PluginKind, PluginType};
 pub(crate) const PREFILL: PluginType = PluginType {
     name: "always-disagg-pd-decider",
     kind: PluginKind::Decider,
-    doc: readable("Always."),
+    doc: readable("The stage always runs at another endpoint."),
     source: readable("llm-d-router, profilehandler/disagg"),
     parameters: &[],
     needs: &[],
@@ -18,7 +18,10 @@ pub(crate) const PREFILL: PluginType = PluginType {
 
 pub(crate) const MULTIMODAL: PluginType = PluginType {
     name: "always-disagg-multimodal-decider",
-    doc: readable("Yes if the prompt contains an image, a video or an audio clip."),
+    doc: readable(
+        "The stage runs at another endpoint if the prompt contains an image, a video or an audio \
+        clip.",
+    ),
     needs: &[RequiredState::Prompt],
     build: |_| Ok(Plugin::Decider(Box::new(MultimodalDecider))),
     ..PREFILL

@@ -11,8 +11,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-based-pd-decider",
     kind: PluginKind::Decider,
     doc: readable(
-        "Yes if nonCachedTokens > 0, the prompt has at least promptTokens tokens, and at least \
-        nonCachedTokens of them are not cached at the decode pick.",
+        "The stage runs at another endpoint if nonCachedTokens > 0, the prompt has at least \
+        promptTokens tokens, and at least nonCachedTokens of them are not cached at the decode \
+        pick.",
     ),
     source: readable("llm-d-router, profilehandler/disagg"),
     parameters: &[

@@ -20,11 +20,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     kind: PluginKind::Detector,
     doc: readable(
         "The default with flow control. A request waits until its endpoint has room: the prompts \
-        before it take at most maxBacklogMs (for the highest band criticalMaxBacklogMs), a sequence \
-        is free (max_num_seqs), and its tokens fit into kvCacheShare of the KV cache. Lower bands \
-        leave sequenceReserve of the sequences and `reserve` of the cache free. Unknown is not full, \
-        and an endpoint without requests has room. Saturation = mean over the endpoints of the \
-        greatest used share.",
+        before it take at most maxBacklogMs (for the highest band criticalMaxBacklogMs), a \
+        sequence is free (max_num_seqs), and its tokens fit into kvCacheShare of the KV cache. \
+        Lower bands leave sequenceReserve of the sequences and `reserve` of the cache free. An \
+        unknown value never makes an endpoint full, and an endpoint without requests has room. \
+        Saturation = mean over the endpoints of the greatest used share.",
     ),
     source: readable("Switchpoint"),
     parameters: &[

@@ -16,10 +16,10 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "concurrency-detector",
     kind: PluginKind::Detector,
     doc: readable(
-        "Saturation = load in flight at all endpoints / their capacity: requests / \
-        maxConcurrency, prompt tokens / maxTokenConcurrency, or (hybrid) the greater of both. As \
-        a filter it drops endpoints at or above the limit times 1 + headroom, unless all are. \
-        max_num_seqs in an endpoint's metadata lowers its limit of requests.",
+        "Saturation = load in flight at all endpoints / their capacity: requests / maxConcurrency, \
+        prompt tokens / maxTokenConcurrency, or (hybrid) the greater of both. As a filter it drops \
+        endpoints at or above the limit times 1 + headroom, unless all endpoints are. max_num_seqs \
+        in an endpoint's metadata lowers its limit of requests.",
     ),
     source: readable("llm-d-router, saturationdetector/concurrency"),
     parameters: &[

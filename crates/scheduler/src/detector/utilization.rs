@@ -17,9 +17,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: readable(
         "Saturation = mean over the endpoints of max(q / queueDepthThreshold, u / \
         kvCacheUtilThreshold), q = requests waiting, u = share of the KV cache in use; endpoints \
-        that report neither are left out, and the largest counts at most as 1 or the mean of the \
-        others, whatever one engine claims. As a filter it drops endpoints above 1 + headroom, \
-        unless all are.",
+        that report neither are left out. The largest value counts at most as 1 or the mean of the \
+        others, so no single engine can make the pool look full. As a filter it drops endpoints \
+        above 1 + headroom, unless all endpoints are.",
     ),
     source: readable("llm-d-router, saturationdetector/utilization"),
     parameters: &[

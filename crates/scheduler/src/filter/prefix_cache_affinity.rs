@@ -15,10 +15,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-cache-affinity-filter",
     kind: PluginKind::Filter,
     doc: readable(
-        "Keeps endpoints with matched blocks / all blocks >= affinityThreshold. Keeps all if \
-        there are none, if their lowest TTFT exceeds the lowest TTFT of the others by more than \
-        maxTTFTPenaltyMs, and at random with explorationProbability. TTFT = prompt tokens in \
-        flight / peakPrefillThroughput, or the predicted TTFT (ttftSource).",
+        "Keeps endpoints with matched blocks / all blocks >= affinityThreshold. Keeps all \
+        endpoints in three cases: no endpoint has enough matched blocks; the lowest TTFT of those \
+        with enough exceeds that of the others by more than maxTTFTPenaltyMs; at random, with \
+        explorationProbability. TTFT = prompt tokens in flight / peakPrefillThroughput, or the \
+        predicted TTFT (ttftSource).",
     ),
     source: readable("llm-d-router, filter/prefixcacheaffinity"),
     parameters: &[

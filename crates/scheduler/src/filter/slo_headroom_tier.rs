@@ -16,8 +16,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: readable(
         "Keeps endpoints whose TTFT and TPOT headroom is not negative; with probability \
         epsilonExploreNeg it keeps the others instead. An endpoint without a prediction is among \
-        the others. It keeps all if there is no prediction at all, or if all are in the same \
-        group.",
+        the others. The filter keeps all endpoints if none has a prediction, or if all are in the \
+        same group.",
     ),
     source: readable("llm-d-router, filter/sloheadroomtier"),
     parameters: &[Parameter::number(

@@ -30,9 +30,9 @@ pub(crate) const LEAST_SERVICE: PluginType = PluginType {
     name: "program-aware-fairness",
     kind: PluginKind::Fairness,
     doc: readable(
-        "The flow goes next with the lowest lasWeightService * service - lasWeightHeadWait * \
-        wait. Service = prompt tokens + 2 * output tokens of the flow, halved every \
-        lasHalfLifeSeconds, in thousands; wait = seconds that its first request has waited.",
+        "Next is the flow with the lowest lasWeightService * service - lasWeightHeadWait * wait. \
+        Service = prompt tokens + 2 * output tokens of the flow, halved every lasHalfLifeSeconds, \
+        in thousands; wait = seconds that its first request has waited.",
     ),
     source: readable("llm-d-router, flowcontrol/fairness"),
     parameters: LEAST_SERVICE_PARAMETERS,

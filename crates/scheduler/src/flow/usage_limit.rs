@@ -23,8 +23,8 @@ pub(crate) const HOLDBACK: PluginType = PluginType {
     name: "priority-holdback-policy",
     kind: PluginKind::UsageLimit,
     doc: readable(
-        "The highest band may fill the pool up to maxCeiling, the lowest up to minCeiling, those \
-        between in equal steps by their rank, or in proportion to their priority.",
+        "The highest band may fill the pool up to maxCeiling, the lowest up to minCeiling. The \
+        bands between get ceilings in equal steps by rank, or in proportion to their priority.",
     ),
     source: readable("llm-d-router, flowcontrol/usagelimits"),
     parameters: &[
@@ -44,7 +44,7 @@ pub(crate) const REFLECTIVE: PluginType = PluginType {
         "The ceiling of a band falls as the load rises: 1 - rank / (bands - 1) x saturation, with \
         rank 0 for the highest band. Above its ceiling a band is slowed down: one of saturation / \
         (1 - saturation) attempts to send a request succeeds, and none from a saturation of 1 on. \
-        In llm-d an attempt is a cycle of the dispatcher.",
+        llm-d counts cycles of the loop that empties its queues instead of attempts.",
     ),
     source: readable("llm-d-router, flowcontrol/usagelimits"),
     parameters: &[],

@@ -17,8 +17,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "disagg-profile-handler",
     kind: PluginKind::ProfileHandler,
     doc: readable(
-        "Runs the decode profile, then the profile of each stage that its decider sends \
-        elsewhere: encode (x-encoder-hosts-ports), prefill (x-prefiller-host-port).",
+        "Runs the decode profile, which picks the endpoint that gets the request. If the decider \
+        of the stage prefill or encode wants another endpoint, also runs that stage's profile, and \
+        names its picks in the header x-prefiller-host-port or x-encoder-hosts-ports.",
     ),
     source: readable("llm-d-router, profilehandler/disagg"),
     parameters: &[

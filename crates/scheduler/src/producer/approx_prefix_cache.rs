@@ -11,7 +11,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     kind: PluginKind::Producer,
     doc: readable(
         "Cuts prompts into blocks of blockSizeTokens and records which endpoint received which \
-        block; beyond block 128 only every fourth. All plugins share one index.",
+        block; beyond block 128 it records only every fourth block. All plugins share one index.",
     ),
     source: readable("llm-d-router, dataproducer/approximateprefix"),
     parameters: &[

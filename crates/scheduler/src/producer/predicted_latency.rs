@@ -78,7 +78,7 @@ pub(crate) const TRACKER: PluginType = PluginType {
     kind: PluginKind::Producer,
     doc: readable(
         "Keeps the running requests of each endpoint, ordered by SLO, with their predicted and \
-        measured latency. It always exists, declared or not.",
+        measured latency.",
     ),
     source: readable("Gateway API Inference Extension, issue 1323"),
     parameters: &[],

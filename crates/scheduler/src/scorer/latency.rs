@@ -28,8 +28,8 @@ use crate::plugin::{
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::predictions::{EndpointPrediction, Headroom};
 
-/// The way in which headroom becomes a preference. If it is not given, the daemon takes it from the
-/// environment.
+/// Whether endpoints with little or with much headroom get the higher score. If a file does not
+/// give the parameter, the daemon takes it from its environment.
 const STRATEGY: Parameter = Parameter::text(
     "headroomSelectionStrategy",
     "least",
@@ -132,14 +132,14 @@ const NEEDS: &[RequiredState] = &[
     RequiredState::Metric(&KV_CACHE_UTILIZATION),
 ];
 
-/// The headroom that is better where SLOs are met.
+/// Which headroom gets the higher score at endpoints that meet the SLOs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeadroomStrategy {
     Least,
     Most,
 }
 
-/// The tier of an endpoint, best first.
+/// The tier of an endpoint; the best tier is first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum HeadroomTier {
     Meets,
@@ -170,7 +170,7 @@ struct SloShedder {
     below_priority: i32,
 }
 
-/// Minimum and maximum of one headroom over a tier.
+/// The minimum and maximum of the TTFT headroom, or of the TPOT headroom, over a tier.
 #[derive(Clone, Copy)]
 struct HeadroomRange {
     least: f64,
@@ -265,7 +265,7 @@ impl LatencyScorer {
         }
     }
 
-    /// The score without predictions.
+    /// The score of an endpoint if no endpoint has a prediction.
     fn score_composite(
         &self,
         context: &Context<'_>,

@@ -1,4 +1,4 @@
-//! The scenarios of the campaign: their requests and engines.
+//! The requests and engines of each scenario in which flow control is simulated.
 
 use crate::hardware::LLAMA_8B_H100;
 use crate::trace::{ID_TOKENS, TraceRequest, azure_conversations};
@@ -105,7 +105,7 @@ const HUGE_PROMPTS: BatchKind = BatchKind {
     ..PROMPTS
 };
 
-/// As [`PROMPTS`] on average.
+/// Requests with the lengths of [`PROMPTS`] on average, but with a wider spread.
 const SPREAD: BatchKind = BatchKind {
     prompt_spread: 0.8,
     output_spread: 1.2,
@@ -121,13 +121,15 @@ struct FlowArrivals<'d> {
 /// The requests of a run, and its pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FlowScenario {
-    /// Chat beside waves of one kind.
+    /// Chat, and waves of batch requests of this kind.
     Waves(BatchKind),
-    /// Chat and a wave of batch requests, on engines of two speeds.
+    /// Chat, and waves of batch requests of this kind, on engines of two speeds.
     Unlike(BatchKind),
-    /// Chat and a wave of batch requests, on engines with roles.
+    /// Chat, and waves of batch requests of this kind, on a pool in which some engines only
+    /// prefill.
     Split(BatchKind),
-    /// Chat and a wave of batch requests of unknown lengths.
+    /// Chat, and waves of batch requests of this kind. The proxies only estimate the tokens of
+    /// prompts.
     Unknown(BatchKind),
     /// One tenant below its share, and another that demands the rest of the load.
     Tenants,
@@ -137,7 +139,8 @@ pub(super) enum FlowScenario {
     Bands,
     /// Requests of one flow, a few of them with prompts five times as long.
     Starvation,
-    /// Chat, and waves of two tenants, on two slow engines: what `bench flow` sends through Envoy.
+    /// Chat, and waves of batch requests of two tenants, on two slow engines: what `bench flow`
+    /// sends through Envoy.
     TwoEngines,
 }
 
@@ -190,7 +193,7 @@ impl FlowScenario {
         }
     }
 
-    /// The requests by class, for `seconds` seconds.
+    /// The requests of a run of `seconds` seconds, by class.
     pub(super) fn classes(
         self,
         load: f64,
@@ -236,7 +239,7 @@ impl FlowScenario {
     }
 }
 
-/// A class of this priority.
+/// A class of requests with this priority.
 fn band(name: &'static str, priority: i32) -> RequestClass {
     RequestClass {
         name,
@@ -245,7 +248,7 @@ fn band(name: &'static str, priority: i32) -> RequestClass {
     }
 }
 
-/// A class that is one flow.
+/// A class of requests that form one flow.
 fn tenant(name: &'static str) -> RequestClass {
     RequestClass {
         flow: name,
@@ -256,7 +259,8 @@ fn tenant(name: &'static str) -> RequestClass {
 // === impl FlowArrivals ===
 
 impl FlowArrivals<'_> {
-    /// Chat, and waves of one kind, on engines with this share of the capacity of eight fast ones.
+    /// Chat, and waves of batch requests of one kind, on engines with this share of the capacity of
+    /// eight fast engines.
     fn beside_chat(
         &mut self,
         kind: BatchKind,
@@ -271,7 +275,7 @@ impl FlowArrivals<'_> {
         ])
     }
 
-    /// Chat for engines with this share of the capacity of eight fast ones.
+    /// Chat for engines with this share of the capacity of eight fast engines.
     fn chat(&mut self, capacity: f64) -> Result<Vec<TraceRequest>, String> {
         let chat = azure_conversations()?;
         let rate = CHAT_LOAD * CHAT_CAPACITY * capacity;
@@ -287,7 +291,7 @@ impl FlowArrivals<'_> {
         Ok(lines)
     }
 
-    /// Chat, and waves of two tenants with this many times their usual rate.
+    /// Chat, and waves of batch requests of two tenants, at this multiple of their usual rate.
     fn of_two_engines(&mut self, times: f64) -> Vec<(RequestClass, Vec<TraceRequest>)> {
         let share = TWO_WAVE.on_s / TWO_WAVE.period_s;
         let mut of_flow = |name: &'static str, kind: BatchKind| {
@@ -350,7 +354,7 @@ fn of_length(prompt: u32, output: u32, rate: f64) -> BatchKind {
 
 impl BatchKind {
     fn request(self, number: u64, dice: &mut Sampler) -> TraceRequest {
-        /// Tenants with a prefix of their own.
+        /// The number of tenants. Each has a prefix of its own.
         const TENANTS: usize = 150;
         let tenant = dice.below(TENANTS) as u64;
         let shared =

@@ -13,7 +13,7 @@ use crate::results;
 use crate::workload::{Workload, mix};
 use crate::world::{self, RequestOutcome};
 
-/// The routers of the race, with only one of those that use round robin.
+/// The routers of the race. Of those that use round robin, only one is simulated.
 pub(super) const ROUTERS: [&str; 6] = [
     "ours",
     "smg",
@@ -23,7 +23,7 @@ pub(super) const ROUTERS: [&str; 6] = [
     "llm-d-recommended",
 ];
 
-/// What is played.
+/// The cells, routers and seeds to simulate.
 pub(super) struct RacePlan<'a> {
     /// The names of the cells; an empty list means all cells.
     pub(super) cells: &'a [String],
@@ -39,7 +39,8 @@ pub(super) struct RacePlan<'a> {
 /// How much later the sessions of each run arrive than those of the run before, ms.
 const LATER_MS: f64 = 37.0;
 
-/// The outcomes of a run: cold and warm.
+/// The outcomes of a run's requests: first those of cold sessions, which arrive while caches are
+/// empty, then those of warm sessions.
 type SplitOutcomes = [Vec<RequestOutcome>; 2];
 
 /// Plays the plan, prints its figures and writes them to the file.

@@ -35,7 +35,7 @@ pub(super) const MEANS_BY_RUN: &str = "e2e_ttft_mean_ms_by_run";
 /// empty.
 pub(super) const COLD_SHARE: f64 = 0.25;
 
-/// Splits the outcomes of a run: cold and warm.
+/// Splits the outcomes of a run into those of cold sessions and those of warm sessions.
 pub(super) fn split(
     workload: &Workload,
     outcomes: &[RequestOutcome],

@@ -1,4 +1,5 @@
-//! The closed sessions of the race as a workload.
+//! The sessions of the race as a workload. Sessions are closed: a client sends its next request
+//! only after the last reply.
 //!
 //! Prompts are rendered as the testbed's model server renders chat requests; a token is four bytes.
 //! The engine's blocks contain prompt and reply, because the next prompt repeats the reply.
@@ -41,7 +42,7 @@ impl SessionText {
             .extend_from_slice(format!("<|{}|>{text}\n", role.name()).as_bytes());
     }
 
-    /// Appends the mark after which the model's reply begins.
+    /// Appends the chat template's tag `<|assistant|>`, after which the model writes its reply.
     fn ask(&mut self) {
         self.text
             .extend_from_slice(format!("<|{}|>", Role::Assistant.name()).as_bytes());
@@ -124,7 +125,7 @@ impl Workload {
     }
 }
 
-/// The hash of each full block with all before it.
+/// The hash of each full block together with all blocks before it.
 fn chained(text: &[u8]) -> impl Iterator<Item = u64> + '_ {
     let (blocks, _) = text.as_chunks::<BLOCK_BYTES>();
     blocks.iter().scan(0, |chain, block| {
