@@ -29,10 +29,6 @@ DENY = ".tools/bin/cargo-deny --locked"
 STEP_SECONDS_MAX = 2_400
 # Leaves out the tests in modules `slow`, which take 20 s and more each; `make e2e-long` runs them.
 NOT_SLOW = "-- --skip slow::"
-# The target whose tests need a real Envoy, and all other targets of tests. Without a list, cargo also builds the examples and reads
-# the documents of every crate for code.
-ON_ENVOY = "e2e"
-OTHERS = "--test it --test tidy --test wasm --test engines --test model_server"
 # More steps than there are: the step begins with the first.
 BESIDE_ALL = 1_000
 # Chooses the number of threads for each test program.
@@ -42,7 +38,9 @@ LONG = "--features e2e/long"
 # Clippy's driver is rustc with more lints. In place of rustc it lints what it compiles, as `cargo clippy` runs it but without a pass of
 # its own over all crates and dependencies (4 of 15 minutes on two cores). A warning is an error.
 WITH_CLIPPY = "RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
-TEST = f"{WITH_CLIPPY} cargo test --locked --workspace {LONG} --no-fail-fast"
+# All tests but the slow ones and those of the target `long`. Without `--lib --bins --tests`, cargo also builds the examples, and reads
+# the documents of every crate for code.
+TESTS = f"{WITH_CLIPPY} cargo test --locked --workspace --lib --bins --tests {LONG} --no-fail-fast {THREADS} {NOT_SLOW}"
 # What the group `charts` needs; `make e2e-cluster` builds the same and more.
 CHART_TOOLS = "etcd kube-apiserver kube-controller-manager schemas helm crane"
 # There are thousands of mutants, more than a night's work. Each run tests one of so many parts, another one each day.
@@ -367,8 +365,8 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
             nice=19,
         ),
         # The tests on a real Envoy wait a third of the time, so the others run beside them.
-        Step("tests: on a real Envoy", f"{TEST} --test {ON_ENVOY} {THREADS} {NOT_SLOW}", cargo_test),
-        Step("tests: all others", f"{TEST} --lib --bins {OTHERS} {THREADS} {NOT_SLOW}", cargo_test, beside=1),
+        Step("tests: on a real Envoy", f"ONLY=envoy {TESTS}", cargo_test),
+        Step("tests: all others", f"ONLY=others {TESTS}", cargo_test, beside=1),
     ],
     # What needs Helm, crane or Kubernetes' controllers.
     "charts": lambda: [

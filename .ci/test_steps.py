@@ -1,7 +1,9 @@
 """Tests how `.ci/steps.py` reads the output of `cargo test`. Its first step runs these tests. Standard library only."""
 
+import os
 import pathlib
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -187,12 +189,37 @@ class CodeInDocuments(unittest.TestCase):
         self.assertEqual(found, set())
 
 
-class Targets(unittest.TestCase):
-    def test_each_target_of_tests_is_run(self):
-        files = [path for pattern in ("*/tests/*/main.rs", "*/*/tests/*/main.rs", "*/*/*/tests/*/main.rs") for path in steps.ROOT.glob(pattern)]
-        folders = {path.parent.name for path in files if "target" not in path.relative_to(steps.ROOT).parts[:1]}
-        # The manifest of e2e names the target of `it` e2e, and `long` is for `make e2e-long`.
-        self.assertEqual(folders - {"long"}, set(re.findall(r"--test (\S+)", steps.OTHERS)))
+class Programs(unittest.TestCase):
+    def test_each_test_program_is_run_by_one_of_the_two_steps(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, expected in {"e2e-1": ["envoy"], "it-2": ["others"], "tidy-3": ["others"], "long-4": []}.items():
+                program = pathlib.Path(folder) / name
+                program.write_text("#!/bin/sh\necho it ran\n")
+                program.chmod(0o755)
+                ran = []
+                for only in ("envoy", "others"):
+                    run = [steps.ROOT / ".ci" / "test_threads.sh", program]
+                    output = subprocess.run(run, env=os.environ | {"ONLY": only}, capture_output=True, text=True, check=True).stdout
+                    ran += [only] if "it ran" in output else []
+                self.assertEqual(ran, expected, name)
+
+
+class Pins(unittest.TestCase):
+    def test_packages_are_installed_by_hash(self):
+        for name in ("Makefile", "deploy/images/cross.py"):
+            lines = [line for line in (steps.ROOT / name).read_text().splitlines() if re.search(r"pip\b.*\binstall\b.*-r", line)]
+            self.assertTrue(lines, name)
+            for line in lines:
+                self.assertIn("--require-hashes", line, name)
+
+    def test_each_requirement_has_a_hash(self):
+        files = [*steps.ROOT.glob("e2e/requirements*.txt"), steps.ROOT / "deploy/images/cross.txt", steps.ROOT / ".ci/wasm-opt/requirements.txt"]
+        self.assertEqual(len(files), 4)
+        for path in files:
+            requirements = re.split(r"(?m)^(?=[\w-]+==)", path.read_text())[1:]
+            self.assertTrue(requirements, path)
+            for requirement in requirements:
+                self.assertIn("--hash=sha256:", requirement, path)
 
 
 class Changed(unittest.TestCase):

@@ -124,7 +124,7 @@ async fn a_file_that_is_gone_for_a_while_is_not_missed() -> Result<()> {
 
 #[tokio::test]
 async fn endpoints_leave_under_load_and_no_request_notices() -> Result<()> {
-    let mut stack = explained(4, 2).shared_envoy().start().await?;
+    let mut stack = explained(4, 2).envoy_in_turn().start().await?;
     let load = LoadGenerator::start(stack.address(), 6);
     for round in 0..8 {
         let removed = round % 4;

@@ -316,7 +316,7 @@ async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result
         .servers_like(3, &slow(60))
         .concurrency(2)
         .picker(json!({"explain": true}))
-        .shared_envoy()
+        .envoy_in_turn()
         .start()
         .await?;
     let load = LoadGenerator::start(stack.address(), 4);
