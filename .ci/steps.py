@@ -364,9 +364,8 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
             beside=BESIDE_ALL,
             nice=19,
         ),
-        # The tests on a real Envoy wait a third of the time, so the others run beside them.
         Step("tests: on a real Envoy", f"ONLY=envoy {TESTS}", cargo_test),
-        Step("tests: all others", f"ONLY=others {TESTS}", cargo_test, beside=1),
+        Step("tests: all others", f"ONLY=others {TESTS}", cargo_test),
     ],
     # What needs Helm, crane or Kubernetes' controllers.
     "charts": lambda: [

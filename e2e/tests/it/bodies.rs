@@ -25,7 +25,7 @@ async fn arrive(stack: &Stack, path: &str, bodies: &[&str]) -> Result<()> {
 
 #[tokio::test]
 async fn every_api_arrives_byte_for_byte() -> Result<()> {
-    let stack = Stack::start_shared(2).await?;
+    let stack = Stack::start(2).await?;
     let chat = [
         r#"{"model":"demo","messages":[{"role":"user","content":"hello"}]}"#,
         r#" { "messages" : [ { "content" : [ {"type":"text","text":"a \"quoted\" \u00e9 \ud83d\ude00"}, {"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}} ], "role":"user"} ], "model" : "demo" , "tools":[{"type":"function","function":{"name":"f","parameters":{}}}] } "#,
@@ -73,7 +73,7 @@ async fn every_api_arrives_byte_for_byte() -> Result<()> {
 
 #[tokio::test]
 async fn bad_bodies_are_400_in_the_shape_of_the_api() -> Result<()> {
-    let stack = Stack::start_shared(1).await?;
+    let stack = Stack::start(1).await?;
     let deep = format!(
         r#"{{"model":"demo","messages":{}{}}}"#,
         "[".repeat(100_000),
@@ -127,7 +127,7 @@ async fn bad_bodies_are_400_in_the_shape_of_the_api() -> Result<()> {
 
 #[tokio::test]
 async fn http1_content_length_chunked_and_expect() -> Result<()> {
-    let stack = Stack::start_shared(1).await?;
+    let stack = Stack::start(1).await?;
     let body = echo::chat("hello").to_string();
     let (head, tail) = body.split_at(20);
     let mut raw = RawConnection::connect(stack.address()).await?;
@@ -186,7 +186,7 @@ async fn http1_content_length_chunked_and_expect() -> Result<()> {
 
 #[tokio::test]
 async fn http2_frames_trailers_and_empty_data() -> Result<()> {
-    let stack = Stack::start_shared(1).await?;
+    let stack = Stack::start(1).await?;
     let connection = Http2Client::connect(stack.address()).await?;
     let body = echo::chat("hello").to_string();
     let (head, tail) = body.split_at(20);
@@ -262,7 +262,7 @@ fn large(bytes: usize) -> String {
 
 #[tokio::test]
 async fn a_prompt_of_a_million_tokens_passes() -> Result<()> {
-    let stack = Stack::start_shared(1).await?;
+    let stack = Stack::start(1).await?;
     let body = large(6 << 20);
     let reply = stack
         .send(echo::post("/v1/chat/completions", &[], body.clone())?)
@@ -289,7 +289,6 @@ async fn too_large_is_our_413() -> Result<()> {
     let stack = Stack::builder()
         .servers(1)
         .picker(json!({"body_limit_bytes": 100_000}))
-        .shared_envoy()
         .start()
         .await?;
     let too_large = |reply: &client::ClientReply| -> Result<()> {
@@ -364,7 +363,6 @@ async fn compressed_bodies_are_picked_by_their_content() -> Result<()> {
     let stack = Stack::builder()
         .servers(1)
         .picker(json!({"body_limit_bytes": 100_000}))
-        .shared_envoy()
         .start()
         .await?;
     let gzip = |text: &str| -> Result<Vec<u8>> {
@@ -409,7 +407,7 @@ fn zstd(text: &str) -> Result<Vec<u8>> {
 
 #[tokio::test]
 async fn zstd_bodies_are_picked_by_their_content() -> Result<()> {
-    let stack = Stack::start_shared(1).await?;
+    let stack = Stack::start(1).await?;
     let send = async |text: &str| {
         stack
             .send(echo::post(

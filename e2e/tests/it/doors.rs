@@ -65,12 +65,7 @@ fn read_paths() -> Vec<String> {
 #[tokio::test]
 async fn only_listed_paths_are_served_however_they_are_spelled() -> Result<()> {
     for front in PickerMode::ALL {
-        let stack = Stack::builder()
-            .front(front)
-            .servers(1)
-            .envoy_in_turn()
-            .start()
-            .await?;
+        let stack = Stack::builder().front(front).servers(1).start().await?;
         // These two checks come first, because they expect that no request has reached the engine.
         refuses_paths_that_are_not_listed(front, &stack).await?;
         refuses_an_upgrade(front, &stack).await?;
@@ -262,12 +257,7 @@ fn http_10(headers: &str, stream: bool) -> String {
 #[tokio::test]
 async fn clients_with_http_10_are_served() -> Result<()> {
     for front in PickerMode::ALL {
-        let stack = Stack::builder()
-            .front(front)
-            .servers(2)
-            .shared_envoy()
-            .start()
-            .await?;
+        let stack = Stack::builder().front(front).servers(2).start().await?;
         let mut raw = RawConnection::connect(stack.address()).await?;
         raw.write(http_10("Host: x\r\nConnection: close\r\n", false))
             .await?;

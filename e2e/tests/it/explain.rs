@@ -17,7 +17,6 @@ async fn recorded(servers: usize) -> Result<Stack> {
     Stack::builder()
         .servers(servers)
         .picker(json!({"decision_log_one_in": 1, "explain": true}))
-        .shared_envoy()
         .start()
         .await
 }
@@ -217,7 +216,6 @@ async fn reasons_come_with_a_refusal_too() -> Result<()> {
         .servers(1)
         .filter_before_picker(gateway)
         .picker(json!({"explain": true}))
-        .shared_envoy()
         .start()
         .await?;
     let mut request = chat(&stack, "hello", "explain-refused")?;

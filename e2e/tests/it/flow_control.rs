@@ -45,7 +45,6 @@ fn ask(
 
 async fn stack(front: PickerMode, folder: &std::path::Path) -> Result<Stack> {
     queued_requests::builder(front, folder, &queued_requests::slow_engine())?
-        .envoy_in_turn()
         .start()
         .await
 }
@@ -157,7 +156,7 @@ async fn held_requests_survive_an_empty_pool_and_are_answered_when_flow_control_
     )?;
     let picker = queued_requests::picker(Some(SEATS)) + "  noEndpointRequestTTL: 120s\n";
     std::fs::write(folder.path().join("picker.yaml"), picker)?;
-    let mut stack = builder.shared_envoy().start().await?;
+    let mut stack = builder.start().await?;
     let wave = queued_requests::send(&stack, 6, "batch", LONG)?;
     until_queued(&stack, |held| held == 4).await?;
     let rows = queued_requests::queues(&stack).await.ok_or("no queues")?;

@@ -188,7 +188,6 @@ impl HermeticStack {
             .daemon_arguments(&arguments)
             .filter_before_picker(subset_hint_filter())
             .picker(json!({"explain": true}))
-            .shared_envoy()
             .start();
         Ok((
             Self {

@@ -142,7 +142,6 @@ async fn a_prompt_finds_its_endpoint_again_through_any_worker() -> Result<()> {
     let stack = Stack::builder()
         .servers(6)
         .concurrency(WORKERS)
-        .envoy_in_turn()
         .start()
         .await?;
     warm(&stack).await?;
@@ -316,7 +315,6 @@ async fn a_peer_that_lies_steers_traffic_for_seconds_and_refuses_nothing() -> Re
         .servers_like(4, &engine)
         .concurrency(1)
         .daemon_arguments(&["--config", path])
-        .envoy_in_turn()
         .start()
         .await?;
     let liar = SimulatedPeer::join(&mut stack).await?;
@@ -370,11 +368,7 @@ async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt
         chunk_delay_ms: 300,
         ..ModelServerOptions::default()
     };
-    let mut stack = Stack::builder()
-        .servers_like(2, &slow)
-        .shared_envoy()
-        .start()
-        .await?;
+    let mut stack = Stack::builder().servers_like(2, &slow).start().await?;
     let mut outsider = SimulatedPeer::join(&mut stack).await?;
     // From now on the proxy knows that it has a peer.
     outsider.hear_until(0).await?;

@@ -105,7 +105,7 @@ pub struct RunningRouter {
 enum RouterParts {
     Ours {
         stack: Box<Stack>,
-        _second: Option<Box<SecondEnvoy>>,
+        _second: Option<SecondEnvoy>,
     },
     Rival {
         processes: Vec<ChildProcess>,

@@ -58,8 +58,7 @@ async fn stack(
         .front(front)
         .servers(0)
         .stranger(engine.address)
-        .concurrency(workers)
-        .shared_envoy();
+        .concurrency(workers);
     let builder = queued_requests::holding(builder, folder, SEATS)?;
     let config = folder.join("picker.yaml");
     let text = std::fs::read_to_string(&config)?;

@@ -97,7 +97,7 @@ pub(super) async fn start_ours(
         .collect();
     let parts = RouterParts::Ours {
         stack: Box::new(stack),
-        _second: second.map(Box::new),
+        _second: second,
     };
     Ok(RunningRouter {
         addresses,
