@@ -11,11 +11,9 @@ as passed. So does a test that prints `SKIPPED name: why` and returns. Standard 
 import os
 import pathlib
 import re
-import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from datetime import date
 from typing import Callable, NamedTuple
@@ -29,18 +27,13 @@ DENY = ".tools/bin/cargo-deny --locked"
 STEP_SECONDS_MAX = 2_400
 # Leaves out the tests in modules `slow`, which take 20 s and more each; `make e2e-long` runs them.
 NOT_SLOW = "-- --skip slow::"
-# More steps than there are: the step begins with the first.
-BESIDE_ALL = 1_000
 # Chooses the number of threads for each test program.
 THREADS = f"""--config "target.'cfg(all())'.runner = '{ROOT}/.ci/test_threads.sh'" """.strip()
-# The feature of the target `long`, which only `make e2e-long` runs.
+# The feature of the target `long`, which only `make e2e-long` runs. All commands have it, so that nothing is compiled twice.
 LONG = "--features e2e/long"
 # Clippy's driver is rustc with more lints. In place of rustc it lints what it compiles, as `cargo clippy` runs it but without a pass of
 # its own over all crates and dependencies (4 of 15 minutes on two cores). A warning is an error.
 WITH_CLIPPY = "RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
-# All tests but the slow ones and those of the target `long`. Without `--lib --bins --tests`, cargo also builds the examples, and reads
-# the documents of every crate for code.
-TESTS = f"{WITH_CLIPPY} cargo test --locked --workspace --lib --bins --tests {LONG} --no-fail-fast {THREADS} {NOT_SLOW}"
 # What the group `charts` needs; `make e2e-cluster` builds the same and more.
 CHART_TOOLS = "etcd kube-apiserver kube-controller-manager schemas helm crane"
 # There are thousands of mutants, more than a night's work. Each run tests one of so many parts, another one each day.
@@ -74,43 +67,9 @@ class Step(NamedTuple):
     command: str
     judge: Judge
     seconds_max: int = STEP_SECONDS_MAX
-    # The number of steps before this one that it runs beside: it begins with the first of them, and its turn comes after the last.
-    # It may need nothing that these steps make.
-    beside: int = 0
-    # Its priority, as of `nice`.
-    nice: int = 0
-
-
-class Process:
-    """A running command. Its output goes to a file, so that it never waits for a reader."""
-
-    def __init__(self, command: str):
-        environment = os.environ | {"CARGO_TERM_COLOR": "never", "CARGO_TERM_PROGRESS_WHEN": "never"}
-        self.output = tempfile.TemporaryFile("w+", errors="replace")
-        self.process = subprocess.Popen(
-            command, shell=True, cwd=ROOT, env=environment,
-            stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-
-    def kill(self, signal_number: int):
-        """Ends it and its child processes."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal_number)
-            self.process.wait()
-
-    def finish(self, seconds_max: int) -> tuple[int, str]:
-        """Status and whole output. A step that takes too long is killed with all its child processes."""
-        status, remark = 124, f"\nstill running after {seconds_max} s: ended"
-        try:
-            status, remark = self.process.wait(seconds_max), ""
-        except subprocess.TimeoutExpired:
-            self.kill(signal.SIGKILL)
-        except (KeyboardInterrupt, SystemExit):
-            self.kill(signal.SIGTERM)
-            raise
-        with self.output:
-            self.output.seek(0)
-            return status, self.output.read() + remark
+    # Begins with the first step and runs beside the others, on what they leave of the cores, until its turn. It may need nothing
+    # that another step makes, and prints less than the 64 KB that a pipe holds.
+    beside: bool = False
 
 
 def one(status: int, _output: str) -> Counts:
@@ -211,9 +170,9 @@ def again(command: str, output: str) -> list[str]:
         return []
     # The same command, so that nothing is compiled again.
     tests, _, _ = command.partition(" -- ")
-    _, alone = Process(f"{tests} -- --exact --test-threads=1 {' '.join(failed)}").finish(AGAIN_SECONDS_MAX)
-    passed = set(verdicts(alone, "ok")) - set(verdicts(alone, "FAILED"))
+    _, alone = finish(begin(f"{tests} -- --exact --test-threads=1 {' '.join(failed)}"), AGAIN_SECONDS_MAX)
     # Two targets may have a test of the same name.
+    passed = set(verdicts(alone, "ok")) - set(verdicts(alone, "FAILED"))
     return [name for name in failed if name in passed]
 
 
@@ -234,11 +193,11 @@ def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[s
     return texts
 
 
-def run(step: Step, begun: Process | None = None) -> tuple[Counts, list[str]]:
+def run(step: Step, begun: subprocess.Popen | None = None) -> tuple[Counts, list[str]]:
     """The step's counts, and the remarks to print at the end. `begun` is the process of a step that has begun beside others."""
     print(f"-- {step.name}", flush=True)
     began = time.monotonic()
-    status, output = (begun or Process(step.command)).finish(step.seconds_max)
+    status, output = finish(begun or begin(step.command), step.seconds_max)
     counts = step.judge(status, output)
     alone = again(step.command, output) if step.judge is cargo_test and counts.failed else []
     known = [name for name in alone if name in unsteady.names()]
@@ -260,6 +219,29 @@ def run(step: Step, begun: Process | None = None) -> tuple[Counts, list[str]]:
     print(f"   {verdict}, {time.monotonic() - began:.1f} s", flush=True)
     skipped = skips(output) if step.judge in (cargo_test, unit_tests) else []
     return counts, remarks(step, output, counts, alone) + skipped
+
+
+def begin(command: str) -> subprocess.Popen:
+    environment = os.environ | {"CARGO_TERM_COLOR": "never", "CARGO_TERM_PROGRESS_WHEN": "never"}
+    return subprocess.Popen(
+        command, shell=True, cwd=ROOT, env=environment, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen, seconds_max: int) -> tuple[int, str]:
+    """Status and whole output. A step that takes too long is killed with all its child processes."""
+    with process:
+        try:
+            output, _ = process.communicate(timeout=seconds_max)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            return 124, f"{output}\nstill running after {seconds_max} s: ended"
+        except (KeyboardInterrupt, SystemExit):
+            os.killpg(process.pid, signal.SIGTERM)
+            raise
+    return process.returncode, output
 
 
 def fuzz_steps() -> list[Step]:
@@ -345,7 +327,6 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     ],
     # Links are checked by `lint`, so this finds an error in `SUMMARY.md` only.
     "site": lambda: [Step("lint: documents as a site", ".tools/bin/mdbook build docs", one)],
-    # With the feature `long`, all targets are also the long tests.
     "clippy": lambda: [Step("lint: clippy", f"cargo clippy --locked --workspace --all-targets {LONG} -- -D warnings", one)],
     "check": check_steps,
     "wasm": lambda: [Step("wasm: build and size", "make --no-print-directory wasm", one)],
@@ -355,17 +336,21 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("tests: the console's script is built from its source", "python3 -m unittest discover control-plane/console", unit_tests),
         Step("tests: release", "python3 .ci/test_release.py Versions Releases Workflows", unit_tests),
         Step("tests: the chart's page", "python3 -m unittest discover deploy/charts/tests -k Page", unit_tests),
-        Step("tests: build, with clippy", f"{WITH_CLIPPY} cargo build --locked --workspace --bins --tests --examples --benches {LONG}", one),
+        Step(
+            "tests: build, with clippy",
+            f"{WITH_CLIPPY} cargo build --locked --workspace --bins --tests --examples --benches {LONG}",
+            one,
+        ),
         # The first run takes minutes; later runs take no time. What needs more of Kubernetes, Helm or crane is in the group `charts`.
         Step(
             "tests: a real etcd, Kubernetes' API server, published schemas",
             "python3 .ci/cluster_tools.py etcd kube-apiserver schemas",
             buildable,
-            beside=BESIDE_ALL,
-            nice=19,
+            beside=True,
         ),
-        Step("tests: on a real Envoy", f"ONLY=envoy {TESTS}", cargo_test),
-        Step("tests: all others", f"ONLY=others {TESTS}", cargo_test),
+        # Without these flags, cargo also builds the examples, and reads the documents of every crate for code. With fewer targets, it
+        # gives procedural macros other debug information, and compiles all that needs them once more.
+        Step("tests: run", f"{WITH_CLIPPY} cargo test --locked --workspace --lib --bins --tests {LONG} --no-fail-fast {THREADS} {NOT_SLOW}", cargo_test),
     ],
     # What needs Helm, crane or Kubernetes' controllers.
     "charts": lambda: [
@@ -425,19 +410,17 @@ def main(names: list[str]) -> int:
     began = time.monotonic()
     total, said = Counts(), []
     steps = [step for name in names for step in GROUPS[name]()]
-    begun: dict[str, Process] = {}
+    beside = {step.name: begin(f"nice -n 19 {step.command}") for step in steps if step.beside}
     try:
-        for index, step in enumerate(steps):
-            for distance, later in enumerate(steps[index + 1 :], 1):
-                if later.name not in begun and distance <= later.beside:
-                    begun[later.name] = Process(f"nice -n {later.nice} sh -c {shlex.quote(later.command)}")
-            counts, remarked = run(step, begun.get(step.name))
+        for step in steps:
+            counts, remarked = run(step, beside.get(step.name))
             total += counts
             said += remarked
     finally:
-        for process in begun.values():
-            process.kill(signal.SIGTERM)
-            process.output.close()
+        for process in beside.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.communicate()
     for remark in said:
         print(remark)
     print(f"{time.monotonic() - began:.0f} s in all")
