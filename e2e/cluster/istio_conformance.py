@@ -1,7 +1,7 @@
 """The published conformance suite of the Gateway API Inference Extension, with Istio as its gateway and our ext_proc server as its picker.
 
 The suite and its manifests are unchanged. They name two images: `echo-basic`, which is built from its module, and `lwepp`, upstream's
-picker for tests, whose place our daemon takes. What lwepp has only for this suite, two EnvoyFilters add to the gateway (MAPPING)."""
+picker for tests, whose place our daemon takes. An EnvoyFilter (MAPPING) does at the gateway what lwepp does only for this suite."""
 
 import collections
 import json

@@ -71,12 +71,14 @@ pub(crate) fn release_queued<H: Host>(vm: &RefCell<VmState<H>>) {
     if !vm.borrow_mut().begin_release() {
         return;
     }
+    let mut resumed = false;
     for _ in 0..RELEASES_MAX {
         let next = vm.borrow_mut().next_queued();
         let Some(request) = next else { break };
         request.retry();
+        resumed = true;
     }
-    vm.borrow_mut().end_release();
+    vm.borrow_mut().end_release(resumed);
 }
 
 /// Refuses the bodies without room, and checks the sent requests that may make no progress.

@@ -40,6 +40,10 @@ pub const TICK_MS: u32 = 100;
 /// The maximum number of requests parked in one VM. Further requests are answered at once. A worker
 /// that got this many in two seconds without state gains nothing by holding more.
 const PARKED_MAX: usize = 2_048;
+/// How often between two ticks a VM may wake itself and then find nothing to resume: each of a few
+/// VMs may write the order of held requests first. Envoy runs such a wake-up before anything else
+/// of the thread, so without a limit a fault here would stop the thread.
+const IN_VAIN_MAX: u8 = 64;
 /// Tick period while requests are held, in ms. After a lost wake-up, and after another worker made
 /// room, a held request waits at most this long.
 const HOLDING_TICK_MS: u32 = 10;
@@ -83,6 +87,8 @@ struct TickTimer {
     complete: Option<Timestamp>,
     /// The root context whose period is shortened, and that period.
     short: Option<(u32, u32)>,
+    /// How often the VM has found no request to resume since that tick, although one was due.
+    releases_in_vain: u8,
 }
 
 #[derive(Debug)]
@@ -288,10 +294,17 @@ impl<H: Host> VmState<H> {
             .find_map(|replica| self.next_queued_of(&mut replica.borrow_mut(), now))
     }
 
-    /// Stops resuming held requests. Requests that are still due wait for a wake-up.
-    pub fn end_release(&mut self) {
+    /// Stops resuming held requests. Requests that are still due wait for a wake-up, or for the
+    /// next tick if too many wake-ups were in vain.
+    pub fn end_release(&mut self, resumed: bool) {
         self.releasing = QueueRelease::Idle;
-        if self.is_release_due() {
+        if !self.is_release_due() {
+            return;
+        }
+        if !resumed {
+            self.ticks.releases_in_vain = self.ticks.releases_in_vain.saturating_add(1);
+        }
+        if self.ticks.releases_in_vain < IN_VAIN_MAX {
             self.wake_self();
         }
     }
@@ -330,6 +343,7 @@ impl<H: Host> VmState<H> {
             return Vec::new();
         }
         self.ticks.complete = Some(now);
+        self.ticks.releases_in_vain = 0;
         self.keep_vm_slot(root, now);
         self.contend_for_leader(root, &config, now);
         self.refresh();

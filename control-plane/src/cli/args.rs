@@ -56,8 +56,8 @@ pub enum CliCommand {
     Serve(Box<ServeArgs>),
     /// Check a configuration file, or whether a model server reports what picking needs.
     ///
-    /// Exit code: 0 valid, 1 invalid (or the server lacks something), 2 the file uses something
-    /// that is refused here.
+    /// Exit code: 0 valid, 1 invalid (or the server lacks a metric), 2 the file is valid, but
+    /// uses something that Switchpoint refuses.
     #[command(after_help = EXAMPLES)]
     Check(CheckArgs),
     /// Runs `switchpoint-migrate`, which replaces this command. The next version drops the command.
@@ -75,7 +75,7 @@ pub enum CliCommand {
     ///
     /// The file holds the body of a request, or a decision record (the field `decision` of the
     /// access log, with decision_log_one_in in the filter's configuration). A record has all inputs
-    /// of its decision, so it gives the same list while the configuration is the same.
+    /// of its decision, so it gives the same ranked endpoints until the configuration changes.
     ///
     /// Exit code: 0 answered, 1 the file cannot be read or the daemon cannot be reached.
     #[command(after_help = EXPLAIN_EXAMPLES)]

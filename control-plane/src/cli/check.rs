@@ -30,7 +30,7 @@ pub enum CheckVerdict {
     Fine = 0,
     /// The file is invalid, or the server cannot be reached or lacks a needed metric.
     Invalid = 1,
-    /// The file is valid, but uses something that is refused here.
+    /// The file is valid, but uses something that Switchpoint refuses.
     Refused = 2,
 }
 

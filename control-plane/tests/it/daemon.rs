@@ -2,7 +2,7 @@
 //! files that operators write.
 
 mod admin;
-mod calls;
+pub(crate) mod calls;
 mod certificates;
 mod cli;
 #[path = "../../../crates/discovery/tests/it/cluster.rs"]

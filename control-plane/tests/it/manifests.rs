@@ -136,3 +136,108 @@ fn the_network_policy_is_of_the_ports_that_are_open() {
     admitted.sort_unstable();
     assert_eq!(admitted, open);
 }
+
+/// The rendered charts that a test of the chart keeps equal to its templates.
+fn rendered_charts() -> Vec<(String, Vec<Value>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/charts/tests/golden");
+    let files = std::fs::read_dir(folder).unwrap();
+    let mut charts: Vec<_> = files
+        .map(|file| file.unwrap().path())
+        .map(|path| {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            (name, serde_saphyr::from_multiple(&text).unwrap())
+        })
+        .collect();
+    charts.sort_by(|(one, _), (other, _)| one.cmp(other));
+    assert!(charts.len() >= 8, "{}", charts.len());
+    charts
+}
+
+/// Every object below `value` that has the key.
+fn with_key<'v>(value: &'v Value, key: &str, found: &mut Vec<&'v Value>) {
+    match value {
+        Value::Object(fields) => {
+            found.extend(fields.contains_key(key).then_some(value));
+            fields
+                .values()
+                .for_each(|value| with_key(value, key, found));
+        }
+        Value::Array(values) => values.iter().for_each(|value| with_key(value, key, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_chart_limits_what_the_daemon_connects_to_and_who_calls_it() {
+    let mut callers = 0;
+    for (chart, objects) in rendered_charts() {
+        let policies = objects
+            .iter()
+            .filter(|object| object["kind"] == "NetworkPolicy");
+        let daemon = policies
+            .map(|policy| &policy["spec"])
+            .find(|spec| {
+                let labels = &spec["podSelector"]["matchLabels"];
+                labels["app.kubernetes.io/name"] == "switchpoint-daemon"
+            })
+            .unwrap_or_else(|| panic!("{chart}: no policy for the daemon"));
+        assert_eq!(daemon["policyTypes"], json!(["Ingress", "Egress"]));
+        for rule in daemon["egress"].as_array().unwrap() {
+            let Some(to) = rule["to"].as_array() else {
+                let ports = rule["ports"].as_array().unwrap();
+                let is_known = |port: &Value| [53, 443, 6443].map(Value::from).contains(port);
+                assert!(ports.iter().all(|port| is_known(&port["port"])), "{chart}");
+                continue;
+            };
+            for peer in to
+                .iter()
+                .filter(|peer| peer["ipBlock"]["cidr"] == "0.0.0.0/0")
+            {
+                let metadata = json!(["169.254.0.0/16"]);
+                assert_eq!(peer["ipBlock"]["except"], metadata, "{chart}");
+            }
+        }
+        for rule in daemon["ingress"].as_array().unwrap() {
+            let ports = rule["ports"].as_array().unwrap();
+            if ports.iter().any(|port| port["port"] == 9002) {
+                let from = rule["from"].as_array().unwrap();
+                let names_pods = |peer: &Value| {
+                    peer.pointer("/podSelector/matchLabels").is_some()
+                        || peer.pointer("/namespaceSelector/matchLabels").is_some()
+                };
+                assert!(!from.is_empty() && from.iter().all(names_pods), "{chart}");
+                callers += 1;
+            }
+        }
+    }
+    assert_eq!(callers, 1, "one of the charts has the ext_proc server");
+}
+
+#[test]
+fn the_chart_gives_keys_to_their_group_only_and_names_the_proxies() {
+    for (chart, objects) in rendered_charts() {
+        let objects = Value::Array(objects);
+        let mut volumes = Vec::new();
+        with_key(&objects, "secret", &mut volumes);
+        let secrets: Vec<_> = volumes
+            .iter()
+            .map(|volume| &volume["secret"])
+            .filter(|secret| secret["secretName"].is_string())
+            .collect();
+        assert!(!secrets.is_empty(), "{chart}");
+        for secret in secrets {
+            assert_eq!(secret["defaultMode"], 0o440, "{chart}: {secret}");
+        }
+        let mut containers = Vec::new();
+        with_key(&objects, "args", &mut containers);
+        let names = containers
+            .iter()
+            .filter_map(|container| container["args"].as_array())
+            .flatten()
+            .filter_map(Value::as_str)
+            .filter(|argument| argument.starts_with("--state-tls-client-names="))
+            .count();
+        assert!(names > 0, "{chart}: any client of the CA is a proxy");
+    }
+}

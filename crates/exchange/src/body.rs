@@ -11,10 +11,11 @@
 //!
 //! **The prompt** goes to a [`PromptSink`] in pieces: tools, system and turns separately, because
 //! templates have them in this order and bodies in any order. Within one message, the client's
-//! order is kept. Pieces are the body's own bytes, still escaped. The pieces are only hashed, to
-//! find requests with a common start, and a client escapes in the same way each time. So clients
-//! that escape differently do not share a prefix, which only costs a cache hit. Fields that differ
-//! between turns without changing the prompt (`cache_control`, ids) are left out.
+//! order is kept. Pieces are the body's own bytes, still escaped. They need not be unescaped,
+//! because they are only hashed to find requests with a common start, and a client always escapes
+//! in the same way. Clients that escape differently share no prefix, which only costs a cache hit.
+//! Fields that differ between turns without changing the prompt (`cache_control`, ids) are left
+//! out.
 
 use crate::api::RequestApi;
 use crate::json::push::JsonPush;

@@ -45,7 +45,8 @@ pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 /// Read-ahead of a connection, in bytes. The library h2 closes a connection whose unread frames
 /// cost more than half of this, where a frame of less than 256 bytes costs the difference. A daemon
 /// that briefly gets no CPU must not lose a connection, so there is room for an unread frame of
-/// every stream. Each connection can take this much memory that no account includes.
+/// every stream. So each connection can take this much memory beyond what the server's limit on
+/// memory counts.
 pub const CONNECTION_WINDOW_BYTES: u32 = 2 * 256 * STREAMS_PER_CONNECTION_MAX;
 
 /// The longest header list of a gRPC request, in bytes; its metadata is two short names. Each open

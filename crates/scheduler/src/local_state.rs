@@ -32,8 +32,8 @@ pub struct LocalState<'a> {
     /// nowhere. The numbers grow with every such pick, and are parallel to the snapshot's
     /// endpoints. 0 means never, and an empty list means never for all endpoints.
     pub last_cold_picks: &'a [u64],
-    /// Whether each endpoint has the request's adapter in GPU memory, as estimated, parallel to the
-    /// snapshot's endpoints; empty when that is unknown.
+    /// The estimated room of each endpoint for the request's adapter, parallel to the snapshot's
+    /// endpoints; empty when nothing is known.
     pub adapter_rooms: &'a [AdapterRoom],
     /// Whether other proxies pick too, and their placements do not arrive here. In this case a
     /// prompt that is cached nowhere goes to its rendezvous endpoint

@@ -75,7 +75,7 @@ fn token_of(server: usize) -> &'static str {
 #[tokio::test]
 async fn a_session_token_brings_its_bearer_back() -> Result<()> {
     let config = config("- type: session-affinity-filter\n- type: random-picker\n")?;
-    let stack = builder(&config)?.servers(4).start().await?;
+    let stack = builder(&config)?.servers(4).shared_envoy().start().await?;
     let mut seen = BTreeSet::new();
     for number in 0..12 {
         let first: ClientReply = stack
@@ -119,7 +119,7 @@ async fn a_session_token_brings_its_bearer_back() -> Result<()> {
 #[tokio::test]
 async fn a_session_whose_endpoint_left_continues_elsewhere() -> Result<()> {
     let config = config("- type: session-affinity-filter\n- type: random-picker\n")?;
-    let mut stack = builder(&config)?.servers(3).start().await?;
+    let mut stack = builder(&config)?.servers(3).shared_envoy().start().await?;
     let headers = [("x-session-token", token_of(1))];
     assert_eq!(servers_of(&stack, &headers, 4).await?, BTreeSet::from([1]));
     stack.set_pool(&[0, 2])?;
@@ -133,7 +133,7 @@ async fn a_session_id_is_at_one_endpoint_for_every_worker() -> Result<()> {
     let config = config(
         "- type: session-affinity-scorer\n  parameters: {strategy: session_id}\n- type: max-score-picker\n",
     )?;
-    let stack = builder(&config)?.servers(4).start().await?;
+    let stack = builder(&config)?.servers(4).envoy_in_turn().start().await?;
     let mut seen = BTreeSet::new();
     for session in 0..12 {
         let id = format!("session-{session}");
@@ -200,6 +200,7 @@ async fn start_labelled(config: &NamedTempFile) -> Result<Stack> {
     let mut stack = builder(config)?
         .servers(4)
         .without_waiting()
+        .shared_envoy()
         .start()
         .await?;
     let text = labelled(&stack.servers);
@@ -337,6 +338,7 @@ async fn adapters_stay_where_they_are_loaded() -> Result<()> {
     let stack = builder(&config)?
         .servers_like(4, &options)
         .envoy_config(add_least_request)
+        .envoy_in_turn()
         .start()
         .await?;
     let least_request = adapter_loads(&stack, "least-request").await?;

@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use hyper::body::Frame;
 use serde_json::json;
 use testbed::client::{self, Http2Client, RawConnection};
-use testbed::stack::Stack;
+use testbed::stack::{PickerMode, Stack};
 use testbed::{Error, Result};
 
 use crate::echo;
@@ -25,7 +25,7 @@ async fn arrive(stack: &Stack, path: &str, bodies: &[&str]) -> Result<()> {
 
 #[tokio::test]
 async fn every_api_arrives_byte_for_byte() -> Result<()> {
-    let stack = Stack::start(2).await?;
+    let stack = Stack::start_shared(2).await?;
     let chat = [
         r#"{"model":"demo","messages":[{"role":"user","content":"hello"}]}"#,
         r#" { "messages" : [ { "content" : [ {"type":"text","text":"a \"quoted\" \u00e9 \ud83d\ude00"}, {"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}} ], "role":"user"} ], "model" : "demo" , "tools":[{"type":"function","function":{"name":"f","parameters":{}}}] } "#,
@@ -73,7 +73,7 @@ async fn every_api_arrives_byte_for_byte() -> Result<()> {
 
 #[tokio::test]
 async fn bad_bodies_are_400_in_the_shape_of_the_api() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     let deep = format!(
         r#"{{"model":"demo","messages":{}{}}}"#,
         "[".repeat(100_000),
@@ -127,7 +127,7 @@ async fn bad_bodies_are_400_in_the_shape_of_the_api() -> Result<()> {
 
 #[tokio::test]
 async fn http1_content_length_chunked_and_expect() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     let body = echo::chat("hello").to_string();
     let (head, tail) = body.split_at(20);
     let mut raw = RawConnection::connect(stack.address()).await?;
@@ -186,7 +186,7 @@ async fn http1_content_length_chunked_and_expect() -> Result<()> {
 
 #[tokio::test]
 async fn http2_frames_trailers_and_empty_data() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     let connection = Http2Client::connect(stack.address()).await?;
     let body = echo::chat("hello").to_string();
     let (head, tail) = body.split_at(20);
@@ -262,7 +262,7 @@ fn large(bytes: usize) -> String {
 
 #[tokio::test]
 async fn a_prompt_of_a_million_tokens_passes() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     let body = large(6 << 20);
     let reply = stack
         .send(echo::post("/v1/chat/completions", &[], body.clone())?)
@@ -289,6 +289,7 @@ async fn too_large_is_our_413() -> Result<()> {
     let stack = Stack::builder()
         .servers(1)
         .picker(json!({"body_limit_bytes": 100_000}))
+        .shared_envoy()
         .start()
         .await?;
     let too_large = |reply: &client::ClientReply| -> Result<()> {
@@ -363,6 +364,7 @@ async fn compressed_bodies_are_picked_by_their_content() -> Result<()> {
     let stack = Stack::builder()
         .servers(1)
         .picker(json!({"body_limit_bytes": 100_000}))
+        .shared_envoy()
         .start()
         .await?;
     let gzip = |text: &str| -> Result<Vec<u8>> {
@@ -394,6 +396,35 @@ async fn compressed_bodies_are_picked_by_their_content() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn other_encodings_are_refused_by_name() -> Result<()> {
+    for front in PickerMode::ALL {
+        let stack = Stack::builder().front(front).servers(1);
+        let stack = stack.shared_envoy().start().await?;
+        // Envoy undoes one gzip; the other one is left.
+        let encodings = ["deflate", "br", "x-gzip", "gzip, gzip"];
+        for (encoding, named) in encodings
+            .into_iter()
+            .zip(["deflate", "br", "x-gzip", "gzip"])
+        {
+            let reply = stack
+                .send(echo::post(
+                    "/v1/chat/completions",
+                    &[("content-encoding", encoding)],
+                    vec![0x1f, 0x8b, 8, 0],
+                )?)
+                .await?;
+            assert_eq!(reply.status, 415, "{front:?} {encoding}: {}", reply.text());
+            assert!(
+                reply.text().contains(&format!(r#"\"{named}\""#)),
+                "{front:?} {encoding}: {}",
+                reply.text()
+            );
+        }
+    }
+    Ok(())
+}
+
 /// A zstd frame that contains `text` uncompressed, as a raw block.
 fn zstd(text: &str) -> Result<Vec<u8>> {
     let size = u8::try_from(text.len())?;
@@ -407,7 +438,7 @@ fn zstd(text: &str) -> Result<Vec<u8>> {
 
 #[tokio::test]
 async fn zstd_bodies_are_picked_by_their_content() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     let send = async |text: &str| {
         stack
             .send(echo::post(

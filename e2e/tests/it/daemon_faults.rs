@@ -155,6 +155,7 @@ async fn a_paused_daemon_counts_as_gone_and_is_used_again() -> Result<()> {
     let mut stack = Stack::builder()
         .servers(4)
         .picker(attentive())
+        .envoy_in_turn()
         .start()
         .await?;
     stack.set_pool(&[0, 1, 2])?;
@@ -213,6 +214,7 @@ async fn a_daemon_that_comes_and_goes_fails_no_request() -> Result<()> {
         .servers(3)
         .concurrency(2)
         .picker(attentive())
+        .envoy_in_turn()
         .start()
         .await?;
     let load = LoadGenerator::start(stack.address(), 4);
@@ -304,6 +306,7 @@ async fn no_wait_is_no_wait() -> Result<()> {
     let stack = Stack::builder()
         .without_daemon()
         .picker(json!({"cold_start_wait_ms": 0}))
+        .envoy_in_turn()
         .start()
         .await?;
     assert_not_ready(
@@ -327,6 +330,7 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
         .concurrency(2)
         .without_daemon()
         .picker(patient)
+        .envoy_in_turn()
         .start()
         .await?;
     let address = stack.address();
@@ -403,6 +407,7 @@ async fn parked_requests_whose_bodies_have_no_end_yet_are_picked_when_the_daemon
         .concurrency(2)
         .without_daemon()
         .picker(patient)
+        .envoy_in_turn()
         .start()
         .await?;
     let pieces: Vec<String> = (0..40)
@@ -482,6 +487,7 @@ async fn fail_open_goes_to_any_endpoint_that_envoy_knows() -> Result<()> {
         .without_daemon()
         .picker(picker)
         .envoy_config(known_hosts(&hosts))
+        .envoy_in_turn()
         .start()
         .await?;
     let mut by = BTreeSet::new();

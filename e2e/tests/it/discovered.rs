@@ -151,6 +151,7 @@ async fn whole_flow(
     let pools = fed_by(folder.path(), &source)?;
     let stack = builder()
         .daemon_arguments(&["--pools", &pools])
+        .shared_envoy()
         .start()
         .await?;
     assert_eq!(
@@ -273,6 +274,7 @@ async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Res
     let stack = Stack::builder()
         .servers_like(2, &options)
         .daemon_arguments(&arguments)
+        .shared_envoy()
         .start()
         .await?;
     let mut workers = Vec::new();
@@ -342,7 +344,11 @@ async fn an_adapter_is_served_where_its_engine_lists_it_also_while_it_is_idle() 
     let builder = Stack::builder()
         .servers_like(1, &server(&["sql"]))
         .more_servers_like(1, &server(&["poems", "sql"]));
-    let stack = builder.daemon_arguments(&arguments).start().await?;
+    let stack = builder
+        .daemon_arguments(&arguments)
+        .shared_envoy()
+        .start()
+        .await?;
     let mut workers = Vec::new();
     for (at, server) in stack.servers.iter().enumerate() {
         let arguments = [
@@ -404,7 +410,11 @@ async fn an_upload_goes_where_its_model_is_served() -> Result<()> {
         "--objects",
         &wanted.display().to_string(),
     ];
-    let stack = builder().daemon_arguments(&arguments).start().await?;
+    let stack = builder()
+        .daemon_arguments(&arguments)
+        .shared_envoy()
+        .start()
+        .await?;
     let mut workers = Vec::new();
     for (at, model) in [(0, "llama"), (1, "qwen")] {
         let arguments = [

@@ -42,7 +42,7 @@ async fn source_ok(stack: &Stack) -> Option<bool> {
 
 #[tokio::test]
 async fn a_file_that_cannot_be_read_leaves_the_last_good_set_and_says_why() -> Result<()> {
-    let mut stack = explained(3, 1).start().await?;
+    let mut stack = explained(3, 1).shared_envoy().start().await?;
     let file = stack.folder().join("endpoints.yaml");
     let good = std::fs::read_to_string(&file)?;
     assert_eq!(source_ok(&stack).await, Some(true));
@@ -99,7 +99,7 @@ async fn a_file_that_cannot_be_read_leaves_the_last_good_set_and_says_why() -> R
 
 #[tokio::test]
 async fn a_file_that_is_gone_for_a_while_is_not_missed() -> Result<()> {
-    let mut stack = explained(3, 1).start().await?;
+    let mut stack = explained(3, 1).shared_envoy().start().await?;
     let load = LoadGenerator::start(stack.address(), 2);
     std::fs::remove_file(stack.folder().join("endpoints.yaml"))?;
     wait_for(LIMIT, "the loss to be reported", || async {
@@ -124,7 +124,7 @@ async fn a_file_that_is_gone_for_a_while_is_not_missed() -> Result<()> {
 
 #[tokio::test]
 async fn endpoints_leave_under_load_and_no_request_notices() -> Result<()> {
-    let mut stack = explained(4, 2).start().await?;
+    let mut stack = explained(4, 2).envoy_in_turn().start().await?;
     let load = LoadGenerator::start(stack.address(), 6);
     for round in 0..8 {
         let removed = round % 4;
@@ -143,7 +143,7 @@ async fn endpoints_leave_under_load_and_no_request_notices() -> Result<()> {
 #[tokio::test]
 async fn endpoints_that_come_under_load_are_never_named_before_envoy_knows_them() -> Result<()> {
     const ADDED: usize = 20;
-    let mut stack = explained(ADDED + 1, 2).start().await?;
+    let mut stack = explained(ADDED + 1, 2).shared_envoy().start().await?;
     stack.set_pool(&[0])?;
     pool_is(&stack, &[0]).await?;
     let load = LoadGenerator::start(stack.address(), 6);

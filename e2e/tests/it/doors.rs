@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::json;
+use exchange::api::RequestApi;
+use serde_json::{Value, json};
 use testbed::client::{ClientReply, RawConnection};
 use testbed::stack::{PickerMode, Stack};
 use testbed::{Error, Result};
@@ -65,7 +66,12 @@ fn read_paths() -> Vec<String> {
 #[tokio::test]
 async fn only_listed_paths_are_served_however_they_are_spelled() -> Result<()> {
     for front in PickerMode::ALL {
-        let stack = Stack::builder().front(front).servers(1).start().await?;
+        let stack = Stack::builder()
+            .front(front)
+            .servers(1)
+            .envoy_in_turn()
+            .start()
+            .await?;
         // These two checks come first, because they expect that no request has reached the engine.
         refuses_paths_that_are_not_listed(front, &stack).await?;
         refuses_an_upgrade(front, &stack).await?;
@@ -257,7 +263,12 @@ fn http_10(headers: &str, stream: bool) -> String {
 #[tokio::test]
 async fn clients_with_http_10_are_served() -> Result<()> {
     for front in PickerMode::ALL {
-        let stack = Stack::builder().front(front).servers(2).start().await?;
+        let stack = Stack::builder()
+            .front(front)
+            .servers(2)
+            .shared_envoy()
+            .start()
+            .await?;
         let mut raw = RawConnection::connect(stack.address()).await?;
         raw.write(http_10("Host: x\r\nConnection: close\r\n", false))
             .await?;
@@ -306,23 +317,55 @@ async fn clients_with_http_10_are_served() -> Result<()> {
     Ok(())
 }
 
+fn routes(front: PickerMode) -> Result<Vec<Value>> {
+    let mut config = testbed::envoy::EnvoyConfig::shipped(front.file())?;
+    let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
+    let routes = config.value().pointer(path).and_then(Value::as_array);
+    Ok(routes.cloned().ok_or("no routes")?)
+}
+
 #[test]
 fn both_files_list_the_same_paths() -> Result<()> {
     let listed = |front: PickerMode| {
-        let mut config = testbed::envoy::EnvoyConfig::shipped(front.file())?;
-        let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
-        let routes = config
-            .value()
-            .pointer(path)
-            .and_then(|routes| routes.as_array().cloned())
-            .ok_or("no routes")?;
-        Ok::<_, Error>(
-            routes
-                .iter()
-                .map(|route| route["match"].to_string())
-                .collect::<BTreeSet<_>>(),
-        )
+        let matches = routes(front)?
+            .iter()
+            .map(|route| route["match"].to_string())
+            .collect::<BTreeSet<_>>();
+        Ok::<_, Error>(matches)
     };
     assert_eq!(listed(PickerMode::Filter)?, listed(PickerMode::ExtProc)?);
+    Ok(())
+}
+
+/// A path that is routed and not read would be served by any instance, whatever its models.
+#[test]
+fn a_routed_post_is_read_unless_it_is_listed_here() -> Result<()> {
+    let mut unread = BTreeSet::new();
+    for route in routes(PickerMode::Filter)? {
+        let matched = &route["match"];
+        let path = matched["path"]
+            .as_str()
+            .or(matched["path_separated_prefix"].as_str());
+        if let Some(path) = path
+            && !RequestApi::for_request(b"POST", path.as_bytes()).reads_body()
+        {
+            unread.insert(path.to_owned());
+        }
+    }
+    let without_a_model = [
+        "/v1/models",
+        "/health",
+        "/ping",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/switchpoint/ready",
+        "/v1/realtime",
+    ];
+    let grpc = [
+        "/vllm.grpc.engine.VllmEngine/Generate",
+        "/vllm.grpc.engine.VllmEngine/Embed",
+    ];
+    let listed = without_a_model.into_iter().chain(grpc);
+    assert_eq!(unread, listed.map(str::to_owned).collect());
     Ok(())
 }

@@ -68,6 +68,7 @@ async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
         .servers(4)
         .concurrency(2)
         .picker(json!({"explain": true}))
+        .envoy_in_turn()
         .start()
         .await?;
     stack.set_pool(&[0, 1, 2])?;

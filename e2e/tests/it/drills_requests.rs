@@ -52,6 +52,7 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
     let stack = Stack::builder()
         .servers_like(3, &slow(40))
         .concurrency(2)
+        .envoy_in_turn()
         .start()
         .await?;
     let load = LoadGenerator::start(stack.address(), 4);
@@ -69,6 +70,7 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
     // for a long time.
     let silent = Stack::builder()
         .servers_like(2, &slow(60_000))
+        .envoy_in_turn()
         .start()
         .await?;
     let mut raws = Vec::new();
@@ -112,6 +114,7 @@ async fn clients_that_leave_while_parked_leave_nothing_behind() -> Result<()> {
         .concurrency(2)
         .without_daemon()
         .picker(patient)
+        .envoy_in_turn()
         .start()
         .await?;
     let load = LoadGenerator::start(stack.address(), 4);
@@ -158,6 +161,7 @@ async fn an_engine_that_fails_before_it_answers_fails_no_request() -> Result<()>
         .servers(3)
         .concurrency(2)
         .picker(json!({"per_try_timeout_ms": 300}))
+        .envoy_in_turn()
         .start()
         .await?;
     // The load consists of streams, because the per-try timeout applies only to streaming requests.
@@ -208,6 +212,7 @@ async fn an_engine_that_breaks_off_fails_exactly_those_it_answered() -> Result<(
     let stack = Stack::builder()
         .servers_like(3, &slow(5))
         .concurrency(2)
+        .envoy_in_turn()
         .start()
         .await?;
     let load = LoadGenerator::of_streams(stack.address(), 6);
@@ -252,7 +257,11 @@ async fn row(stack: &Stack, name: &str) -> Result<Value> {
 
 #[tokio::test]
 async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
-    let stack = Stack::builder().servers_like(2, &slow(50)).start().await?;
+    let stack = Stack::builder()
+        .servers_like(2, &slow(50))
+        .envoy_in_turn()
+        .start()
+        .await?;
     stack.servers[0]
         .fault(ServerFault {
             status: Some(503),
@@ -307,6 +316,7 @@ async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result
         .servers_like(3, &slow(60))
         .concurrency(2)
         .picker(json!({"explain": true}))
+        .envoy_in_turn()
         .start()
         .await?;
     let load = LoadGenerator::start(stack.address(), 4);

@@ -139,6 +139,7 @@ async fn picks_follow_the_queue(kind: EngineKind) -> Result<()> {
     let stack = Stack::builder()
         .servers(0)
         .daemon_arguments(&["--pools", &pools])
+        .shared_envoy()
         .start()
         .await?;
     let daemon = stack.daemon.as_ref().ok_or("a daemon")?;

@@ -17,6 +17,7 @@ async fn recorded(servers: usize) -> Result<Stack> {
     Stack::builder()
         .servers(servers)
         .picker(json!({"decision_log_one_in": 1, "explain": true}))
+        .shared_envoy()
         .start()
         .await
 }
@@ -216,6 +217,7 @@ async fn reasons_come_with_a_refusal_too() -> Result<()> {
         .servers(1)
         .filter_before_picker(gateway)
         .picker(json!({"explain": true}))
+        .shared_envoy()
         .start()
         .await?;
     let mut request = chat(&stack, "hello", "explain-refused")?;

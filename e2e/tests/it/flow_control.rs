@@ -10,10 +10,11 @@ mod workers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use e2e::queued_requests::{self, SEATS};
 use http::Request;
+use serde_json::Value;
 use testbed::client::{self, ClientReply};
 use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, wait_for};
@@ -45,12 +46,28 @@ fn ask(
 
 async fn stack(front: PickerMode, folder: &std::path::Path) -> Result<Stack> {
     queued_requests::builder(front, folder, &queued_requests::slow_engine())?
+        .envoy_in_turn()
         .start()
         .await
 }
 
 /// The output tokens of a request that is held for long enough to be seen on the daemon's page.
 const LONG: u32 = 400;
+
+/// The output tokens of a request that runs for longer than [`MESSAGE_TIMEOUT`].
+const LONGEST: u32 = 1_200;
+
+/// `message_timeout` of the shipped file.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+async fn until_running(stack: &Stack, wanted: u64) -> Result<()> {
+    let daemon = stack.daemon.as_ref().ok_or("a daemon")?;
+    let running = || async {
+        let page: Value = daemon.admin("/debug/endpoints").await.ok()?.json().ok()?;
+        (page["endpoints"][0]["in_flight"] == wanted).then_some(())
+    };
+    wait_for(LIMIT, "the requests to run", running).await
+}
 
 async fn until_queued(stack: &Stack, enough: impl Fn(u64) -> bool) -> Result<()> {
     let held = || async {
@@ -143,6 +160,26 @@ async fn chat_passes_a_batch_wave_through_the_ext_proc_server() -> Result<()> {
     until_queued(&stack, |held| held == 0).await
 }
 
+/// While it holds a request, the server asks for more than the 5 s that the shipped file gives it
+/// for an answer (`message_timeout`).
+#[tokio::test]
+async fn the_ext_proc_server_may_hold_a_request_longer_than_its_usual_time() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let stack = stack(PickerMode::ExtProc, folder.path()).await?;
+    let running = queued_requests::send(&stack, SEATS as usize, "batch", LONGEST)?;
+    until_running(&stack, SEATS.into()).await?;
+    let began = Instant::now();
+    let held = client::send(stack.address(), queued_requests::request("batch", 1)?);
+    let reply = held.await?;
+    let waited = began.elapsed();
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert!(waited > MESSAGE_TIMEOUT, "it was held for {waited:?} only");
+    for request in running {
+        assert_eq!(request.await??.status, 200);
+    }
+    Ok(())
+}
+
 /// First a pool that scales from zero loses its endpoint and gets it back, then flow control is
 /// turned off.
 #[tokio::test]
@@ -156,7 +193,7 @@ async fn held_requests_survive_an_empty_pool_and_are_answered_when_flow_control_
     )?;
     let picker = queued_requests::picker(Some(SEATS)) + "  noEndpointRequestTTL: 120s\n";
     std::fs::write(folder.path().join("picker.yaml"), picker)?;
-    let mut stack = builder.start().await?;
+    let mut stack = builder.shared_envoy().start().await?;
     let wave = queued_requests::send(&stack, 6, "batch", LONG)?;
     until_queued(&stack, |held| held == 4).await?;
     let rows = queued_requests::queues(&stack).await.ok_or("no queues")?;

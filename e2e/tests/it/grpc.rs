@@ -154,6 +154,7 @@ async fn sent(
         .picker(json!({"explain": true}));
     let stack = stack
         .daemon_arguments(&["--config", &config])
+        .shared_envoy()
         .start()
         .await?;
     let request = Request::post(path)

@@ -188,6 +188,7 @@ impl HermeticStack {
             .daemon_arguments(&arguments)
             .filter_before_picker(subset_hint_filter())
             .picker(json!({"explain": true}))
+            .shared_envoy()
             .start();
         Ok((
             Self {

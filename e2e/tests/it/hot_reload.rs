@@ -113,6 +113,7 @@ async fn start(config: &Path) -> Result<Stack> {
         .concurrency(4)
         .daemon_arguments(&arguments)
         .without_waiting()
+        .shared_envoy()
         .start()
         .await?;
     let text = endpoints(&stack);

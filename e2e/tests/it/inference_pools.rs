@@ -137,7 +137,7 @@ async fn its_objects_mean_what_they_say(front: PickerMode, servers: &[ModelServe
         PickerMode::Filter => builder.picker(json!({"objective_header": "trust"})),
         PickerMode::ExtProc => builder.daemon_arguments(&["--ext-proc-objective-header", "trust"]),
     };
-    let mut stack = builder.start().await?;
+    let mut stack = builder.shared_envoy().start().await?;
     let addresses: Vec<String> = servers
         .iter()
         .map(|server| server.addr().to_string())

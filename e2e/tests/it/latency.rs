@@ -214,7 +214,7 @@ async fn a_cold_pool_abstains_visibly_and_live_traffic_makes_proxies_predict() -
 #[tokio::test]
 async fn without_the_flag_steps_are_learned_and_nothing_is_predicted() -> Result<()> {
     let config = NamedTempFile::new()?;
-    let stack = builder(&config, &[])?.start().await?;
+    let stack = builder(&config, &[])?.shared_envoy().start().await?;
     let _traffic = BackgroundTraffic::start(&stack, 4);
     let page = page_that(&stack, "observations", |page| {
         count(page, "/observations/learned") >= 150
@@ -260,6 +260,7 @@ async fn a_restarted_daemon_begins_with_what_the_file_knows() -> Result<()> {
             file.to_str().ok_or("text")?,
         ],
     )?
+    .shared_envoy()
     .start()
     .await?;
     let traffic = BackgroundTraffic::start(&stack, 6);
@@ -295,6 +296,7 @@ async fn clients_that_leave_are_censored_and_the_ext_proc_front_learns_too() -> 
     let config = NamedTempFile::new()?;
     let stack = builder(&config, &["--latency-prediction"])?
         .front(PickerMode::ExtProc)
+        .shared_envoy()
         .start()
         .await?;
     let _traffic = BackgroundTraffic::start(&stack, 4);

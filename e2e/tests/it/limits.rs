@@ -46,7 +46,7 @@ fn number(bytes: &[u8]) -> u32 {
 
 #[tokio::test]
 async fn http2_windows_carry_a_long_prompt_and_no_more_than_may_be_held() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(PREFACE).await?;
     let mut streams = None;

@@ -158,6 +158,7 @@ async fn a_sheddable_request_is_429_when_the_pool_is_saturated() -> Result<()> {
                 .servers(2)
                 .picker(json!({"objective_header": "trust"})),
         )
+        .shared_envoy()
         .start()
         .await?;
     for (name, _) in OBJECTIVES {
@@ -244,7 +245,11 @@ async fn a_client_does_not_choose_its_priority_unless_it_is_trusted() -> Result<
         model("lazy", "default", "Sheddable", &[("demo", 1)]),
     ]);
     let folder = ObjectsFolder::with(&objects)?;
-    let stack = folder.follow(Stack::builder().servers(2)).start().await?;
+    let stack = folder
+        .follow(Stack::builder().servers(2))
+        .shared_envoy()
+        .start()
+        .await?;
     let first = saturate(&stack, async || {
         chat_as(&stack, PATHS[0], &[], "lazy").await
     })
@@ -290,7 +295,7 @@ async fn what_stands_before_the_picker_chooses_for_clients() -> Result<()> {
         .servers(2)
         .picker(json!({"objective_header": "trust"}))
         .filter_before_picker(objective_for_all("batch"));
-    let stack = folder.follow(builder).start().await?;
+    let stack = folder.follow(builder).shared_envoy().start().await?;
     let first = saturate(&stack, async || {
         chat_as(&stack, PATHS[0], &[], "demo").await
     })
@@ -309,7 +314,11 @@ async fn a_model_that_the_pool_does_not_serve_is_404() -> Result<()> {
         model("demo", "default", "Critical", &[]),
         model("elsewhere", "another-pool", "Critical", &[]),
     ])?;
-    let stack = folder.follow(Stack::builder().servers(1)).start().await?;
+    let stack = folder
+        .follow(Stack::builder().servers(1))
+        .shared_envoy()
+        .start()
+        .await?;
     for (path, name) in PATHS
         .iter()
         .flat_map(|path| ["elsewhere", "Demo", "demo ", "gpt-\"9\""].map(|name| (*path, name)))
@@ -372,6 +381,7 @@ async fn strict_pools_need_no_models_to_refuse_others() -> Result<()> {
                 .servers(1)
                 .daemon_arguments(&["--strict-models"]),
         )
+        .shared_envoy()
         .start()
         .await?;
     assert_eq!(chat_as(&stack, PATHS[0], &[], "demo").await?.status, 404);
@@ -417,6 +427,7 @@ async fn targets_are_drawn_by_weight_on_every_worker() -> Result<()> {
     };
     let stack = folder
         .follow(Stack::builder().servers_like(2, &options).concurrency(2))
+        .shared_envoy()
         .start()
         .await?;
     let mut shares: BTreeMap<String, u32> = BTreeMap::new();
@@ -449,6 +460,7 @@ async fn objects_change_while_requests_run() -> Result<()> {
     let folder = ObjectsFolder::with(&[model("demo", "default", "Standard", &[])])?;
     let mut stack = folder
         .follow(Stack::builder().servers(2).concurrency(4))
+        .shared_envoy()
         .start()
         .await?;
     let load = LoadGenerator::start(stack.address(), 4);
@@ -536,7 +548,7 @@ async fn the_objects_of_a_pool_are_no_other_pools() -> Result<()> {
         model("demo", "qwen", "Standard", &[]),
         model("other", "qwen", "Critical", &[("demo", 1)]),
     ])?;
-    let two = TwoPools::start(|builder| folder.follow(builder)).await?;
+    let two = TwoPools::start(|builder| folder.follow(builder).shared_envoy()).await?;
     let ask = async |to: &str, name: &str| {
         let body = json!({"model": name, "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]});
         two.stack

@@ -236,7 +236,8 @@ async fn protocol(front: PickerMode) -> Result<()> {
 async fn play(front: PickerMode, builder: StackBuilder, cases: &[FrontCase]) -> Result<()> {
     let builder = builder
         .servers(3)
-        .filter_before_picker(subset_hint_filter());
+        .filter_before_picker(subset_hint_filter())
+        .shared_envoy();
     let stack = builder.envoy_config(log_metadata).start().await?;
     for (index, case) in cases.iter().enumerate() {
         if let Some(index) = case.refuses {
@@ -333,6 +334,7 @@ async fn a_filter_that_may_not_hold_headers_gets_no_body() -> Result<()> {
     let stack = Stack::builder()
         .servers(1)
         .envoy_config(short)
+        .shared_envoy()
         .start()
         .await?;
     assert_eq!(
@@ -353,7 +355,7 @@ async fn a_filter_that_may_not_hold_headers_gets_no_body() -> Result<()> {
 #[tokio::test]
 async fn a_model_header_says_what_an_unread_body_cannot() -> Result<()> {
     for front in PickerMode::ALL {
-        let builder = Stack::builder().front(front).servers(2);
+        let builder = Stack::builder().front(front).servers(2).shared_envoy();
         let builder = match front {
             PickerMode::Filter => {
                 builder.picker(json!({"decide_at": "headers", "model_header": "x-model"}))
@@ -425,7 +427,12 @@ fn with_objects(builder: StackBuilder) -> Result<(StackBuilder, tempfile::TempDi
 #[tokio::test]
 async fn an_empty_pool_is_503_in_the_shape_of_the_api() -> Result<()> {
     for front in PickerMode::ALL {
-        let mut stack = Stack::builder().front(front).servers(1).start().await?;
+        let mut stack = Stack::builder()
+            .front(front)
+            .servers(1)
+            .shared_envoy()
+            .start()
+            .await?;
         stack.set_pool(&[])?;
         let empty = || async {
             stack
@@ -487,7 +494,8 @@ async fn one_destination_where_the_older_text_is_read() -> Result<()> {
         let builder = Stack::builder()
             .front(front)
             .servers(3)
-            .picker(json!({"destination_format": "single"}));
+            .picker(json!({"destination_format": "single"}))
+            .shared_envoy();
         let stack = builder.envoy_config(log_metadata).start().await?;
         let reply = stack
             .send(echo::post(

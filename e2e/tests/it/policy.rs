@@ -45,6 +45,7 @@ async fn prompts_of_a_base_model_by_any_name_spread_over_an_idle_pool() -> Resul
     };
     let stack = Stack::builder()
         .servers_like(SERVERS, &options)
+        .shared_envoy()
         .start()
         .await?;
     let mut counts = BTreeMap::<usize, usize>::new();
@@ -68,6 +69,7 @@ async fn prompts_of_a_base_model_by_any_name_spread_over_an_idle_pool() -> Resul
 async fn a_prompt_that_all_share_comes_to_be_used_at_all_engines() -> Result<()> {
     let stack = Stack::builder()
         .servers_like(SERVERS, &options())
+        .shared_envoy()
         .start()
         .await?;
     let system = "You are a careful agent. ".repeat(1_000);

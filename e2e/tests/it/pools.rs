@@ -137,7 +137,7 @@ fn routes(config: &mut Value) {
 
 #[tokio::test]
 async fn each_route_goes_to_its_pool_and_to_no_other() -> Result<()> {
-    let two = TwoPools::start(|builder| builder.concurrency(2)).await?;
+    let two = TwoPools::start(|builder| builder.concurrency(2).shared_envoy()).await?;
     let pools = [
         ("default", addresses(&two.default)),
         ("qwen", addresses(&two.qwen)),
@@ -182,7 +182,12 @@ async fn each_route_goes_to_its_pool_and_to_no_other() -> Result<()> {
 
 #[tokio::test]
 async fn a_subset_hint_does_not_reach_into_another_pool() -> Result<()> {
-    let two = TwoPools::start(|builder| builder.filter_before_picker(subset_hint_filter())).await?;
+    let two = TwoPools::start(|builder| {
+        builder
+            .filter_before_picker(subset_hint_filter())
+            .shared_envoy()
+    })
+    .await?;
     let elsewhere = two.qwen[0].addr().to_string();
     let hinted = |route: &str| {
         echo::post(
@@ -208,7 +213,7 @@ async fn a_subset_hint_does_not_reach_into_another_pool() -> Result<()> {
 
 #[tokio::test]
 async fn a_pool_follows_its_own_file_alone() -> Result<()> {
-    let two = TwoPools::start(|builder| builder).await?;
+    let two = TwoPools::start(StackBuilder::shared_envoy).await?;
     let load = LoadGenerator::start(two.stack.address(), 2);
     write_pools(two.folder.path(), &two.default[..1], &two.qwen)?;
     let shrunk = || async {

@@ -41,7 +41,7 @@ async fn namespaces_and_keys_can_be_named_otherwise() -> Result<()> {
 
 #[tokio::test]
 async fn upgrades_and_connect_do_not_hang() -> Result<()> {
-    let stack = Stack::start(2).await?;
+    let stack = Stack::start_shared(2).await?;
     let mut raw = testbed::client::RawConnection::connect(stack.address()).await?;
     raw.write("GET /v1/realtime HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n").await?;
     let reply = raw.read_reply().await?;
@@ -61,7 +61,7 @@ async fn upgrades_and_connect_do_not_hang() -> Result<()> {
 #[tokio::test]
 async fn reasons_are_given_only_if_allowed() -> Result<()> {
     let ask = || echo::get("/v1/models", &[("x-switchpoint-explain", "1")]);
-    let stack = Stack::start(2).await?;
+    let stack = Stack::start_shared(2).await?;
     assert_eq!(
         stack.send(ask()?).await?.header("x-switchpoint-decision"),
         "",
@@ -71,6 +71,7 @@ async fn reasons_are_given_only_if_allowed() -> Result<()> {
     let stack = Stack::builder()
         .servers(2)
         .picker(json!({"explain": true}))
+        .shared_envoy()
         .start()
         .await?;
     let reply = stack.send(ask()?).await?;

@@ -51,7 +51,7 @@ async fn every_early_failure_goes_to_the_next_of_the_list() -> Result<()> {
     ];
     // Each fault has an engine of its own, because an engine that has failed is ejected for some
     // time.
-    let stack = Stack::start(modes.len() + 1).await?;
+    let stack = Stack::start_shared(modes.len() + 1).await?;
     for (index, mode) in modes.into_iter().enumerate() {
         stack.servers[index].fault(ServerFault::new(mode)).await;
         let seen = picked_first(&stack, index, &format!("early-{index}")).await?;
@@ -76,7 +76,7 @@ async fn every_early_failure_goes_to_the_next_of_the_list() -> Result<()> {
 
 #[tokio::test]
 async fn two_dead_of_three_is_still_an_answer() -> Result<()> {
-    let stack = Stack::start(3).await?;
+    let stack = Stack::start_shared(3).await?;
     stack.servers[0]
         .fault(ServerFault::new(FaultMode::Refuse))
         .await;
@@ -99,7 +99,7 @@ async fn two_dead_of_three_is_still_an_answer() -> Result<()> {
 
 #[tokio::test]
 async fn a_failed_endpoint_is_left_out_and_comes_back() -> Result<()> {
-    let stack = Stack::start(3).await?;
+    let stack = Stack::start_shared(3).await?;
     stack.servers[0]
         .fault(ServerFault::new(FaultMode::Refuse))
         .await;
@@ -130,7 +130,7 @@ async fn picked_first_after(stack: &Stack, index: usize) -> Result<String> {
 
 #[tokio::test]
 async fn the_engines_own_503_reaches_the_client_when_no_endpoint_is_left() -> Result<()> {
-    let stack = Stack::start(2).await?;
+    let stack = Stack::start_shared(2).await?;
     for server in &stack.servers {
         let fault = ServerFault {
             body: Some(r#"{"mine":true}"#.into()),
@@ -153,7 +153,7 @@ async fn the_engines_own_503_reaches_the_client_when_no_endpoint_is_left() -> Re
 
 #[tokio::test]
 async fn a_429_of_an_engine_is_the_clients_to_see() -> Result<()> {
-    let stack = Stack::start(2).await?;
+    let stack = Stack::start_shared(2).await?;
     for server in &stack.servers {
         server
             .fault(ServerFault {
@@ -178,6 +178,7 @@ async fn a_hanging_endpoint_is_left_by_the_per_try_timeout_of_streams() -> Resul
     let stack = Stack::builder()
         .servers(2)
         .picker(json!({"per_try_timeout_ms": 300}))
+        .shared_envoy()
         .start()
         .await?;
     stack.servers[0]
@@ -200,7 +201,7 @@ async fn a_hanging_endpoint_is_left_by_the_per_try_timeout_of_streams() -> Resul
 
 #[tokio::test]
 async fn a_large_body_is_sent_again_whole() -> Result<()> {
-    let stack = Stack::start(2).await?;
+    let stack = Stack::start_shared(2).await?;
     stack.servers[0]
         .fault(ServerFault::new(FaultMode::Status))
         .await;
@@ -222,7 +223,7 @@ async fn a_large_body_is_sent_again_whole() -> Result<()> {
 /// repeating them may do harm.
 #[tokio::test]
 async fn long_work_and_other_paths_are_not_sent_again_once_an_engine_had_them() -> Result<()> {
-    let stack = Stack::start(2).await?;
+    let stack = Stack::start_shared(2).await?;
     for server in &stack.servers {
         server
             .fault(ServerFault::new(FaultMode::ResetBeforeHeaders))
@@ -248,7 +249,12 @@ async fn long_work_and_other_paths_are_not_sent_again_once_an_engine_had_them() 
 
 #[tokio::test]
 async fn many_at_once_survive_one_dead_engine() -> Result<()> {
-    let stack = Stack::builder().servers(3).concurrency(4).start().await?;
+    let stack = Stack::builder()
+        .servers(3)
+        .concurrency(4)
+        .envoy_in_turn()
+        .start()
+        .await?;
     stack.servers[1]
         .fault(ServerFault::new(FaultMode::Refuse))
         .await;
@@ -266,7 +272,7 @@ async fn many_at_once_survive_one_dead_engine() -> Result<()> {
 
 #[tokio::test]
 async fn a_clients_own_fault_is_not_held_against_an_endpoint() -> Result<()> {
-    let stack = Stack::start(2).await?;
+    let stack = Stack::builder().servers(2).envoy_in_turn().start().await?;
     for server in &stack.servers {
         server.fault(ServerFault::new(FaultMode::Hang)).await; // otherwise the engine might answer before the body breaks
     }

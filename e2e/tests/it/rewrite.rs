@@ -54,7 +54,7 @@ fn arrived(reply: &ClientReply, expected: &str) -> Result<()> {
 
 #[tokio::test]
 async fn only_the_name_changes_on_the_way_to_the_engine() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     for (path, marked) in [
         (
             "/v1/chat/completions",
@@ -124,7 +124,7 @@ async fn only_the_name_changes_on_the_way_to_the_engine() -> Result<()> {
 
 #[tokio::test]
 async fn however_the_body_is_sent() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     let (body, expected) = versions(
         r#"{"messages":[{"role":"user","content":"hello"}],"model":«"a"»,"stream":false}"#,
     );
@@ -187,7 +187,7 @@ async fn however_the_body_is_sent() -> Result<()> {
 
 #[tokio::test]
 async fn a_large_body_is_rewritten_at_either_end() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     let connection = Http2Client::connect(stack.address()).await?;
     let messages = json!([{"role": "user", "content": "lorem \"ipsum\" ".repeat(400_000)}]);
     for marked in [
@@ -230,7 +230,7 @@ async fn a_large_body_is_rewritten_at_either_end() -> Result<()> {
 
 #[tokio::test]
 async fn a_rewritten_body_is_replayed_to_the_next_endpoint() -> Result<()> {
-    let stack = Stack::start(2).await?;
+    let stack = Stack::start_shared(2).await?;
     stack.servers[0]
         .fault(ServerFault::new(FaultMode::ResetBeforeHeaders))
         .await;
@@ -255,6 +255,7 @@ async fn a_request_that_waited_for_the_first_state_is_rewritten_too() -> Result<
     let mut stack = Stack::builder()
         .without_daemon()
         .picker(json!({"cold_start_wait_ms": 20_000}))
+        .envoy_in_turn()
         .start()
         .await?;
     let (body, expected) =
@@ -312,7 +313,7 @@ fn requests(stream: bool) -> [(&'static str, Value); 4] {
 
 #[tokio::test]
 async fn an_unstreamed_reply_has_the_clients_name_and_its_right_length() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     let connection = Http2Client::connect(stack.address()).await?;
     for (path, body) in requests(false) {
         for reply in [
@@ -364,6 +365,7 @@ async fn a_stream_has_the_clients_name_wherever_the_engine_cuts_it() -> Result<(
     for bytes in [3, 50] {
         let stack = Stack::builder()
             .servers_like(1, &cutting(bytes))
+            .shared_envoy()
             .start()
             .await?;
         for (path, body) in requests(true) {
@@ -428,7 +430,11 @@ async fn events_are_not_held_back() -> Result<()> {
         chunk_delay_ms: 200,
         ..cutting(0)
     };
-    let stack = Stack::builder().servers_like(1, &slow).start().await?;
+    let stack = Stack::builder()
+        .servers_like(1, &slow)
+        .shared_envoy()
+        .start()
+        .await?;
     let (path, body) = &requests(true)[0];
     let mut events =
         EventStream::new(client::start(stack.address(), ask(path, body.clone(), &[])?).await?);
@@ -452,7 +458,7 @@ async fn events_are_not_held_back() -> Result<()> {
 
 #[tokio::test]
 async fn a_compressed_reply_is_not_touched() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     for (path, body) in requests(false) {
         let reply = stack.send(ask(path, body, &[("x-gzip", "1")])?).await?;
         assert_eq!(
@@ -469,7 +475,7 @@ async fn a_compressed_reply_is_not_touched() -> Result<()> {
 
 #[tokio::test]
 async fn a_reply_that_breaks_off_while_it_is_held_is_no_whole_reply() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     stack.servers[0]
         .fault(ServerFault::new(FaultMode::ResetMidStream))
         .await;

@@ -60,6 +60,9 @@ async fn limits_and_times_fit_long_generations() -> Result<()> {
     for (key, expected) in [
         ("stream_idle_timeout", json!("3600s")),
         ("request_timeout", json!("300s")),
+        ("stream_flush_timeout", json!("300s")),
+        ("idle_timeout", json!("660s")),
+        ("max_request_headers_kb", json!(16)),
         ("delayed_close_timeout", json!("0.100s")),
         ("accept_http_10", json!(true)),
         ("request_body_buffer_limit", json!("33554432")),
@@ -89,6 +92,15 @@ async fn limits_and_times_fit_long_generations() -> Result<()> {
         values(&tree, "timeout").contains(&&json!("0s")),
         "the route has no timeout"
     );
+    for action in [
+        "shrink_heap",
+        "reset_high_memory_stream",
+        "reduce_timeouts",
+        "stop_accepting_requests",
+    ] {
+        let name = json!(format!("envoy.overload_actions.{action}"));
+        assert!(values(&tree, "name").contains(&&name), "{action}");
+    }
     let monitors = stack.envoy.stats("^overload\\..*pressure$").await?;
     assert_eq!(
         monitors.len(),
@@ -100,7 +112,7 @@ async fn limits_and_times_fit_long_generations() -> Result<()> {
 
 #[tokio::test]
 async fn control_headers_of_a_client_go_no_further() -> Result<()> {
-    let stack = Stack::start(2).await?;
+    let stack = Stack::start_shared(2).await?;
     let elsewhere = "127.0.0.1:1";
     for path in ["/v1/chat/completions", "/v1/rerank"] {
         let mut request = Request::post(path).header("x-echo", "1");
@@ -132,7 +144,7 @@ async fn control_headers_of_a_client_go_no_further() -> Result<()> {
 
 #[tokio::test]
 async fn a_client_cannot_order_retries() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     stack.servers[0]
         .fault(ServerFault::new(FaultMode::Status))
         .await;
@@ -188,6 +200,7 @@ async fn a_sampled_access_log_still_has_every_failure() -> Result<()> {
     let stack = Stack::builder()
         .servers(1)
         .envoy_config(sampled)
+        .shared_envoy()
         .start()
         .await?;
     for (path, id, status) in [("/v1/models", "fine", 200), ("/unknown", "failed", 404)] {
@@ -217,7 +230,7 @@ async fn a_sampled_access_log_still_has_every_failure() -> Result<()> {
 
 #[tokio::test]
 async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     stack.servers[0]
         .fault(ServerFault::new(FaultMode::ResetBeforeHeaders))
         .await;
@@ -254,6 +267,7 @@ async fn a_destination_outside_the_pool_is_refused() -> Result<()> {
     let stack = Stack::builder()
         .servers(2)
         .envoy_config(overwrite_destination)
+        .shared_envoy()
         .start()
         .await?;
     let reply = stack.get("/v1/models").await?;
@@ -296,6 +310,7 @@ async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
     let stack = Stack::builder()
         .servers(0)
         .stranger(engine.address())
+        .shared_envoy()
         .start()
         .await?;
     for _ in 0..3 {
@@ -326,6 +341,7 @@ async fn an_endpoint_that_takes_no_connection_is_soon_left_for_the_next() -> Res
     let stack = Stack::builder()
         .servers(1)
         .stranger(port.address())
+        .envoy_in_turn()
         .start()
         .await?;
     let mut left = None;
@@ -394,7 +410,7 @@ fn overwrite_destination(config: &mut Value) {
 #[tokio::test]
 async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
     use std::io::Write as _;
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     // The text is so regular that it compresses 670:1. Envoy's default limit is 100:1.
     let text = json!({"model": "demo", "messages": [{"role": "user", "content": "words ".repeat(333_333)}]}).to_string();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());

@@ -92,6 +92,7 @@ fn message(reply: &ClientReply) -> Result<String> {
 #[tokio::test]
 async fn the_proposals_example_runs_as_it_is() -> Result<()> {
     let stack = by_example(Stack::builder().servers_like(2, &engine()))?
+        .shared_envoy()
         .start()
         .await?;
     let config = stack
@@ -236,6 +237,7 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request
 #[tokio::test]
 async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_worker() -> Result<()> {
     let stack = by_example(Stack::builder().servers_like(1, &engine()).concurrency(4))?
+        .shared_envoy()
         .start()
         .await?;
     learn(&stack).await?;
@@ -334,7 +336,7 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
         .servers_like(1, &engine())
         .more_servers_like(1, &slow)
         .daemon_arguments(&arguments);
-    let stack = by_example(builder)?.start().await?;
+    let stack = by_example(builder)?.shared_envoy().start().await?;
     learn(&stack).await?;
     let open = busy(
         &stack,
@@ -576,6 +578,7 @@ async fn client_of(stack: &Stack, headers: [(&str, &str); 4]) -> Result<ClientRe
 async fn the_daemon_shows_running_requests_with_an_slo_by_their_own_ids_until_they_end()
 -> Result<()> {
     let stack = by_example(Stack::builder().servers_like(1, &engine()))?
+        .shared_envoy()
         .start()
         .await?;
     learn(&stack).await?;

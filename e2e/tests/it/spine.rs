@@ -35,7 +35,7 @@ fn header_of<'a>(echo: &'a Value, name: &str) -> Vec<&'a str> {
 
 #[tokio::test]
 async fn a_request_is_picked_and_served() -> Result<()> {
-    let stack = Stack::start(3).await?;
+    let stack = Stack::start_shared(3).await?;
     let reply = stack.send(echoed_chat("hello", "spine-1")?).await?;
     assert_eq!(reply.status, 200, "{}", reply.text());
     let echo = reply.json()?;

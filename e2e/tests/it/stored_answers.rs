@@ -74,6 +74,7 @@ async fn what_follows_a_response_goes_to_the_engine_that_made_it() -> Result<()>
             .front(front)
             .servers(SERVERS)
             .concurrency(2)
+            .shared_envoy()
             .start()
             .await?;
         let mut made = Vec::new();

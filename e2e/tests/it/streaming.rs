@@ -48,7 +48,11 @@ async fn nothing_in_flight(stack: &Stack) -> Result<()> {
 
 #[tokio::test]
 async fn a_stream_arrives_as_the_engine_sent_it_and_is_counted() -> Result<()> {
-    let stack = Stack::builder().servers_like(1, &slow(10)).start().await?;
+    let stack = Stack::builder()
+        .servers_like(1, &slow(10))
+        .envoy_in_turn()
+        .start()
+        .await?;
     let direct = client::post(
         stack.servers[0].addr(),
         "/v1/chat/completions",
@@ -78,7 +82,11 @@ async fn a_stream_arrives_as_the_engine_sent_it_and_is_counted() -> Result<()> {
 
 #[tokio::test]
 async fn events_come_one_by_one() -> Result<()> {
-    let stack = Stack::builder().servers_like(1, &slow(30)).start().await?;
+    let stack = Stack::builder()
+        .servers_like(1, &slow(30))
+        .shared_envoy()
+        .start()
+        .await?;
     let request =
         Request::post("/v1/chat/completions").body(client::full(streamed(10).to_string()))?;
     let mut events = EventStream::new(client::start(stack.address(), request).await?);
@@ -94,7 +102,7 @@ async fn events_come_one_by_one() -> Result<()> {
 
 #[tokio::test]
 async fn the_engines_load_report_is_asked_for_and_kept_from_the_client() -> Result<()> {
-    let stack = Stack::start(1).await?;
+    let stack = Stack::start_shared(1).await?;
     let reply = stack
         .send(echo::post(
             "/v1/chat/completions",
@@ -121,7 +129,11 @@ async fn the_engines_load_report_is_asked_for_and_kept_from_the_client() -> Resu
 
 #[tokio::test]
 async fn released_when_the_engine_breaks_off() -> Result<()> {
-    let stack = Stack::builder().servers_like(1, &slow(10)).start().await?;
+    let stack = Stack::builder()
+        .servers_like(1, &slow(10))
+        .shared_envoy()
+        .start()
+        .await?;
     stack.servers[0]
         .fault(ServerFault {
             after_chunks: Some(3),
@@ -142,7 +154,7 @@ async fn released_when_the_engine_breaks_off() -> Result<()> {
 
 #[tokio::test]
 async fn released_when_no_endpoint_answers() -> Result<()> {
-    let stack = Stack::start(2).await?;
+    let stack = Stack::start_shared(2).await?;
     for server in &stack.servers {
         server.fault(ServerFault::new(FaultMode::Refuse)).await;
     }

@@ -232,8 +232,9 @@ async fn a_client_that_reads_nothing_takes_no_place_and_one_that_reads_is_not_cu
     for (stream, bytes) in [(1, 1_000), (3, 1_000_000), (5, 1_000)] {
         ask(&mut raw, stream, bytes).await?;
     }
-    let served = || async { number(&stack, "served").await.filter(|n| *n == 3) };
-    wait_for(LIMIT, "three replies", served).await?;
+    let _short = ask_http1(&stack, 1_000).await?;
+    let served = || async { number(&stack, "served").await.filter(|n| *n == 4) };
+    wait_for(LIMIT, "four replies", served).await?;
     until(&stack, "in_flight", 0).await?;
     assert_eq!(unread_total(&stack).await?, 0, "their replies had ended");
 

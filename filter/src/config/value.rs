@@ -3,7 +3,7 @@
 
 use exchange::json::{JsonError, JsonKind, JsonReader};
 
-/// The maximum number of nested containers. The configuration has three.
+/// The maximum depth of lists and objects in each other. The configuration has a depth of three.
 const DEPTH_MAX: u32 = 8;
 
 /// One value.

@@ -105,7 +105,7 @@ pub struct RunningRouter {
 enum RouterParts {
     Ours {
         stack: Box<Stack>,
-        _second: Option<SecondEnvoy>,
+        _second: Option<Box<SecondEnvoy>>,
     },
     Rival {
         processes: Vec<ChildProcess>,

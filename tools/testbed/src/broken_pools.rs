@@ -39,8 +39,11 @@ const SERVED: u64 = 10;
 /// Maximum number of requests of one client, for a caller that forgets to stop.
 const REQUESTS_MAX: u64 = 20_000;
 
-/// The pool whose clients use SGLang's `/generate`. The clients of other pools use chats.
+/// The pool whose clients use SGLang's `/generate`.
 const NO_WORK_GENERATE: &str = "no-work-in-200-of-generate";
+
+/// The pool whose clients use chats and completions in turn, streamed and not.
+const NO_WORK: &str = "no-work-in-200";
 
 /// One pool for each fault, with clients. The first engine of each pool is broken.
 #[derive(Debug)]
@@ -69,7 +72,7 @@ fn faults() -> Vec<(&'static str, PlainBehaviour)> {
     };
     vec![
         (NO_WORK_GENERATE, no_work.clone()),
-        ("no-work-in-200", no_work),
+        (NO_WORK, no_work),
         ("status-400", PlainBehaviour::with_status(400, &error(400))),
         ("status-500", PlainBehaviour::with_status(500, &error(500))),
         ("status-404", PlainBehaviour::with_status(404, &error(404))),
@@ -238,6 +241,14 @@ async fn ask(
             NO_WORK_GENERATE => (
                 "/generate",
                 json!({"text": prompt, "sampling_params": {"max_new_tokens": 4}}),
+            ),
+            NO_WORK if number % 4 >= 2 => (
+                "/v1/completions",
+                json!({"model": "demo", "stream": number % 8 >= 4, "max_tokens": 4, "prompt": prompt}),
+            ),
+            NO_WORK if number % 8 >= 4 => (
+                "/v1/chat/completions",
+                json!({"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": prompt}]}),
             ),
             _ => (
                 "/v1/chat/completions",

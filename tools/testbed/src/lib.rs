@@ -25,6 +25,7 @@ pub mod replay;
 pub mod scorers;
 pub mod second_envoy;
 pub mod sessions;
+mod shared_envoy;
 pub mod stack;
 pub mod trace;
 

@@ -31,13 +31,21 @@ impl ChildProcess {
     /// # Errors
     /// Fails if the program cannot be run. The error names it.
     pub fn spawn(name: &'static str, command: &mut Command, folder: &Path) -> Result<Self> {
+        Self::spawn_with_stdin(name, command.stdin(Stdio::null()), folder)
+    }
+
+    /// Like [`Self::spawn`], with the standard input that `command` names.
+    pub(crate) fn spawn_with_stdin(
+        name: &'static str,
+        command: &mut Command,
+        folder: &Path,
+    ) -> Result<Self> {
         let stdout = folder.join(format!("{name}.out"));
         let stderr = folder.join(format!("{name}.err"));
         // A restarted process appends to the same files, so that the output of the previous one
         // stays readable.
         let append = |path: &Path| File::options().create(true).append(true).open(path);
         let child = command
-            .stdin(Stdio::null())
             .stdout(append(&stdout)?)
             .stderr(append(&stderr)?)
             .spawn()

@@ -73,6 +73,15 @@ impl Stack {
         Self::builder().servers(servers).start().await
     }
 
+    /// Like [`Self::start`], on the Envoy that the tests of this program share.
+    ///
+    /// # Errors
+    /// Fails if a part does not start.
+    pub async fn start_shared(servers: usize) -> Result<Self> {
+        let builder = Self::builder().servers(servers);
+        builder.shared_envoy().start().await
+    }
+
     /// The address to which clients connect.
     pub fn address(&self) -> SocketAddr {
         self.envoy.listener()
@@ -169,7 +178,7 @@ impl Stack {
             .as_mut()
             .map(|daemon| daemon.process().log_tail(LINES_SHOWN))
             .unwrap_or_default();
-        daemon + &self.envoy.process().log_tail(LINES_SHOWN)
+        daemon + &self.envoy.log_tail(LINES_SHOWN)
     }
 
     /// Waits until the picker has state.
@@ -210,7 +219,7 @@ impl Stack {
             let daemon_runs = daemon
                 .as_mut()
                 .map_or(Ok(()), |daemon| daemon.process().check_running());
-            if let Err(ended) = envoy.process().check_running().and(daemon_runs) {
+            if let Err(ended) = envoy.check_running().and(daemon_runs) {
                 return ended;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -24,7 +24,7 @@ const GROUPS: [&str; 3] = [
     "inference.networking.x-k8s.io",
 ];
 
-/// API groups of the pool that an object names.
+/// The API groups to which the pool of an object may belong.
 const POOL_GROUPS: [&str; 2] = [
     "inference.networking.k8s.io",
     "inference.networking.x-k8s.io",

@@ -12,14 +12,14 @@ use scheduler::{EndpointRef, Generation, Slot};
 use super::harness::{DaemonHarness, FilterStream, PATIENCE, instance, names, until};
 
 /// The filter's side of a connection.
-struct CallClient {
+pub(crate) struct CallClient {
     client: reqwest::Client,
     address: SocketAddr,
     session: u64,
 }
 
 /// Status and body of an answer.
-type CallReply = (u16, Vec<u8>);
+pub(crate) type CallReply = (u16, Vec<u8>);
 
 impl CallClient {
     fn new(address: SocketAddr, session: u64) -> Self {
@@ -49,7 +49,7 @@ impl CallClient {
         )
     }
 
-    async fn tell(&self, messages: Vec<proxy_message::Message>) -> CallReply {
+    pub(crate) async fn tell(&self, messages: Vec<proxy_message::Message>) -> CallReply {
         let mut body = Vec::new();
         messages.into_iter().for_each(|m| {
             frames::push(
@@ -61,7 +61,7 @@ impl CallClient {
             .await
     }
 
-    async fn hello(address: SocketAddr, session: u64, process_id: u64) -> Self {
+    pub(crate) async fn hello(address: SocketAddr, session: u64, process_id: u64) -> Self {
         let caller = Self::new(address, session);
         let (status, body) = caller.tell(vec![hello(proto::SCHEMA, process_id)]).await;
         assert_eq!((status, body.as_slice()), (200, &b""[..]));

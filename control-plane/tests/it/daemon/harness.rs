@@ -466,11 +466,16 @@ impl EnvoyStream {
     }
 }
 
+pub(crate) fn assignments(response: &DiscoveryResponse) -> Vec<ClusterLoadAssignment> {
+    let resources = response.resources.iter();
+    resources
+        .map(|resource| ClusterLoadAssignment::decode(resource.value.as_slice()).unwrap())
+        .collect()
+}
+
 pub(crate) fn assignment(response: &DiscoveryResponse) -> ClusterLoadAssignment {
-    let [resource] = response.resources.as_slice() else {
-        panic!("{} resources", response.resources.len())
-    };
-    ClusterLoadAssignment::decode(resource.value.as_slice()).unwrap()
+    let [assignment] = <[_; 1]>::try_from(assignments(response)).unwrap();
+    assignment
 }
 
 pub(crate) fn ports(response: &DiscoveryResponse) -> Vec<u32> {

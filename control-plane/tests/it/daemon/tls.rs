@@ -1,15 +1,17 @@
 //! TLS on the listeners: which clients may connect, and certificates that change.
 
-use std::path::{Path, PathBuf};
-
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use proto::state::{self, daemon_message::Message};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-use super::harness::{Daemon, FilterStream, daemon, get, names, until, write};
+use super::harness::{
+    Daemon, EnvoyStream, FilterStream, assignments, daemon, get, names, until, write,
+};
 
 pub(super) struct TlsAuthority {
     pub(super) pem: String,
@@ -201,6 +203,32 @@ async fn a_certificate_has_the_pools_of_its_name_and_the_refusal_of_one_leaves_t
     }
     let (_, page) = get(daemon.admin_address, "/metrics").await;
     assert!(page.contains("switchpoint_pools_refused_total 3"), "{page}");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn an_envoy_gets_the_endpoints_of_its_certificate_only() {
+    let folder = TempDir::new().unwrap();
+    let ours = TlsAuthority::new();
+    let daemon = with_two_pools(&ours, folder.path(), "gateway,a=team-a").await;
+    for (name, served) in [("team-a", &["a"][..]), ("gateway", &["a", "b"])] {
+        let (certificate, key) = ours.sign_for(name);
+        let identity = Identity::from_pem(certificate, key);
+        let tls = tls(&ours, None).identity(identity);
+        let channel = connect(daemon.state_address, tls).await.unwrap();
+        let mut envoy = EnvoyStream::mute(channel).await;
+        envoy.send("", None, &["a", "b"]).await;
+        let mut pools = Vec::new();
+        while let Some(response) = envoy.within(Duration::from_millis(500)).await {
+            pools.extend(assignments(&response).into_iter().map(|a| a.cluster_name));
+            envoy.send(&response.nonce, None, &["a", "b"]).await;
+        }
+        pools.sort();
+        pools.dedup();
+        assert_eq!(pools, served, "{name}");
+    }
+    let (_, page) = get(daemon.admin_address, "/metrics").await;
+    assert!(page.contains("switchpoint_pools_refused_total 1"), "{page}");
     daemon.stop().await;
 }
 

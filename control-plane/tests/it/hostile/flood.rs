@@ -11,6 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::kit::{ELSEWHERE, HOME, NODE, channel, filter, largest_row, peers, share};
+use crate::daemon::calls::CallClient;
 use crate::daemon::harness::{
     DaemonHarness, FilterStream, PATIENCE, endpoints, instance, names, write,
 };
@@ -329,7 +330,7 @@ fn empty_models(count: usize) -> proxy_message::Message {
 }
 
 #[tokio::test]
-async fn a_message_of_many_empty_entries_ends_its_stream_and_takes_no_memory() {
+async fn a_message_of_many_empty_entries_is_refused_by_both_transports_and_takes_no_memory() {
     let daemon = FloodedDaemon::start().await;
     let mut good = filter(&channel(daemon.state, HOME).await, 1).await;
     good.pool_update().await;
@@ -345,6 +346,13 @@ async fn a_message_of_many_empty_entries_ends_its_stream_and_takes_no_memory() {
         };
         assert_eq!(ended.code(), tonic::Code::InvalidArgument);
         assert!(ended.message().contains("ModelCounters"), "{ended}");
+    }
+    for process_id in 10..18 {
+        let bad = CallClient::hello(daemon.state, process_id, process_id).await;
+        let (status, body) = bad.tell(vec![empty_models(200_000)]).await;
+        let body = String::from_utf8_lossy(&body);
+        assert_eq!(status, 400, "{body}");
+        assert!(body.contains("ModelCounters"), "{body}");
     }
     let growth = daemon.memory().saturating_sub(before);
     assert!(growth < 32 << 20, "{growth} bytes more");

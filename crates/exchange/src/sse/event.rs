@@ -6,7 +6,7 @@
 //! | completions | a non-empty `choices[].text` | `usage` |
 //! | responses | a non-empty string `delta`; `output[]` with any of these | `response.usage`, `usage` |
 //! | vLLM generate | non-empty `choices[].token_ids` | `usage` |
-//! | SGLang generate | a non-empty `text` or `output_ids` | `meta_info` |
+//! | SGLang generate | a non-empty `text` or `output_ids`; Triton: `text_output` | `meta_info` |
 //! | messages | `delta` with text, thinking or a piece of a tool call; a `content_block`, or one of `content[]`, with any of them | `message.usage`, `usage` |
 //! | others | a non-empty `data`, `results`, `outputs`, `embedding` | `usage` |
 //!
@@ -143,7 +143,10 @@ impl EventReader<'_> {
         self.seen.explained = true;
         match (name, self.api) {
             (b"usage", _) => usage::read(&mut self.seen.usage, reader),
-            (b"text" | b"output_ids" | b"generated_text", RequestApi::SglangGenerate)
+            (
+                b"text" | b"output_ids" | b"generated_text" | b"text_output",
+                RequestApi::SglangGenerate,
+            )
             | (b"data" | b"results" | b"outputs" | b"embedding" | b"embeddings", _) => {
                 self.value_with_content(reader)
             }

@@ -27,43 +27,29 @@ const BAD_FROM_MS: u64 = 7_000;
 const BAD_EVERY_MS: u64 = 48;
 const BAD_A_SECOND: usize = 21;
 const END_MS: u64 = 15_100;
+/// The interval between two requests of an open flow, in ms.
+const OPEN_EVERY_MS: u64 = 20;
 /// Turns of a conversation.
 const TURNS: usize = 10;
 
-const CHAT: BlameApi = BlameApi {
-    path: "/v1/chat/completions",
-    streamed: false,
-};
-const APIS: [BlameApi; 8] = [
+const CHAT: BlameApi = BlameApi::new("/v1/chat/completions", false);
+const GENERATE: BlameApi = BlameApi::new("/generate", false);
+const RESPONSES: BlameApi = BlameApi::new("/v1/responses", false);
+const APIS: [BlameApi; 14] = [
     CHAT,
-    BlameApi {
-        streamed: true,
-        ..CHAT
-    },
-    BlameApi {
-        path: "/v1/completions",
-        streamed: false,
-    },
-    BlameApi {
-        path: "/v1/completions",
-        streamed: true,
-    },
-    BlameApi {
-        path: "/generate",
-        streamed: false,
-    },
-    BlameApi {
-        path: "/generate",
-        streamed: true,
-    },
-    BlameApi {
-        path: "/v1/messages",
-        streamed: false,
-    },
-    BlameApi {
-        path: "/v1/responses",
-        streamed: false,
-    },
+    BlameApi::new("/v1/chat/completions", true),
+    BlameApi::new("/v1/completions", false),
+    BlameApi::new("/v1/completions", true),
+    GENERATE,
+    BlameApi::new("/generate", true),
+    BlameApi::new("/v1/messages", false),
+    BlameApi::new("/v1/messages", true),
+    RESPONSES,
+    BlameApi::new("/v1/responses", true),
+    BlameApi::new("/invocations", false),
+    BlameApi::new("/invocations", true),
+    BlameApi::new("/inference/v1/generate", false),
+    BlameApi::new("/inference/v1/generate", true),
 ];
 
 /// Status of each reply to a bad client, and its prompts.
@@ -140,6 +126,8 @@ struct BlameWorld {
     keys: bool,
     /// Whether each client has an address of its own.
     addresses: bool,
+    /// Whether a request comes every [`OPEN_EVERY_MS`], however many wait for their replies.
+    is_open: bool,
     fault: BlameFault,
     bad: Option<BadClient>,
     workers: Vec<SharingWorker>,
@@ -172,17 +160,37 @@ fn address(engine: usize) -> String {
     format!("10.0.0.{engine}:8000")
 }
 
+fn events(events: &[&str]) -> String {
+    events
+        .iter()
+        .map(|event| format!("data: {event}\n\n"))
+        .collect()
+}
+
 // === impl BlameApi ===
 
 impl BlameApi {
+    const fn new(path: &'static str, streamed: bool) -> Self {
+        Self { path, streamed }
+    }
+
+    /// The path whose bodies and replies have the same form.
+    fn form(self) -> &'static str {
+        match self.path {
+            "/invocations" => CHAT.path,
+            path => path,
+        }
+    }
+
     fn body(self, prompt: &str, more: &str) -> String {
-        let Self { path, streamed } = self;
-        let prompt = match path {
+        let streamed = self.streamed;
+        let prompt = match self.form() {
             "/v1/chat/completions" | "/v1/messages" => {
                 format!(r#""messages":[{{"role":"user","content":"{prompt}"}}]"#)
             }
             "/v1/completions" => format!(r#""prompt":"{prompt}""#),
             "/v1/responses" => format!(r#""input":"{prompt}""#),
+            "/inference/v1/generate" => format!(r#""token_ids":{:?}"#, prompt.as_bytes()),
             _ => format!(r#""text":"{prompt}""#),
         };
         format!(r#"{{"model":"m","stream":{streamed},{more}{prompt}}}"#)
@@ -199,7 +207,7 @@ impl BlameApi {
         let meta = format!(
             r#""meta_info":{{"finish_reason":{{"type":"{reason}"}},"prompt_tokens":300,"completion_tokens":{tokens}}}"#
         );
-        match (self.path, self.streamed) {
+        match (self.form(), self.streamed) {
             ("/v1/chat/completions", false) => format!(
                 r#"{{"id":"c","object":"chat.completion","model":"m","choices":[{{"index":0,"message":{{"role":"assistant","content":"{text}"}},"finish_reason":"{reason}"}}],{usage}}}"#
             ),
@@ -218,7 +226,29 @@ impl BlameApi {
             ("/generate", true) => {
                 format!("data: {{\"text\":\"{text}\",{meta}}}\n\ndata: [DONE]\n\n")
             }
-            ("/v1/messages", _) => {
+            ("/inference/v1/generate", streamed) => {
+                let ids = if works { "[7,8]" } else { "[]" };
+                let reply =
+                    format!(r#"{{"choices":[{{"token_ids":{ids},"finish_reason":"{reason}"}}]}}"#);
+                if streamed {
+                    format!("data: {reply}\n\ndata: [DONE]\n\n")
+                } else {
+                    reply
+                }
+            }
+            ("/v1/messages", true) => events(&[
+                // The engine writes this count before it generates.
+                r#"{"type":"message_start","message":{"content":[],"usage":{"input_tokens":300,"output_tokens":1}}}"#,
+                r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#,
+                &format!(
+                    r#"{{"type":"content_block_delta","index":0,"delta":{{"type":"text_delta","text":"{text}"}}}}"#
+                ),
+                &format!(
+                    r#"{{"type":"message_delta","delta":{{"stop_reason":"end_turn"}},"usage":{{"output_tokens":{tokens}}}}}"#
+                ),
+                r#"{"type":"message_stop"}"#,
+            ]),
+            ("/v1/messages", false) => {
                 let content = if works {
                     r#"{"type":"text","text":"hello"}"#
                 } else {
@@ -228,7 +258,14 @@ impl BlameApi {
                     r#"{{"type":"message","content":[{content}],"stop_reason":"end_turn","usage":{{"input_tokens":300,"output_tokens":{tokens}}}}}"#
                 )
             }
-            _ => {
+            (_, true) => events(&[
+                r#"{"type":"response.created","response":{"status":"in_progress","output":[]}}"#,
+                &format!(r#"{{"type":"response.output_text.delta","delta":"{text}"}}"#),
+                &format!(
+                    r#"{{"type":"response.completed","response":{{"usage":{{"input_tokens":300,"output_tokens":{tokens}}}}}}}"#
+                ),
+            ]),
+            (_, false) => {
                 let output = if works {
                     r#"{"type":"message","content":[{"type":"output_text","text":"hello"}]}"#
                 } else {
@@ -259,6 +296,7 @@ impl BlameWorld {
             reply_ms: REPLY_MS,
             keys: false,
             addresses: false,
+            is_open: false,
             fault: BlameFault::None,
             bad: None,
             workers: (0..WORKERS).map(worker).collect(),
@@ -273,12 +311,15 @@ impl BlameWorld {
         }
     }
 
-    /// Runs to the end. `number` of the clients send requests, one after another.
+    /// Runs to the end. `number` of the clients send requests, one after another, or in an open
+    /// flow in turn.
     fn run(mut self, number: usize) -> BlameFindings {
         (0..number).for_each(|client| self.converse(client));
         let mut reported_ms = 0;
         let mut bad_ms = BAD_FROM_MS;
         let mut bad_sent = 0;
+        let mut open_ms = self.now_ms;
+        let mut open_sent = 0;
         while let Some(&Reverse((due_ms, flight))) = self.ends.peek().filter(|due| due.0.0 < END_MS)
         {
             if self.bad.is_some() && bad_ms <= due_ms {
@@ -288,13 +329,20 @@ impl BlameWorld {
                 bad_sent += 1;
                 continue;
             }
+            if self.is_open && open_ms <= due_ms {
+                self.now_ms = open_ms;
+                self.converse(open_sent % number);
+                open_ms += OPEN_EVERY_MS;
+                open_sent += 1;
+                continue;
+            }
             self.ends.pop();
             self.now_ms = due_ms;
             if due_ms >= reported_ms + REPORT_MS {
                 reported_ms = due_ms;
                 self.share_reports();
             }
-            if let Some(client) = self.answer(flight) {
+            if let Some(client) = self.answer(flight).filter(|_| !self.is_open) {
                 self.converse(client);
             }
         }
@@ -567,6 +615,21 @@ fn an_engine_that_refuses_what_others_accept_gets_next_to_no_requests() {
 }
 
 #[test]
+fn an_engine_that_answers_at_once_without_work_gets_next_to_no_requests_of_an_open_flow() {
+    for api in [CHAT, GENERATE] {
+        for fault in [BlameFault::NoWork, BlameFault::Refuses(400)] {
+            let mut world = BlameWorld::new(1, 4);
+            world.api = api;
+            world.fault = fault;
+            world.is_open = true;
+            world.reply_ms = REPLY_MS / 2;
+            let share = world.run(CLIENTS).to_first();
+            assert!(share <= 0.02, "{api:?}, {fault:?}: {:.1} %", share * 100.0);
+        }
+    }
+}
+
+#[test]
 fn an_engine_that_refuses_half_of_what_others_accept_gets_few_requests() {
     for status in [400, 500] {
         let mut world = BlameWorld::new(1, 4);
@@ -669,10 +732,7 @@ fn a_broken_engine_is_found_whether_its_clients_have_addresses_or_not() {
 #[test]
 fn a_client_of_batches_keeps_the_engines_that_have_its_prompts() {
     let mut world = BlameWorld::new(1, 4);
-    world.api = BlameApi {
-        path: "/generate",
-        streamed: false,
-    };
+    world.api = GENERATE;
     world.batches = true;
     let found = world.run(16);
     assert!(
@@ -685,10 +745,7 @@ fn a_client_of_batches_keeps_the_engines_that_have_its_prompts() {
 fn a_response_that_no_engine_knows_is_its_clients_fault() {
     for status in [400, 404] {
         let mut world = BlameWorld::new(1, 8);
-        world.api = BlameApi {
-            path: "/v1/responses",
-            streamed: false,
-        };
+        world.api = RESPONSES;
         world.bad = Some(BadClient {
             status,
             key: BadKey::None,

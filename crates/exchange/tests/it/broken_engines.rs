@@ -490,21 +490,66 @@ fn where_all_answers_of_one_model_are_strange_none_is_ejected_and_its_prompts_re
 
 #[test]
 fn a_wave_of_bad_prompts_among_good_ones_ejects_no_endpoint() {
-    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset)
-        .workers
-        .remove(0)
-        .pool;
-    for n in 0..400_u64 {
-        let now = at(100 + n * 10);
-        let (mut exchange, to) = request(&mut pool, &format!("prompt {n}").repeat(50), false, now);
-        let to = to.unwrap().split(',').next().unwrap().to_owned();
-        match n % 5 {
-            0 => answer_well(&mut exchange, &mut pool, &to, now),
-            _ => answer_badly(&mut exchange, &mut pool, &to, EngineFault::Status(500), now),
+    for status in [500, 400] {
+        let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset)
+            .workers
+            .remove(0)
+            .pool;
+        for n in 0..400_u64 {
+            let now = at(100 + n * 10);
+            let prompt = format!("prompt {n}").repeat(50);
+            let (mut exchange, to) = request(&mut pool, &prompt, false, now);
+            let to = to.unwrap().split(',').next().unwrap().to_owned();
+            let fault = EngineFault::Status(status);
+            match n % 5 {
+                0 => answer_well(&mut exchange, &mut pool, &to, now),
+                _ => answer_badly(&mut exchange, &mut pool, &to, fault, now),
+            }
+            exchange.end(&mut pool, now);
         }
-        exchange.end(&mut pool, now);
+        let ejections = pool.ejections();
+        assert!(ejections.is_empty(), "{status}: {ejections:?}");
     }
-    assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
+}
+
+/// One engine alone has streamed, without work, while all engines accept other requests. No other
+/// engine has shown yet that the streams are valid.
+#[test]
+fn streams_are_compared_only_with_streams() {
+    let strange =
+        "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
+    let work = std::str::from_utf8(TOKEN).unwrap().to_owned() + strange;
+    // Each list has all three endpoints, so the proxy may use any of them.
+    let mut pool = ManagedPool::new(1, 1 << 12);
+    pool.install(pool_update(3, 1), 7, 1_000);
+    let mut n = 0;
+    let mut send = |pool: &mut ManagedPool, by: Option<&str>, stream: Option<&str>| {
+        n += 1;
+        let now = at(100 + n * 50);
+        let prompt = format!("prompt {n}");
+        let (mut exchange, to) = request(pool, &prompt, stream.is_some(), now);
+        let to = to.unwrap();
+        let by = by.unwrap_or_else(|| to.split(',').next().unwrap());
+        match stream {
+            None => answer_well(&mut exchange, pool, by, now),
+            Some(stream) => {
+                let head = ResponseHead {
+                    content_type: Some(b"text/event-stream"),
+                    ..head(by, 200)
+                };
+                exchange.response_headers(pool, &head, now);
+                exchange.response_chunk(pool, stream.as_bytes(), true, now);
+            }
+        }
+        exchange.end(pool, now);
+        !pool.ejections().is_empty()
+    };
+    for _ in 0..8 {
+        send(&mut pool, None, None);
+    }
+    assert!(!(0..20).any(|_| send(&mut pool, Some(BROKEN), Some(strange))));
+    send(&mut pool, Some("10.0.0.1:8000"), Some(&work));
+    assert!((0..20).any(|_| send(&mut pool, Some(BROKEN), Some(strange))));
 }
 
 #[test]

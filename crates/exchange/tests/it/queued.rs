@@ -13,7 +13,7 @@ use crate::memory_host::{CHAT, MemoryHost};
 use crate::release::pool_update_of;
 
 /// A pool of one endpoint that takes one request at a time.
-fn pool(section: &[(&str, f64)]) -> Rc<RefCell<ManagedPool>> {
+pub(crate) fn pool(section: &[(&str, f64)]) -> Rc<RefCell<ManagedPool>> {
     let number =
         |(name, number): &(&str, f64)| ((*name).to_owned(), ParameterValue::Number(*number));
     let detector = PluginSpec {

@@ -357,6 +357,7 @@ fn a_stream_that_ends_with_the_mark_alone_is_whole() {
 #[test]
 fn a_reply_without_work_is_strange_and_an_unusual_one_is_not() {
     use pool_state::verdict::ErrorBody::{Reply, Strange, Unclear};
+    let triton = "/v2/models/m/generate";
     let chat = |message: &str, rest: &str| {
         format!(r#"{{"id":"c","choices":[{{"message":{{{message}}},{rest}}}]}}"#)
     };
@@ -464,6 +465,8 @@ fn a_reply_without_work_is_strange_and_an_unusual_one_is_not() {
         ("/generate", r#"[[1,2],[3]]"#.to_owned(), Unclear),
         ("/generate", r#"{"generated_text":"a"}"#.to_owned(), Reply),
         ("/generate", r#"{"text":["a","b"]}"#.to_owned(), Reply),
+        (triton, r#"{"text_output":"a"}"#.to_owned(), Reply),
+        (triton, r#"{"text_output":""}"#.to_owned(), Strange),
         (
             "/inference/v1/generate",
             r#"{"choices":[{"token_ids":[]}]}"#.to_owned(),
@@ -557,10 +560,15 @@ fn a_reply_without_work_is_strange_and_an_unusual_one_is_not() {
             "{path} {body}"
         );
     }
+}
+
+#[test]
+fn a_reply_without_work_is_unclear_if_no_output_was_wanted() {
+    use pool_state::verdict::ErrorBody::Unclear;
     let mut scored = ResponseReader::new(RequestApi::SglangGenerate, false);
     scored.chunk(br#"{"text":"","meta_info":{"finish_reason":{"type":"length","length":0},"completion_tokens":0}}"#);
     scored.finish();
-    assert_eq!(scored.says(false), Unclear, "no output was wanted");
+    assert_eq!(scored.says(false), Unclear);
     assert!(!scored.has_generated());
 }
 

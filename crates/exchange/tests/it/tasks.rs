@@ -274,6 +274,39 @@ fn a_task_counts_for_its_model_and_priority_and_in_the_ledger() {
     assert_eq!((row.label.priority, &*row.label.target_model), (-1, "b"));
 }
 
+/// The engine takes one request at a time. Three forms of one tenant come before one of another.
+#[test]
+fn a_held_form_waits_in_the_flow_of_its_tenant() {
+    let pool = crate::queued::pool(&[]);
+    let mut pool = pool.borrow_mut();
+    let settings = ExchangeSettings::default();
+    let pairs = [
+        (":method", "POST"),
+        (":path", "/v1/audio/transcriptions"),
+        ("content-type", FORM),
+    ];
+    let pairs = pairs.map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+    let body = form(&[("model", "m")]);
+    let mut sent = Vec::new();
+    let mut held = Vec::new();
+    for tenant in ["one", "one", "one", "two"] {
+        let mut exchange = Exchange::new(now());
+        exchange.request_headers(&settings, pairs, false);
+        exchange.set_flow(Some(tenant.as_bytes()));
+        match exchange.decide(&settings, &mut pool, None, &body, now()) {
+            ExchangeStep::Forward(_) => sent.push(exchange),
+            ExchangeStep::Hold { number } => held.push((number, tenant)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((sent.len(), held.len()), (1, 3));
+    let later = now().plus_ms(100);
+    sent[0].end(&mut pool, later);
+    let next = pool.next_due(later);
+    let next = held.iter().find(|(number, _)| Some(*number) == next);
+    assert_eq!(next.map(|(_, tenant)| *tenant), Some("two"));
+}
+
 #[test]
 fn a_task_without_a_model_passes_and_one_that_is_not_read_is_refused() {
     let mut pool = two_models();
@@ -482,6 +515,38 @@ fn an_id_is_known_while_its_stream_still_runs_and_unknown_ids_go_anywhere() {
         .flat_map(|_| follow_up(&mut pool, "resp_2"))
         .collect();
     assert_eq!(firsts.len(), 3, "an unknown id");
+}
+
+#[test]
+fn a_path_with_an_unknown_id_is_its_clients_fault() {
+    let mut pool = plain(3);
+    for n in 0..120 {
+        for line in [
+            "GET /v1/responses/gone",
+            "DELETE /v1/conversations/gone",
+            "POST /v1/responses/gone/cancel",
+        ] {
+            let Sent { mut exchange, .. } = send(&mut pool, line, "", b"");
+            let by = format!("10.0.0.{}:8000", n % 3);
+            let head = ResponseHead {
+                origin: ResponseOrigin::Upstream,
+                status: if n % 3 == 0 { 404 } else { 200 },
+                upstream_address: Some(by.as_bytes()),
+                attempts: 1,
+                ..ResponseHead::default()
+            };
+            let later = now().plus_ms(n * 50);
+            exchange.response_headers(&mut pool, &head, later);
+            let reply = if n % 3 == 0 {
+                r#"{"error":{}}"#
+            } else {
+                r#"{"id":"x"}"#
+            };
+            exchange.response_chunk(&mut pool, reply.as_bytes(), true, later);
+            exchange.end(&mut pool, later);
+            assert!(pool.ejections().is_empty(), "{line}, request {n}");
+        }
+    }
 }
 
 #[test]

@@ -156,7 +156,9 @@ fn without_members_or_a_key_a_body_stays_as_it_is() {
 fn the_picker_separates_tenants_as_engines_do() {
     let prompt = "a long prompt ".repeat(400);
     let body = json!({"model": "m", "prompt": prompt, "cache_salt": "same"}).to_string();
-    let mut pool = pool();
+    // With one endpoint, every request is picked for the endpoint with the prefix.
+    let mut pool = ManagedPool::new(7, 1 << 12);
+    pool.install(pool_update(1, 1), 7, 1_000);
     let mut matched = |tenant: &str, ms: u64| {
         let before = pool.counters().matched_tokens;
         let (mut exchange, changes) = send(
@@ -167,12 +169,20 @@ fn the_picker_separates_tenants_as_engines_do() {
             &body,
             Timestamp(0).plus_ms(ms),
         );
-        changes.unwrap();
-        exchange.end(&mut pool, Timestamp(0).plus_ms(ms));
+        let set = changes.unwrap().set;
+        let to = set
+            .iter()
+            .find(|(name, _)| name == "x-gateway-destination-endpoint")
+            .unwrap();
+        let now = Timestamp(0).plus_ms(ms);
+        crate::broken_engines::answer_well(&mut exchange, &mut pool, &to.1, now);
+        exchange.end(&mut pool, now);
         pool.counters().matched_tokens - before
     };
     assert_eq!(matched("ann", 1), 0);
-    assert_eq!(matched("bob", 2), 0, "another tenant's prefix");
+    assert!(matched("ann", 2) > 0, "the tenant's own prefix");
+    assert_eq!(matched("bob", 3), 0, "another tenant's prefix");
+    assert!(matched("bob", 4) > 0, "now it is also bob's");
 }
 
 fn lost(at: &str) -> ResponseHead<'_> {

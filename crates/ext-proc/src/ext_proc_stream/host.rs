@@ -1,4 +1,5 @@
-//! The host of an ext_proc stream's driver: its calls become answers to the proxy.
+//! Implements [`RequestHost`] for an ext_proc stream: turns the calls of the request driver into
+//! answers to the proxy.
 
 mod bodies;
 mod response_head;

@@ -62,7 +62,8 @@ impl CachePlaces {
         missed
     }
 
-    /// Returns the places after the request moved to an endpoint that had `known` cached.
+    /// Returns the places for a request that moved to another endpoint, which has the part `known`
+    /// of the prompt cached. What the former endpoint has cached counts as `elsewhere`.
     pub(super) fn moved_to(self, known: MatchLength, hashes: &[u64]) -> Self {
         Self {
             cached: blocks_of(hashes, known.cached as usize),

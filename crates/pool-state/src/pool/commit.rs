@@ -195,7 +195,8 @@ impl PublishedState {
         }
     }
 
-    /// The value of each session header, for each endpoint of the list.
+    /// The response headers that carry a session token, each with its value for each endpoint of
+    /// the route.
     fn tokens(&self, route: &Route) -> Vec<SessionTokenHeader> {
         let pipeline = self.snapshot.pipeline();
         let name = |index: EndpointIndex| Some(session_token(&self.snapshot.endpoint(index)?.name));

@@ -130,12 +130,9 @@ impl ManagedPool {
     ) -> FlowTurn {
         match flow_control(&self.endpoints) {
             Some(control) => self.queues.turn(control, order, vm, may_resume, now),
-            None if !may_resume => FlowTurn::WakeSelf,
             None => {
                 self.queues.end_all(now);
-                self.queues
-                    .next_to_resume()
-                    .map_or(FlowTurn::Rest, FlowTurn::Resume)
+                self.queues.turn_without_control(may_resume)
             }
         }
     }

@@ -87,6 +87,8 @@ impl FlowQueues {
         if was_shared && !self.is_shared() {
             self.shared = SharedQueues::default();
             self.shared.others = others;
+            // No other VM is left to ask.
+            self.take_asks();
             if self.queued() > 0 {
                 self.room_changed();
             }
@@ -221,11 +223,8 @@ impl FlowQueues {
         let own = order.row(vm).into_iter().flat_map(|row| &row.bands);
         let asks = own.map(|band| (band.queued.priority, band.refuse));
         self.refuse_asked(control, asks, now);
-        if !may_resume && !self.to_resume.is_empty() {
-            return FlowTurn::WakeSelf;
-        }
-        if let Some(number) = self.to_resume.pop_front() {
-            return FlowTurn::Resume(number);
+        if let Some(turn) = self.next_left(may_resume) {
+            return turn;
         }
         if std::mem::take(&mut self.shared.rows_changed) && now.ms_since(order.began) >= ROUND_MS {
             self.shared.round.room_changed();
@@ -249,6 +248,24 @@ impl FlowQueues {
                 FlowTurn::Write(wake)
             }
             OrderStep::Rest => FlowTurn::Rest,
+        }
+    }
+
+    /// Decides on the next step of a host whose pool has no flow control (any more): the requests
+    /// that have left the queues are resumed, and nothing else is due.
+    pub(crate) fn turn_without_control(&mut self, may_resume: bool) -> FlowTurn {
+        self.next_left(may_resume).unwrap_or_else(|| {
+            self.rest();
+            FlowTurn::Rest
+        })
+    }
+
+    /// Resumes a request that has left its queue, if there is one.
+    fn next_left(&mut self, may_resume: bool) -> Option<FlowTurn> {
+        if may_resume {
+            self.to_resume.pop_front().map(FlowTurn::Resume)
+        } else {
+            (!self.to_resume.is_empty()).then_some(FlowTurn::WakeSelf)
         }
     }
 

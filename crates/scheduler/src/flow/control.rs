@@ -92,7 +92,7 @@ impl Policies {
 // === impl FlowControl ===
 
 impl FlowControl {
-    /// Finds the policies of the settings among the declared and the default ones.
+    /// Looks up each policy that the settings name among the declared and the default policies.
     ///
     /// # Errors
     /// Fails if a policy does not exist, and returns its kind and name.

@@ -130,8 +130,8 @@ impl Parameter {
 // === impl Parameters ===
 
 impl<'a> Parameters<'a> {
-    /// Checks that given parameters are known, each given once and of its type. Ranges are checked
-    /// when a plugin reads them.
+    /// Checks that each given parameter is known, is given once, and has a value of its type.
+    /// Ranges are checked when a plugin reads the parameters.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] for the first parameter that is wrong.

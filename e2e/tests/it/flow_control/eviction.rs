@@ -58,7 +58,8 @@ async fn stack(
         .front(front)
         .servers(0)
         .stranger(engine.address)
-        .concurrency(workers);
+        .concurrency(workers)
+        .shared_envoy();
     let builder = queued_requests::holding(builder, folder, SEATS)?;
     let config = folder.join("picker.yaml");
     let text = std::fs::read_to_string(&config)?;

@@ -99,6 +99,7 @@ async fn refusals(
 ) -> Result<BTreeMap<&'static str, String>> {
     let folder = tempfile::tempdir()?;
     let mut stack = builder(front, workers, has_flow_control, folder.path())?
+        .shared_envoy()
         .start()
         .await?;
     // With flow control, four requests run and two wait. The test sends them one after another,
@@ -379,6 +380,7 @@ async fn check_slos(front: PickerMode) -> Result<()> {
     for has_flow_control in [false, true] {
         let folder = tempfile::tempdir()?;
         let stack = slo_builder(front, has_flow_control, folder.path())?
+            .shared_envoy()
             .start()
             .await?;
         e2e::slo::predicts(&stack, LIMIT).await?;

@@ -87,6 +87,7 @@ async fn stack(engine: &SeatEngine, folder: &std::path::Path) -> Result<Stack> {
         .stranger(engine.address)
         .concurrency(WORKERS);
     queued_requests::holding_tenants(builder, folder, SEATS)?
+        .envoy_in_turn()
         .start()
         .await
 }

@@ -120,7 +120,12 @@ async fn asked(stack: &Stack, prompt: &str, id: &str) -> Result<String> {
 #[tokio::test]
 async fn a_reader_with_a_dictionary_learns_nothing_of_frames_or_logs() -> Result<()> {
     let picker = json!({"decision_log_one_in": 1, "explain": true});
-    let mut stack = Stack::builder().servers(2).picker(picker).start().await?;
+    let mut stack = Stack::builder()
+        .servers(2)
+        .picker(picker)
+        .shared_envoy()
+        .start()
+        .await?;
     let mut outsider = SimulatedPeer::join(&mut stack).await?;
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;

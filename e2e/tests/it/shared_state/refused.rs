@@ -34,6 +34,7 @@ async fn prompts_that_engines_refuse_take_no_engine_from_others() -> Result<()> 
     let stack = Stack::builder()
         .servers_like(4, &options)
         .concurrency(WORKERS)
+        .envoy_in_turn()
         .start()
         .await?;
     warm(&stack).await?;

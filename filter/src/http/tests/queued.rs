@@ -350,6 +350,67 @@ fn a_request_that_has_begun_to_answer_is_not_given_up_and_the_workers_stop_askin
     drop(chat);
 }
 
+/// Envoy runs the wake-ups of a thread before anything else, so a worker that wakes itself for ever
+/// stops its thread.
+#[test]
+fn a_worker_that_learns_first_that_flow_control_has_ended_rests() {
+    let workers = Workers::new(2);
+    let running: Vec<_> = (0..2).map(|_| workers.send(0)).collect();
+    workers.host().pass_ms(3);
+    let waiting = workers.send(0);
+    workers.host().pass_ms(100);
+    let version = Version {
+        term: 1,
+        sequence: 2,
+    };
+    let store = crate::shared_data::snapshot_store::SharedSnapshotStore::new("default");
+    let update = pool_update_message("default", version, &[LOADED, "10.0.0.2:8000"]);
+    store
+        .publish_pool_update(workers.host(), 1, version, &update, Timestamp(1))
+        .unwrap();
+    let first = &workers.0[1].vm;
+    let due = first.borrow_mut().tick(1);
+    assert!(due.is_empty() && workers.held() == 1);
+    release_queued(first);
+    workers.wake();
+    workers.tick();
+    assert_eq!((workers.held(), workers.running()), (0, 3));
+    drop((running, waiting));
+}
+
+#[test]
+fn a_worker_that_finds_nothing_to_resume_waits_for_the_next_tick_at_last() {
+    let workers = Workers::new(2);
+    let running: Vec<_> = (0..2).map(|_| workers.send(0)).collect();
+    workers.host().pass_ms(3);
+    let waiting = workers.send(0);
+    workers.wake();
+    let mut vm = workers.0[0].vm.borrow_mut();
+    let mut wakes_itself = || {
+        let replica = vm.replica("default").unwrap();
+        replica.borrow_mut().pool.queues_mut().room_changed();
+        assert!(vm.begin_release());
+        vm.end_release(false);
+        let mut queues = workers.host().queues.borrow_mut();
+        let woken: usize = queues
+            .iter_mut()
+            .map(|(_, items)| items.drain(..).count())
+            .sum();
+        woken > 0
+    };
+    let times = (0..1_000).take_while(|_| wakes_itself()).count();
+    assert!((8..256).contains(&times), "{times} times");
+    workers.host().pass_ms(100);
+    drop(vm.tick(1));
+    let replica = vm.replica("default").unwrap();
+    replica.borrow_mut().pool.queues_mut().room_changed();
+    assert!(vm.begin_release());
+    vm.end_release(false);
+    drop(vm);
+    workers.wake();
+    drop((running, waiting));
+}
+
 /// Each call here is paid for each request that another worker releases.
 #[test]
 fn a_release_by_another_worker_makes_few_calls() {

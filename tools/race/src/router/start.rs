@@ -97,7 +97,7 @@ pub(super) async fn start_ours(
         .collect();
     let parts = RouterParts::Ours {
         stack: Box::new(stack),
-        _second: second,
+        _second: second.map(Box::new),
     };
     Ok(RunningRouter {
         addresses,

@@ -22,9 +22,10 @@
 //! 5. Every minute the least recently used text is forgotten while there are more than 67,108,864
 //!    characters in all.
 //!
-//! Requests in flight are all requests without a complete reply, not only those sent since the last
-//! poll. smg's help text names an estimate in flight, and only with this rule do waves of requests
-//! wait as long as in the race.
+//! A request counts as in flight until its reply is complete, even if it was sent before the last
+//! poll. smg's help text only mentions an estimate of what is in flight. With this rule, and with
+//! no other that was tried, waves of requests wait as long in the simulator as in the race
+//! (`tools/race`).
 //!
 //! Not modelled: `overlap-decay`, `selection-temperature`, `cache-index hash` and thresholds of KV
 //! use, which are off by default; the warm-up of workers in the first minute.

@@ -13,7 +13,7 @@ use crate::policy::OURS;
 /// Ours once more, which shows how far two runs of the race differ.
 const AGAIN: &str = "ours-again";
 
-/// The maximum difference of two ratios that agree.
+/// Two ratios agree if they differ by at most this much.
 const AGREED: f64 = 0.1;
 
 /// Figures of a row of [`super::play`].

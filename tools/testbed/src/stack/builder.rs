@@ -8,9 +8,10 @@ use serde_json::{Map, Value};
 use super::{Stack, endpoints};
 use crate::cuttable_link::CuttableLink;
 use crate::daemon::{DaemonProcess, DaemonSettings};
-use crate::envoy::{EnvoyConfig, EnvoyOptions, EnvoyProcess};
+use crate::envoy::{EnvoyConfig, EnvoyOptions, EnvoyProcess, EnvoySharing};
 use crate::model_server::{ModelServer, ModelServerOptions};
 use crate::ports::ReservedPort;
+use crate::shared_envoy::EnvoyShare;
 use crate::{Result, scorers};
 
 /// Where picks are made.
@@ -285,6 +286,24 @@ impl StackBuilder {
         self
     }
 
+    /// Uses an Envoy together with other stacks, which spares the three seconds in which an Envoy
+    /// compiles the module. For tests that send requests and read replies, the access log or the
+    /// daemon, and nothing else of Envoy. A stack whose daemon picks has its own Envoy
+    /// nevertheless, because that has no module.
+    #[must_use]
+    pub fn shared_envoy(mut self) -> Self {
+        self.envoy.sharing = EnvoySharing::Together;
+        self
+    }
+
+    /// Like [`Self::shared_envoy`], but no other stack uses the Envoy at the same time, and
+    /// counters begin at 0. For tests that also read statistics and pages of the admin port.
+    #[must_use]
+    pub fn envoy_in_turn(mut self) -> Self {
+        self.envoy.sharing = EnvoySharing::InTurn;
+        self
+    }
+
     /// Starts the stack. Must be called in a tokio runtime, which then also runs the model servers.
     ///
     /// # Errors
@@ -311,7 +330,15 @@ impl StackBuilder {
         }
         let listener = lease()?;
         let admin = lease()?;
-        let settings = self.daemon_settings(folder.path())?;
+        let mut settings = self.daemon_settings(folder.path())?;
+        let is_own = self.envoy.sharing == EnvoySharing::Own || self.front == PickerMode::ExtProc;
+        let share = if is_own {
+            None
+        } else {
+            let (share, port) = EnvoyShare::reserve(self.envoy.concurrency, self.envoy.sharing)?;
+            settings.state = port;
+            Some(share)
+        };
         let foreign = self.foreign_endpoints.iter().enumerate();
         let foreign = foreign.map(|(index, address)| (format!("stranger-{index}"), *address));
         let endpoints = endpoints(&servers).into_iter().chain(foreign);
@@ -330,7 +357,11 @@ impl StackBuilder {
         } else {
             (None, Some(settings))
         };
-        let envoy = EnvoyProcess::start(&config, listener, admin, &self.envoy, folder.path())?;
+        let envoy = if let Some(share) = share {
+            EnvoyProcess::share(share, &config, listener, &self.envoy, folder.path()).await?
+        } else {
+            EnvoyProcess::start(&config, listener, admin, &self.envoy, folder.path())?
+        };
         let mut stack = Stack {
             servers,
             envoy,

@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use scheduler::flow::RoomAsk;
 use scheduler::objects::{ObjectiveSpec, Objects, ObjectsSpec};
 use scheduler::plugin::ParameterValue;
-use scheduler::{Request, Snapshot, SubsetHint, Timestamp};
+
+use scheduler::{PipelineSpec, Request, Snapshot, SubsetHint, Timestamp};
 
 use super::super::tests::{Admitted, admit, number, pipeline, snapshot};
 use super::*;
@@ -649,6 +650,30 @@ fn a_release_costs_one_try_and_an_event_without_room_none() {
         process.end_oldest();
         assert_eq!((process.sent.len(), process.tries), (sent, 1));
         assert!(process.wakes <= 1, "woken: {}", process.wakes);
+    }
+}
+
+/// While another VM holds requests, a VM without state, or whose pool has no flow control any more,
+/// has nothing to do. If something stayed due there, its thread would do nothing else.
+#[test]
+fn a_vm_without_flow_control_rests_while_another_holds_requests() {
+    let without_state = || ManagedPool::new(9, 0);
+    let without_flow_control = || {
+        let mut pool = without_state();
+        pool.install(snapshot(1, &PipelineSpec::default()), 0, u32::MAX);
+        pool
+    };
+    for pool in [without_state(), without_flow_control()] {
+        let mut process = Process::new(2, &[], 0);
+        process.passes(1);
+        (0..4).for_each(|_| process.arrives(0, 0, "", 400));
+        assert_eq!(process.queued(), 2);
+        process.vms[1].pool = pool;
+        process.passes(1);
+        process.vms[1].pool.queues_mut().room_changed();
+        process.run();
+        process.end_oldest();
+        assert_eq!(process.queued(), 1);
     }
 }
 
