@@ -13,7 +13,7 @@ TOOLS := $(ROOT)/.tools
 WASM  := target/wasm32-wasip1/release/switchpoint.wasm
 
 # Largest allowed module. Each Envoy process needs about 100 MB of RSS per MB of module, because V8 compiles all of it.
-# It has 747,283. A float printed anywhere, also in the text of a panic, adds 20,000: `clamp` with limits that are not constants.
+# The module has 747,283 bytes. Code that prints a float adds 20,000, even in a panic's text (`clamp` with variable limits).
 WASM_BYTES_MAX := 750000
 
 CARGO_DENY_VERSION    := 0.20.2
@@ -23,7 +23,7 @@ OHA_VERSION           := 1.16.0
 MDBOOK_VERSION        := 0.5.4
 BINARYEN_VERSION      := $(shell sed -n 's/.*"binaryen": "\(.*\)".*/\1/p' .ci/wasm-opt/package.json)
 
-# A machine of CI builds everything once. There, what only makes the next build faster would cost a quarter of the compiler's time.
+# A CI machine builds everything once. Work that only makes the next build faster would cost it a quarter of the compiler's time.
 ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
@@ -112,13 +112,13 @@ build: wasm ## build switchpointd, switchpoint-migrate and switchpoint.wasm for 
 	@cargo build --locked --release -p control-plane -p migrate --bins
 	ls -l target/release/switchpointd target/release/switchpoint-migrate | awk '{print $$9 ": " $$5 " bytes"}'
 
-# What `make build` makes and the programs of `make bench`, at full optimisation. One command builds all, so that dependencies compile once.
+# Builds what `make build` makes and the programs of `make bench`, at full optimisation. One command builds all, so that dependencies compile once.
 .PHONY: release
 release: wasm
 	@echo "building switchpointd and the benchmarks (the first time takes some minutes)"
 	cargo build --locked --release -p control-plane -p migrate -p testbed -p bench --bins
 
-# What `make demo` and `make run` need. The profile `demo` compiles in a third of the time of `release`, and the module is not
+# Builds what `make demo` and `make run` need. The profile `demo` compiles in a third of the time of `release`, and the module is not
 # optimised further, which saves a download. Envoy is downloaded while the compiler runs. Prints the seconds of each step.
 .PHONY: quick
 quick:
@@ -132,7 +132,7 @@ quick:
 
 # Builds the module as cdylib only: together with the rlib that tests link, cargo silently leaves out link-time optimisation.
 # Then wasm-opt makes it an eighth smaller and no slower. (`--low-memory-unused` is safe: only the end of the stack is below
-# 1 KB.) With `--flatten --rereloop` it writes the control flow anew, 3 KB smaller. `--reorder-functions` gives the functions
+# 1 KB.) With `--flatten --rereloop` it restructures the control flow, which saves 3 KB. `--reorder-functions` gives the functions
 # that are called most the shortest numbers. wasm-opt reads cargo's own copy, and is skipped if that has not changed.
 RAW_WASM := target/wasm32-wasip1/release/deps/switchpoint.wasm
 OPT      := target/wasm-opt
@@ -214,7 +214,7 @@ bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## measure added laten
 	.venv/bin/python crates/scheduler/benches/both.py
 
 # RACE has arguments of the race, for example RACE="--quick", or RACE="--cells agents-50 --seeds 1". The whole race takes about two
-# hours; it goes on where it was stopped. It needs root, for network namespaces. Rivals that cannot be installed are skipped.
+# hours; it continues where it was stopped. It needs root, for network namespaces. Rivals that cannot be installed are skipped.
 race: release $(VENV_READY) ## play the same sessions at our router and at real rivals, side by side -> docs/reference/race.md (needs root; RACE=--quick: 10 minutes)
 	@[ "$$(id -u)" = 0 ] || { echo "race: each router runs in a network namespace of its own, and that needs root" >&2; exit 1; }
 	python3 tools/race/vllm/install.py smg vllm-router ai-dynamo

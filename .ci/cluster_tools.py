@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".tools"
 # Exit code for "cannot be built on this machine", as opposed to an error in this script.
 UNAVAILABLE = 3
-# Compiles in 71 % of the CPU time (etcd's server, 63 and 88 s). The tools need not be fast.
+# Without inlining, compiling takes 71 % of the CPU time (etcd's server: 63 instead of 88 s). The tools need not be fast.
 NO_INLINING = "-gcflags=all=-l"
 KUBERNETES = "k8s.io/kubernetes"
 KUBERNETES_VERSION = "v1.36.3"
@@ -79,7 +79,7 @@ TABLE = {
         told=KUBERNETES_VERSION_PARTS,
         family=KUBERNETES,
     ),
-    # The node of `make e2e-cluster`.
+    # The programs of the node of `make e2e-cluster`.
     "node": Tool(
         KUBERNETES,
         KUBERNETES_VERSION,
@@ -113,7 +113,7 @@ TABLE = {
         family=ENVOY_GATEWAY,
         files=("charts/gateway-helm",),
     ),
-    # Without the assets of its web page, which the tag `builtinassets` would add, and without service discovery by clouds.
+    # It is built without the assets of its web page, which the tag `builtinassets` would add, and without service discovery by clouds.
     "prometheus": Tool(
         PROMETHEUS, "v0.313.5", {name: f"{PROMETHEUS}/cmd/{name}" for name in ("prometheus", "promtool")}, tags="remove_all_sd"
     ),
@@ -164,7 +164,7 @@ SCHEMAS = [
     Schemas(CERT_MANAGER, "v1.21.2", "deploy/crds/cert-manager.io_clusterissuers.yaml"),
     Schemas(PROMETHEUS_OPERATOR, "v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"),
     Schemas(PROMETHEUS_OPERATOR, "v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml"),
-    # The object of docs/how-to/scale.md.
+    # The kind of the object in docs/how-to/scale.md.
     Schemas(KEDA, KEDA_VERSION, "config/crd/bases/keda.sh_scaledobjects.yaml"),
 ]
 
@@ -213,8 +213,8 @@ def build(name: str) -> None:
 
 
 def build_keda_scaler() -> None:
-    """Builds the program inside a copy of KEDA's module, so with the dependencies that KEDA pins. The package `scalers` has a file for
-    each of 80 scalers; without the others it needs a tenth of their dependencies, and the code of this one stays as it is."""
+    """Builds the program inside a copy of KEDA's module, and so with the dependencies that KEDA pins. The package `scalers` has
+    a file for each of 80 scalers. The copy keeps only the external scaler, unchanged, which needs a tenth of the dependencies."""
     stamp = TOOLS / f".{KEDA_SCALER}-{KEDA_VERSION}-{hashlib.sha256(KEDA_PROGRAM.read_bytes()).hexdigest()[:12]}"
     if stamp.exists() and (TOOLS / "bin" / KEDA_SCALER).exists():
         return

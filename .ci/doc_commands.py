@@ -25,14 +25,14 @@ PAGES = ["README.md", "docs/how-to/install.md", "docs/how-to/upgrade.md"]
 QUOTING = "docs/how-to/troubleshooting.md"
 # A quotation of another program has its name in brackets after it.
 FOREIGN = re.compile(r"`[^`]+` \((?:Envoy|Istio|Helm)\)")
-# Shorter quotations, such as a code or a part of a page, are words and not texts.
+# Shorter quotations, such as a status code, are not checked.
 QUOTED_CHARACTERS_MIN = 6
 HELM = ROOT / ".tools" / "bin" / "helm"
 # Exit code for "cannot run on this machine", as in `.ci/cluster_tools.py`.
 UNAVAILABLE = 3
 # Folders of the repository that a command may name.
 FOLDERS = ("deploy/charts/", "envoy-config/", "deploy/images/", "e2e/")
-# What commands of a page find in the folder where they run.
+# The entries of the repository that a page's commands find in the folder where they run.
 LINKED = ("Makefile", "deploy", "envoy-config", "target")
 HELM_COMMANDS = {"install", "upgrade", "template", "rollback", "uninstall", "history", "test", "status", "show", "get", "list", "pull"}
 KUBECTL_COMMANDS = {
@@ -74,7 +74,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def file_name(block: Block) -> str | None:
-    """The file that a block holds, if its first line names one."""
+    """Returns the name of the file that a block holds, if its first line names one."""
     named = re.match(r"# ([\w.-]+\.ya?ml)\b", block.text) if block.language == "yaml" else None
     return named[1] if named else None
 
@@ -104,7 +104,7 @@ def lay_out(page: str, heading: str, folder: pathlib.Path, pause_seconds_max: in
 
 
 def commands(script: str) -> list[list[str]]:
-    """The simple commands of a script, as words; variables and pipes to other programs stay out."""
+    """Returns the simple commands of a script, as words, without variables and pipes to other programs."""
     found = []
     for line in script.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;()")
@@ -124,7 +124,7 @@ def commands(script: str) -> list[list[str]]:
 
 
 def complaints(page: str, text: str) -> list[str]:
-    """The commands of a page that name what does not exist."""
+    """Finds commands of a page that name something that does not exist."""
     found, own = [], set()
     for block in blocks(text):
         if file_name(block):
@@ -141,7 +141,7 @@ def complaints(page: str, text: str) -> list[str]:
 
 
 def wrong(words: list[str], own: set[str]) -> list[str]:
-    """What is wrong with one command. `own`: files that the page has made."""
+    """Returns what is wrong with one command. `own` are files that the page creates."""
     found = []
     if words[0] == "make":
         targets = set(re.findall(r"(?m)^([a-z0-9-]+):(?!=)", (ROOT / "Makefile").read_text()))
@@ -164,7 +164,7 @@ def wrong(words: list[str], own: set[str]) -> list[str]:
 
 
 def without_options(words: list[str]) -> list[str]:
-    """The words that are no option. An option `-n VALUE` takes its value with it."""
+    """Returns the words that are neither an option nor the value of an option."""
     out, skip = [], False
     for word in words:
         if skip:
@@ -198,7 +198,7 @@ def renderings(page: str, text: str) -> list[tuple[int, list[str], dict[str, str
 
 
 def without_waiting(words: list[str]) -> list[str]:
-    """The words without the options of a running release, which `helm template` does not know."""
+    """Removes the options for a running release, which `helm template` does not know."""
     out, skip = [], False
     for word in words:
         if skip:

@@ -82,7 +82,7 @@ BEGINNINGS = {
     r"Who(se|m)?\b": "Finds the endpoints ...",
 }
 
-# Folders whose folders are crates.
+# Folders whose subfolders are crates.
 GROUPS = ("crates", "tools")
 
 # The limits of `check`.
@@ -135,7 +135,7 @@ class Tree:
 
 
 def crate_of(name: str) -> str:
-    """The folder of the crate that a file belongs to, as `crates/scheduler`."""
+    """Returns the folder of a file's crate, such as `crates/scheduler`."""
     parts = name.split("/")
     return "/".join(parts[: 2 if parts[0] in GROUPS else 1])
 
@@ -183,7 +183,7 @@ def without_tests(code: str) -> str:
 
 
 def flat_modules(code: str) -> str:
-    """The code with each `super::` in an inline module as `self::`: both name this file."""
+    """Replaces `super::` in inline modules by `self::`, because both name this file."""
     for match in list(re.finditer(r"\bmod \w+ ?\{", code)):
         end = block_end(code, match.end() - 1)
         code = code[: match.end()] + re.sub(r"\bsuper::", "self::", code[match.end() : end]) + code[end:]
@@ -194,7 +194,7 @@ BRACE = re.compile(r"[{}]")
 
 
 def block_end(code: str, opening: int) -> int:
-    """The position after the block that opens at `opening`."""
+    """Returns the position after the block that opens at `opening`."""
     depth = 0
     for brace in BRACE.finditer(code, opening):
         depth += 1 if brace[0] == "{" else -1
@@ -207,7 +207,7 @@ def block_end(code: str, opening: int) -> int:
 
 
 def modules_of(tree: Tree, crate: str) -> dict[tuple[str, ...], str]:
-    """Module path to file, for the library or the only binary of a crate."""
+    """Maps module paths to files, for the library or the only binary of a crate."""
     modules = {}
     for name in tree.rust():
         if not name.startswith(f"{crate}/src/") or name.startswith(f"{crate}/src/bin/"):
@@ -241,8 +241,8 @@ def leaves(text: str, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def import_edges(tree: Tree, crate: str, re_exports: bool = False) -> dict[str, set[str]]:
-    """File to the files it imports. A name that a module re-exports counts for the file that defines it. With `re_exports`, also
-    the file that re-exports a name has an edge to the one that defines it."""
+    """Maps each file to the files that it imports. A name that a module re-exports counts for the file that defines it. With `re_exports`,
+    also the file that re-exports a name has an edge to the one that defines it."""
     modules = modules_of(tree, crate)
     codes = {path: flat_modules(without_tests(split(tree.text(name))[0])) for path, name in modules.items()}
     exports: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {path: {} for path in modules}
@@ -307,7 +307,7 @@ def import_edges(tree: Tree, crate: str, re_exports: bool = False) -> dict[str, 
 
 
 def components(edges: dict[str, set[str]]) -> list[list[str]]:
-    """Strongly connected components of more than one file, by Tarjan."""
+    """Finds strongly connected components of more than one file (Tarjan's algorithm)."""
     index, low, stack, on, out, count = {}, {}, [], set(), [], 0
     for root in edges:
         if root in index:
@@ -356,7 +356,7 @@ TYPE = re.compile(r"(?m)^[ \t]*(?:pub(?:\([a-z: ]+\))? )?(struct|enum|trait|unio
 
 
 def type_names(tree: Tree) -> dict[str, list[str]]:
-    """Name to the places that define it. Associated types of a trait or an `impl` are not counted."""
+    """Maps each name to the places that define it. Associated types of a trait or an `impl` are not counted."""
     places = collections.defaultdict(list)
     for name in tree.rust():
         code = split(tree.text(name))[0]
@@ -418,7 +418,7 @@ def modules_for_tests(tree: Tree) -> set[str]:
 
 
 def functions(tree: Tree, of_tests: bool) -> list[tuple[int, str]]:
-    """Length in lines and place of each function of the source, or of the tests."""
+    """Returns the length in lines and the place of each function of the source, or of the tests."""
     out = []
     for name in tree.rust():
         code = split(tree.text(name))[0]
@@ -443,7 +443,7 @@ DECLARED = re.compile(r"\b(?:fn|let(?: mut)?|const|static|struct|enum|mod|type) 
 
 
 def vague_names(tree: Tree) -> list[str]:
-    """Names with a vague word, and conversions that are called `of`, which does not say from what."""
+    """Finds names with a vague word, and conversions named `of`, which do not say from what they convert."""
     out = []
     for name in tree.rust():
         code = split(tree.text(name))[0]
@@ -462,7 +462,7 @@ TUPLE_PARAMETER = re.compile(r"\bfn \w+(?:<[^(]*>)?\((?:[^()]|\([^()]*\))*?(?<=[
 
 
 def tuples(tree: Tree, pattern: re.Pattern) -> list[str]:
-    """Places where a tuple joins what does not belong together."""
+    """Finds tuples of values that do not belong together."""
     out = []
     for name in tree.rust():
         code = split(tree.text(name))[0]
@@ -471,7 +471,7 @@ def tuples(tree: Tree, pattern: re.Pattern) -> list[str]:
 
 
 def long_files(tree: Tree) -> list[str]:
-    """Files with more lines before their tests than allowed, comments included."""
+    """Finds files with more lines before their tests than allowed, comments included."""
     out = []
     for name in tree.rust():
         lines = 0 if is_test(name) else before_tests(split(tree.text(name))[0]).count("\n")
@@ -481,7 +481,7 @@ def long_files(tree: Tree) -> list[str]:
 
 
 def wide_structs(tree: Tree) -> list[str]:
-    """Structs with more fields than allowed whose documentation gives no reason: a sentence with the word `fields`."""
+    """Finds structs with more fields than allowed whose documentation gives no reason: a sentence with the word `fields`."""
     out = []
     for name in tree.rust():
         text = tree.text(name)
@@ -502,7 +502,7 @@ def wide_structs(tree: Tree) -> list[str]:
 
 
 def unknown_names(documents: dict[str, str], codes: list[str], paths: list[str]) -> list[str]:
-    """Names in code spans of documents that do not exist: `Type::function` and paths from the root."""
+    """Finds names in code spans of documents that do not exist: `Type::function` and paths from the root."""
     out = []
     folders = {path.split("/", 1)[0] for path in paths if "/" in path}
     for name, text in documents.items():
@@ -548,7 +548,7 @@ def words(text: str) -> int:
     return len(re.findall(r"[A-Za-z][A-Za-z'-]*", text))
 
 
-# The area may come first: its name is no verb.
+# A subject may begin with an area, which is no verb.
 NOT_IMPERATIVE = re.compile(r"^(?:[\w-]+: )?(?![\w-]+: )\w+(ed|ing)\b")
 
 
@@ -567,14 +567,14 @@ def tests(tree: Tree) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-# A lifetime, a word, a number, a string, or a sign but the comma, which the formatter adds and removes.
+# A lifetime, a word, a number, a string, or a sign except the comma, which the formatter adds and removes.
 RUST_TOKEN = re.compile(r"'[a-z_]\w*(?!')|[A-Za-z_]\w*|\d[\w.]*|\"\"|->|=>|::|&&|\|\||[-+*/%^!=<>]=|\.\.=?|[^\s\w,]")
-# Folders of what runs beside the product or tests it, also where earlier commits had them.
+# Folders of tools and tests, including those of earlier commits.
 TOOLS = {"tools", "e2e", "bench", "engine-sim", "launcher", "race", "simulator", "testbed"}
 
 
 def tokens(tree: Tree) -> dict[str, int]:
-    """Tokens of the source of the product and of the tools, without comments and tests. A string is one token."""
+    """Counts the tokens of the product's and the tools' sources, without comments and tests. A string is one token."""
     counts = {"the product": 0, "the tools": 0}
     only_tests = modules_for_tests(tree)
     for name in tree.rust():
@@ -589,7 +589,7 @@ def percentile(values: list[int], share: float) -> int:
 
 
 def count(tree: Tree) -> tuple[dict, dict[str, list[str]]]:
-    """All counts, and the places behind those that `check` holds to a limit."""
+    """Returns all counts, and the places that were counted for those with a limit in `check`."""
     crates = sorted({crate_of(name) for name in tree.rust()})
     cycles = {crate: components(import_edges(tree, crate)) for crate in crates}
     names = type_names(tree)

@@ -31,7 +31,7 @@ def anchors(text: str) -> set[str]:
 
 
 def broken(name: str, text: str, root: pathlib.Path = ROOT) -> list[str]:
-    """The links of one file that lead nowhere."""
+    """Finds the links of one file that lead nowhere."""
     folder = root / pathlib.Path(name).parent
     complaints = []
     for number, line in enumerate(prose(text).splitlines(), 1):

@@ -46,7 +46,7 @@ HELM_OPTIONS = shlex.split(os.environ.get("HELM_PUSH_OPTIONS", ""))
 
 
 class Mistake(Exception):
-    """A release that must not go on."""
+    """The reason why a release must stop."""
 
 
 def run(*command: object) -> str:
@@ -68,7 +68,7 @@ def extract(pattern: str, text: str, otherwise: str) -> str:
 
 
 def section(changelog: str, wanted: str) -> str:
-    """The text below the heading of a version, which must have a date."""
+    """Returns the text below the heading of a version, which must have a date."""
     pattern = rf"(?ms)^## \[{re.escape(wanted)}\] - \d{{4}}-\d\d-\d\d\n(.*?)(?=^## |\Z)"
     return extract(pattern, changelog, f"CHANGELOG.md has no heading '## [{wanted}] - YEAR-MONTH-DAY'").strip()
 
@@ -93,7 +93,7 @@ def is_released(changelog: str, wanted: str) -> bool:
 
 
 def with_release(table: str, wanted: str, commit: str) -> str:
-    """The table of releases with a line for this one. Raises `Mistake` if it names another commit."""
+    """Returns the table of releases with a line for this one. Raises `Mistake` if the table names another commit."""
     recorded = tomllib.loads(table)["releases"].get(wanted)
     if recorded not in (None, commit):
         raise Mistake(f"releases.toml has {recorded} for {wanted}, but the tag v{wanted} is {commit}")
@@ -115,7 +115,7 @@ def bump(wanted: str) -> None:
 
 
 def with_registry(values: str, registry: str) -> str:
-    """The values of the chart with the registry of the release as their default."""
+    """Returns the chart's values, with the registry of the release as their default."""
     placeholder = "  registry: registry.example.com\n"
     if values.count(placeholder) != 1:
         raise Mistake(f"values.yaml has not one line {placeholder.strip()!r}")
@@ -155,7 +155,7 @@ def collect(folder: pathlib.Path, registry: str) -> None:
 
 
 def programs(images: list[dict]) -> dict[str, pathlib.Path]:
-    """The names under which users download the programs, one for each platform of the images, and the files."""
+    """Maps the names under which users download the programs, one for each platform, to the files."""
     found = {}
     for platform in sorted({manifest["platform"] for image in images for manifest in image["manifests"]} - {""}):
         name = platform.removeprefix("linux/")
@@ -187,7 +187,7 @@ def publish(folder: pathlib.Path, registry: str) -> None:
 
 
 def unpublished(reference: str, digest: str) -> None:
-    """Raises `Mistake` if the tag has other content. A release that broke off may run again."""
+    """Raises `Mistake` if the tag has other content. An interrupted release may run again."""
     found = subprocess.run([CRANE, "digest", reference], text=True, capture_output=True, check=False)
     if found.returncode == 0 and found.stdout.strip() != digest:
         raise Mistake(f"{reference} is published already, as {found.stdout.strip()} and not {digest}")

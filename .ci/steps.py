@@ -31,12 +31,12 @@ NOT_SLOW = "-- --skip slow::"
 THREADS = f"""--config "target.'cfg(all())'.runner = '{ROOT}/.ci/test_threads.sh'" """.strip()
 # The feature of the target `long`, which only `make e2e-long` runs. All commands have it, so that nothing is compiled twice.
 LONG = "--features e2e/long"
-# Clippy's driver is rustc with more lints. In place of rustc it lints what it compiles, as `cargo clippy` runs it but without a pass of
-# its own over all crates and dependencies (4 of 15 minutes on two cores). A warning is an error.
+# Clippy's driver is rustc with more lints. In place of rustc, it lints while it compiles. This saves the pass of
+# `cargo clippy` over all crates and dependencies (4 of 15 minutes on two cores). A warning is an error.
 WITH_CLIPPY = "RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
 # What the group `charts` needs; `make e2e-cluster` builds the same and more.
 CHART_TOOLS = "etcd kube-apiserver kube-controller-manager schemas helm crane"
-# There are thousands of mutants, more than a night's work. Each run tests one of so many parts, another one each day.
+# There are thousands of mutants, more than a night's work. Each run tests one of this many parts, on each day another one.
 MUTANTS_SHARDS = 80
 MUTANTS_SECONDS_MAX = 3_600
 MUTANTS_ALL_SECONDS_MAX = 48 * 3_600
@@ -45,7 +45,7 @@ LINES_SHOWN_MAX = 400
 # Lines of a panic's message in the list at the very end: enough for an assertion with both sides.
 PANIC_LINES_MAX = 6
 REMARK_CHARACTERS_MAX = 900
-# At most this many failed tests run once more, alone. More at once are a breakage, not a busy machine.
+# At most this many failed tests run once more, alone. If more fail, a busy machine is not the cause.
 AGAIN_MAX = 8
 AGAIN_SECONDS_MAX = 600
 
@@ -67,13 +67,13 @@ class Step(NamedTuple):
     command: str
     judge: Judge
     seconds_max: int = STEP_SECONDS_MAX
-    # Begins with the first step and runs beside the others, on what they leave of the cores, until its turn. It may need nothing
+    # Whether the step begins with the first step and runs beside the others, on cores that they leave free. Such a step needs nothing
     # that another step makes, and prints less than the 64 KB that a pipe holds.
     beside: bool = False
 
 
 def one(status: int, _output: str) -> Counts:
-    """The step is one check."""
+    """Counts the step as one check."""
     return Counts(passed=1) if status == 0 else Counts(failed=1)
 
 
@@ -85,7 +85,7 @@ def cargo_test(status: int, output: str) -> Counts:
     if status != 0 and total.failed == 0:
         total += Counts(failed=1)
     if sum(total) == 0:
-        total += Counts(failed=1)  # a run that ran nothing shows nothing
+        total += Counts(failed=1)  # a run without tests proves nothing
     return total
 
 
@@ -109,7 +109,7 @@ def advisories(status: int, output: str) -> Counts:
 
 
 def buildable(status: int, _output: str) -> Counts:
-    """Some tools cannot be built on every machine. Then this step counts as skipped, as do the tests that need the tool."""
+    """Counts the step as skipped if its tool cannot be built on this machine. The tests that need the tool are skipped too."""
     return Counts(skipped=1) if status == 3 else one(status, _output)
 
 
@@ -123,7 +123,7 @@ SKIPPED = re.compile(r"SKIPPED ([\w:]+): (.*)")
 
 
 def skips(output: str) -> list[str]:
-    """The reasons for skipped tests, with the number of tests for each."""
+    """Returns the reasons for skipped tests, with the number of tests for each."""
     tests: dict[str, set[str]] = {}
     for name, why in SKIPPED.findall(output):
         tests.setdefault(why, set()).add(name)
@@ -137,7 +137,7 @@ class Binary(NamedTuple):
 
 
 def binaries(output: str) -> list[Binary]:
-    """One row for each test binary that `cargo test` ran, in order."""
+    """Returns one row for each test binary that `cargo test` ran, in order."""
     rows = []
     for block in re.split(r"(?m)^ +(?=Running |Doc-tests )", output)[1:]:
         head = block.splitlines()[0]
@@ -158,17 +158,17 @@ def binaries(output: str) -> list[Binary]:
 
 
 def verdicts(output: str, word: str) -> list[str]:
-    """The tests with this verdict of `cargo test`, `ok` or `FAILED`, in order."""
+    """Returns the tests with this verdict of `cargo test`, `ok` or `FAILED`, in order."""
     return list(dict.fromkeys(re.findall(rf"(?m)^test (\S+)(?: - .*)? \.\.\. {word}$", output)))
 
 
 def again(command: str, output: str) -> list[str]:
-    """The failed tests that pass when they run again alone: unsteady ones. A test that `.ci/unsteady.toml` lists is then a loud
-    warning; any other has failed. A test that fails alone too has failed, listed or not."""
+    """Runs failed tests again, alone, and returns those that pass (unsteady tests). If `.ci/unsteady.toml` lists such a
+    test, there is a loud warning; any other test has failed, and so has a test that fails again."""
     failed = verdicts(output, "FAILED")
     if len(failed) > AGAIN_MAX:
         return []
-    # The same command, so that nothing is compiled again.
+    # This is the same command, so nothing is compiled again.
     tests, _, _ = command.partition(" -- ")
     _, alone = finish(begin(f"{tests} -- --exact --test-threads=1 {' '.join(failed)}"), AGAIN_SECONDS_MAX)
     # Two targets may have a test of the same name.
@@ -177,7 +177,7 @@ def again(command: str, output: str) -> list[str]:
 
 
 def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[str]:
-    """What a reader of a long log wants last: each failed test with the first lines of its panic or error, or the failed step.
+    """Returns the end of a long log: each failed test with the first lines of its panic or error, or the failed step.
     `alone`: failed tests that pass when they run alone."""
     texts = []
     for name in verdicts(output, "FAILED") if step.judge is cargo_test else []:
@@ -194,7 +194,7 @@ def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[s
 
 
 def run(step: Step, begun: subprocess.Popen | None = None) -> tuple[Counts, list[str]]:
-    """The step's counts, and the remarks to print at the end. `begun` is the process of a step that has begun beside others."""
+    """Runs a step. Returns its counts, and the remarks to print at the end. `begun` is the process of a step that began before."""
     print(f"-- {step.name}", flush=True)
     began = time.monotonic()
     status, output = finish(begun or begin(step.command), step.seconds_max)
@@ -230,7 +230,7 @@ def begin(command: str) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen, seconds_max: int) -> tuple[int, str]:
-    """Status and whole output. A step that takes too long is killed with all its child processes."""
+    """Returns status and complete output. A step that takes too long is killed with all its child processes."""
     with process:
         try:
             output, _ = process.communicate(timeout=seconds_max)
@@ -261,7 +261,7 @@ def fuzz_steps() -> list[Step]:
 
 
 def changed_files() -> list[str]:
-    """Files that differ from CHECK_BASE: by default the upstream branch, or the last commit where there is none."""
+    """Returns the files that differ from CHECK_BASE, by default the upstream branch or, without one, the last commit."""
     upstream = subprocess.run(["git", "rev-parse", "--quiet", "--verify", "@{upstream}"], cwd=ROOT, capture_output=True, text=True, check=False)
     base = os.environ.get("CHECK_BASE") or upstream.stdout.strip() or "HEAD"
     names = ["git diff --name-only --merge-base " + base, "git ls-files --others --exclude-standard"]
@@ -270,7 +270,7 @@ def changed_files() -> list[str]:
 
 
 def changed_crates(files: list[str]) -> list[str]:
-    """The members of the workspace that have one of the files."""
+    """Returns the members of the workspace that contain one of the files."""
     above = [[folder / "Cargo.toml" for folder in (ROOT / name).parents if ROOT in folder.parents] for name in files]
     nearest = {next((manifest for manifest in manifests if manifest.is_file()), None) for manifests in above} - {None}
     texts = [text for text in (manifest.read_text() for manifest in nearest) if "[workspace]" not in text]
@@ -278,7 +278,7 @@ def changed_crates(files: list[str]) -> list[str]:
 
 
 def check_steps() -> list[Step]:
-    """Format, structure and documents of everything; lints and unit tests of the crates that have changed."""
+    """Checks format, structure and documents of everything. Lints and tests only the crates that have changed."""
     files = changed_files()
     packages = " ".join(f"-p {crate}" for crate in changed_crates(files))
     steps = [
@@ -295,7 +295,7 @@ def check_steps() -> list[Step]:
 
 
 def mutants_steps() -> list[Step]:
-    """`MUTANTS_SHARD` is `all`, or a part as `7/80`: the eighth of 80."""
+    """`MUTANTS_SHARD` is `all`, or a part such as `7/80`, the eighth of 80."""
     shard = os.environ.get("MUTANTS_SHARD") or f"{date.today().toordinal() % MUTANTS_SHARDS}/{MUTANTS_SHARDS}"
     part, seconds_max = ("", MUTANTS_ALL_SECONDS_MAX) if shard == "all" else (f" --sharding round-robin --shard {shard}", MUTANTS_SECONDS_MAX)
     mutants = ".tools/bin/cargo-mutants mutants -p scheduler -p learning -p pool-state -p exchange"
@@ -332,7 +332,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     "wasm": lambda: [Step("wasm: build and size", "make --no-print-directory wasm", one)],
     # All tests of all crates in one run, so that the dependencies are compiled once, with one set of features.
     "tests": lambda: [
-        # It needs Node with npm; without them, or without the registry, it is skipped.
+        # This step needs Node with npm. Without them, or without the registry, it is skipped.
         Step("tests: the console's script is built from its source", "python3 -m unittest discover control-plane/console", unit_tests),
         Step("tests: release", "python3 .ci/test_release.py Versions Releases Workflows", unit_tests),
         Step("tests: the chart's page", "python3 -m unittest discover deploy/charts/tests -k Page", unit_tests),
@@ -341,7 +341,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
             f"{WITH_CLIPPY} cargo build --locked --workspace --bins --tests --examples --benches {LONG}",
             one,
         ),
-        # The first run takes minutes; later runs take no time. What needs more of Kubernetes, Helm or crane is in the group `charts`.
+        # The first run takes minutes; later runs take no time. Tests that need more of Kubernetes, Helm or crane are in the group `charts`.
         Step(
             "tests: a real etcd, Kubernetes' API server, published schemas",
             "python3 .ci/cluster_tools.py etcd kube-apiserver schemas",
@@ -352,13 +352,13 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         # gives procedural macros other debug information, and compiles all that needs them once more.
         Step("tests: run", f"{WITH_CLIPPY} cargo test --locked --workspace --lib --bins --tests {LONG} --no-fail-fast {THREADS} {NOT_SLOW}", cargo_test),
     ],
-    # What needs Helm, crane or Kubernetes' controllers.
+    # The steps that need Helm, crane or Kubernetes' controllers.
     "charts": lambda: [
         Step("charts: a real etcd and Kubernetes, Helm, crane, published schemas", f"python3 .ci/cluster_tools.py {CHART_TOOLS}", buildable),
         Step("charts: installations in documents", "python3 .ci/doc_commands.py charts", buildable),
         Step("charts: publishing", "python3 .ci/test_release.py Publishing", unit_tests),
         Step("charts: build", "cargo build --locked --workspace --bins --tests", one),
-        # It runs the daemon, and the module of the group `wasm`.
+        # This step runs the daemon, and the module that the group `wasm` builds.
         Step("charts: the chart, with its goldens", "python3 -m unittest discover deploy/charts/tests", unit_tests),
         Step("charts: llm-d's values", "cargo test --locked -p migrate --test it -- slow::", cargo_test),
         Step("charts: discovery with Kubernetes' controllers, an etcd that is paused", "cargo test --locked -p discovery --features all --test it -- slow::", cargo_test),
@@ -373,7 +373,12 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("e2e: cosign", "python3 .ci/cluster_tools.py helm crane cosign", buildable),
         Step("e2e: images and chart signed by a real cosign", "python3 .ci/test_release.py Signing", unit_tests),
         Step("e2e: slow tests, Envoy 1.40", "cargo test --locked -p e2e --test e2e -- slow::", cargo_test),
-        Step("e2e: one host with all its streams", "cargo test --locked -p control-plane --test it -- slow::", cargo_test),
+        Step("e2e: an optimized daemon", "cargo build --locked --release -p control-plane --bin switchpointd", one),
+        Step(
+            "e2e: one host with all its streams",
+            f"SWITCHPOINTD={ROOT}/target/release/switchpointd cargo test --locked -p control-plane --test it -- slow::",
+            cargo_test,
+        ),
         Step("e2e: the race sees what it must see", "cargo test --locked -p race -- slow::", cargo_test),
         Step("e2e: slow drills, Envoy 1.40", f"cargo test --locked --workspace {LONG} --no-fail-fast --test long", cargo_test),
     ],
@@ -385,7 +390,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("observe: the external scaler as KEDA calls it", "python3 -m unittest discover e2e/observe -p test_keda.py", unit_tests),
         Step("observe: traces in a real OpenTelemetry collector", "python3 -m unittest discover e2e/observe -p test_traces.py", unit_tests),
         Step("observe: the demo and its console", "python3 -m unittest discover e2e/observe -p test_demo.py", unit_tests),
-        # It needs Chromium, of the system.
+        # This step needs the system's Chromium.
         Step("observe: console in a real Chromium", "python3 -m unittest discover e2e/observe -p test_console.py", unit_tests),
     ],
     "e2e-1.38": lambda: [

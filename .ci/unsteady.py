@@ -55,7 +55,7 @@ def parse(text: str) -> list[Entry]:
 
 
 def complaints(entries: list[Entry], today: date) -> list[str]:
-    """Entries that are too old, or from the future."""
+    """Finds entries that are too old, or from the future."""
     found = []
     for entry in entries:
         days = (today - entry.since).days
@@ -67,7 +67,7 @@ def complaints(entries: list[Entry], today: date) -> list[str]:
 
 
 def names() -> set[str]:
-    """The listed tests whose entry still counts: an expired entry excuses no failure. Empty where the file cannot be read, which
+    """Returns the listed tests whose entry has not expired. Returns nothing if the file cannot be read, which
     `main` reports."""
     try:
         return {entry.name for entry in parse(PATH.read_text()) if not complaints([entry], date.today())}

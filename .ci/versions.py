@@ -8,7 +8,7 @@ import re
 import subprocess
 from typing import NamedTuple
 
-# Suffixes of image tags such as `-artifact` are no part of it.
+# Suffixes of image tags such as `-artifact` are not part of the version.
 NUMBER = r"\d+\.\d+\.\d+"
 # Tests of this folder have versions of their own, and the changelog has those of past releases.
 EXCLUDED = re.compile(r"^(\.ci/test_|CHANGELOG\.md$)")

@@ -1,7 +1,7 @@
-"""Drops the callbacks that the filter does not have from a module: `exports.py IN OUT`.
+"""Removes from a module the callbacks that the filter does not implement: `exports.py IN OUT`.
 
-The SDK exports every callback of proxy-wasm. Envoy calls each one that a module exports, also where it does nothing, which
-costs a request about half a microsecond for each.
+The SDK exports every callback of proxy-wasm. Envoy calls each exported callback, even if it does nothing, which
+costs each request about half a microsecond per callback.
 """
 
 import pathlib
@@ -31,7 +31,7 @@ def written(value: int) -> bytes:
 
 
 def used(section: bytes) -> bytes:
-    """The section of exports without the unused ones. Raises KeyError if one of them is not there."""
+    """Returns the export section without the unused callbacks. Raises KeyError if one of them is missing."""
     count, at = number(section, 0)
     kept, left = [], set(UNUSED)
     for _ in range(count):

@@ -1,4 +1,4 @@
-//! Reads an `EndpointPickerConfig` file strictly, and gives an answer for each item.
+//! Reads an `EndpointPickerConfig` file strictly, and reports on each item.
 //!
 //! Each item of a file is *implemented*, has *no effect* (with the reason), or is *refused* (with a
 //! substitute). Otherwise the file is invalid, and the error gives line, path and the nearest known
@@ -64,7 +64,7 @@ pub fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
 // === impl CompiledConfig ===
 
 impl CompiledConfig {
-    /// The configuration of a daemon without a configuration file.
+    /// Returns the configuration of a daemon without a configuration file.
     ///
     /// # Errors
     /// Fails only if the built-in table of engines is invalid.
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    /// A file with these lines after apiVersion (line 1) and kind (line 2).
+    /// Returns a file with these lines after apiVersion (line 1) and kind (line 2).
     fn file(rest: &str) -> String {
         format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n{rest}")
     }
@@ -143,7 +143,7 @@ mod tests {
         config.unwrap_or_else(|| panic!("{}", report.complaints("f")))
     }
 
-    /// The errors of a file, as printed.
+    /// Returns the errors of a file, as printed.
     fn complaints(rest: &str) -> String {
         let (report, config) = read(&file(rest));
         assert!(config.is_none(), "taken: {rest}");

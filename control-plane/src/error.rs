@@ -12,11 +12,8 @@ pub enum FatalError {
     /// A listener could not be opened.
     #[error("cannot listen on {address} (--listen-{what}): {source}")]
     Listen {
-        /// The name of the listener.
         what: &'static str,
-        /// The address of the listener.
         address: SocketAddr,
-        /// The cause.
         source: io::Error,
     },
     /// The snapshot file cannot be written, so the next start could not take a newer term.

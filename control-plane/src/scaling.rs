@@ -40,7 +40,7 @@ pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 /// time is broken.
 const STARTING_MAX: Duration = Duration::from_mins(15);
 
-/// The longest label with the models of a group, in bytes.
+/// The maximum length of the label that lists a group's models, in bytes.
 const MODELS_LABEL_BYTES_MAX: usize = 256;
 
 /// The signals of all pools.
@@ -63,14 +63,15 @@ pub struct ScalingInputs {
     pub discovery: Arc<DiscoverySetup>,
 }
 
-/// A role, and the models that its endpoints serve; an empty list means any.
+/// A role, and the models that its endpoints serve; an empty list means any model.
 pub type GroupKey = (ScalingRole, Arc<[Box<str>]>);
 
 /// The traffic of a pool.
 #[derive(Debug, Default)]
 struct RecordedTraffic {
     groups: BTreeMap<GroupKey, GroupTraffic>,
-    /// The time when requests were last refused. So a pool without endpoints has a demand.
+    /// The time when requests were last refused, which shows the demand for a pool without
+    /// endpoints.
     refused_at: Option<Instant>,
 }
 
@@ -83,21 +84,20 @@ struct GroupTraffic {
 /// The endpoints of a group, and the data on their work.
 #[derive(Clone, Debug)]
 pub struct EndpointGroup {
-    /// The role and the models.
     pub key: GroupKey,
-    /// The requests that arrive.
     pub mix: RequestMix,
     pub endpoints: Vec<OutstandingWork>,
     /// The replicas that are starting: seconds since each was first seen.
     pub starting: Arc<[f64]>,
-    /// The requests that proxies hold for the group, by its share of the arriving requests.
+    /// The requests that proxies hold for the group, estimated from its share of the arriving
+    /// requests.
     pub held: f64,
     measured: bool,
     step: Arc<StepModel>,
     seats: EngineSeats,
 }
 
-/// The role and the models of an endpoint; `None` if it serves no stage with a step model.
+/// Returns the role and the models of an endpoint; `None` if it serves no stage with a step model.
 fn key(member: &PoolMember) -> Option<GroupKey> {
     let role = member
         .instance
@@ -111,7 +111,7 @@ fn key(member: &PoolMember) -> Option<GroupKey> {
     ))
 }
 
-/// The work in flight at an endpoint.
+/// Returns the work in flight at an endpoint.
 fn work(
     member: &PoolMember,
     metrics: &EndpointMetrics,
@@ -141,7 +141,8 @@ fn work(
         speed: step.speed(member.id),
         requests: float(requests),
         prompts: float(prompts),
-        // If a configuration estimates outputs, tokens of decoding requests are included here.
+        // If a configuration estimates outputs, `prefill_tokens` includes tokens of decoding
+        // requests.
         uncached_tokens: if prompts > 0 {
             float(prefill_tokens)
         } else {
@@ -208,7 +209,8 @@ impl ScalingSignals {
                 members.entry(key).or_default().push((member, metrics));
             }
         }
-        // Discovery does not know the role and models of an endpoint that is not ready.
+        // Discovery does not know the role and models of an endpoint that is not ready. So such
+        // endpoints are counted only if the pool has one group.
         let starting: Arc<[f64]> = if members.len() == 1 {
             starting(&self.inputs.discovery, pool)
         } else {
@@ -378,9 +380,9 @@ impl RecordedTraffic {
     }
 }
 
-/// The requests that arrived at a group. A pick names the endpoint that decodes. So a prefill group
-/// gets the picks of the other groups with the same models, or of all other groups if no other
-/// group has these models.
+/// Returns the requests that arrived at a group. A pick names the endpoint that decodes. So a
+/// prefill group gets the picks of the other groups with the same models, or of all other groups if
+/// no other group has these models.
 fn arrived(picked: &BTreeMap<GroupKey, u64>, key: &GroupKey) -> u64 {
     let (role, models) = key;
     if *role != ScalingRole::Prefill {
@@ -453,7 +455,7 @@ impl EndpointGroup {
         )
     }
 
-    /// The models of the group for labels and pages, separated by commas.
+    /// Returns the models of the group for labels and pages, separated by commas.
     #[must_use]
     pub fn models(&self) -> String {
         let mut models = self.key.1.join(",");

@@ -58,7 +58,6 @@ const HINTS_MAX: usize = 1024;
 /// arrives. llm-d uses the same limit.
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// The settings of a scraper.
 #[derive(Clone, Debug)]
 pub struct ScrapeConfig {
     pub intervals: ScrapeIntervals,

@@ -10,7 +10,7 @@ pub struct ShutdownTrigger(watch::Sender<bool>);
 #[derive(Clone, Debug)]
 pub struct Shutdown(watch::Receiver<bool>);
 
-/// A trigger and a receiver of its signal.
+/// Creates a trigger and a receiver of its signal.
 #[must_use]
 pub fn channel() -> (ShutdownTrigger, Shutdown) {
     let (sender, receiver) = watch::channel(false);
@@ -18,7 +18,6 @@ pub fn channel() -> (ShutdownTrigger, Shutdown) {
 }
 
 impl ShutdownTrigger {
-    /// Sends the signal.
     pub fn pull(&self) {
         self.0.send_replace(true);
     }
@@ -30,7 +29,7 @@ impl Shutdown {
         let _ = self.0.wait_for(|begun| *begun).await; // an error means a dropped trigger: shut down too
     }
 
-    /// A receiver that becomes true with the signal.
+    /// Returns a receiver that becomes true with the signal.
     #[must_use]
     pub fn receiver(&self) -> watch::Receiver<bool> {
         self.0.clone()

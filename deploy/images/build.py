@@ -133,7 +133,7 @@ def inputs_of(options: argparse.Namespace, architecture: Architecture) -> Inputs
 
 
 def missing_inputs(inputs: Inputs, architecture: Architecture, native: bool) -> list[str]:
-    """The missing inputs, one per line, with the commands that make them."""
+    """Lists the missing inputs, one per line, with the commands that make them."""
     foreign = f"python3 deploy/images/cross.py linux/{architecture.name}"
     rust, wheel = ("make release", "make setup") if native else (foreign, foreign)
     rows = [("switchpointd", inputs.switchpointd, rust), ("switchpoint-migrate", inputs.migrate, rust)]
@@ -210,7 +210,7 @@ def build_image(image: Image, platforms: list[Platform], options: argparse.Names
 
 
 def build_artifact(module: pathlib.Path, options: argparse.Namespace, source: Source) -> Built:
-    """The module as an artifact, which is the same on every platform."""
+    """Writes the module as an artifact, which is the same on every platform."""
     layout = options.output / ARTIFACT
     oci.write_module(layout, module.read_bytes(), source.labels(ARTIFACT, "The picker as a wasm module, raw"))
     descriptor = oci.descriptor(layout)
@@ -270,7 +270,7 @@ def build(options: argparse.Namespace) -> list[Built]:
 
 
 def last(options: argparse.Namespace) -> list[Built]:
-    """The images that the last run built."""
+    """Returns the images that the last run built."""
     file = options.output / "images.json"
     if not file.is_file():
         raise Missing(f"{file} is missing: no images are built")
@@ -290,7 +290,7 @@ def push(options: argparse.Namespace, built: list[Built]) -> None:
 
 
 def table(built: list[Built]) -> str:
-    """A row for each manifest, and one for each index."""
+    """Returns a row for each manifest, and one for each index."""
     rows = [f"{'image':38} {'platform':12} {'compressed':>10} {'unpacked':>9}  digest"]
     for image in built:
         name = f"{image.repository}:{image.tag}"

@@ -66,7 +66,7 @@ IMAGES = (
         workdir="/gateway",
         envoy=True,
     ),
-    # Istio's agent and Envoy Gateway read plugin.wasm from the last layer. Init containers run `cp`, from an earlier one.
+    # Istio's agent and Envoy Gateway read plugin.wasm from the last layer. Init containers run `cp` from an earlier layer.
     Image(
         "switchpoint",
         "The picker as a wasm module, for init containers and for gateways that fetch modules from images",
@@ -104,7 +104,7 @@ def contents(root: pathlib.Path, inputs: Inputs, packages: dict[str, Package], a
         "switchpointd": [Entry("/usr/local/bin/switchpointd", 0o755, inputs.switchpointd)],
         "migrate": [Entry("/usr/local/bin/switchpoint-migrate", 0o755, inputs.migrate)],
         "envoy": envoy,
-        # Consumers read plugin.wasm, so that one has the content and the other is the link.
+        # Consumers read plugin.wasm, so that file has the content, and the other is a link to it.
         "module": [Entry("/plugin.wasm", content=inputs.module), Entry("/switchpoint.wasm", hardlink="/plugin.wasm")],
         # standalone.yaml names the module relative to the working directory.
         "gateway": [

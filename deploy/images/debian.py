@@ -84,7 +84,7 @@ def download(architecture: str, folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def foreign(architecture: str, folder: pathlib.Path) -> list[str]:
-    """apt-get's settings for an architecture that this machine is not configured for: indexes of its own, in `folder`. The signature
+    """Returns apt-get's settings for an architecture that this machine lacks, with its indexes in `folder`. The signature
     check and the machine's own indexes stay as they are."""
     known = run("dpkg", "--print-architecture", folder=folder).split() + run("dpkg", "--print-foreign-architectures", folder=folder).split()
     if architecture in known:

@@ -48,7 +48,7 @@ def read(data: bytes) -> Elf | None:
 
 
 def problems(files: dict[str, bytes], machine: str) -> list[str]:
-    """Why ELF files of an image cannot start in it, as sentences. `files`: path and content of every file of the image."""
+    """Returns sentences that say why ELF files of an image cannot start in it. `files`: path and content of every file of the image."""
     parsed = {path: elf for path, data in files.items() if (elf := read(data))}
     libraries = {path.rpartition("/")[2]: elf for path, elf in parsed.items()}
     found = []

@@ -64,7 +64,7 @@ def header(entry: Entry, size: int) -> tarfile.TarInfo:
 
 
 def fingerprint(entries: list[Entry]) -> str:
-    """A name for the layer's content, to find a layer that is already written."""
+    """Returns a name for the layer's content, by which a layer that was already written is found."""
     digest = hashlib.sha256()
     for entry in complete(entries):
         described = (entry.path, entry.mode, entry.content is None, entry.symlink, entry.hardlink)

@@ -94,7 +94,7 @@ def join(folder: pathlib.Path, layouts: dict[str, pathlib.Path], annotations: di
 
 
 def write_module(folder: pathlib.Path, module: bytes, annotations: dict[str, str]) -> str:
-    """The module as an artifact of two layers, its runtime configuration and the raw module. Returns the digest."""
+    """Writes the module as an artifact of two layers, its runtime configuration and the raw module. Returns the digest."""
     layout = Layout(folder)
     runtime = {"type": "envoy_proxy", "abiVersions": ["v0.2.1"], "config": {"rootIds": []}}
     return layout.finish(
@@ -113,7 +113,7 @@ def write_module(folder: pathlib.Path, module: bytes, annotations: dict[str, str
 
 
 def write_sbom(folder: pathlib.Path, sbom: bytes, name: str, subject: Json) -> str:
-    """An SBOM that refers to the image `subject`: registries list it as the image's referrer. Returns the digest."""
+    """Writes an SBOM that refers to the image `subject`, so registries list it as the image's referrer. Returns the digest."""
     layout = Layout(folder)
     return layout.finish(
         {

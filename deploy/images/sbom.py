@@ -65,7 +65,7 @@ def rust(root: pathlib.Path) -> Component:
 
 
 def debian(package: Package) -> Component:
-    """Without a licence: the image has its text, but Debian's file is not an SPDX expression."""
+    """Describes a Debian package, without its licence, because Debian's licence file is no SPDX expression."""
     purl = PackageURL("deb", "debian", package.name, package.version, {"arch": package.architecture})
     return component(package.name, purl, sha256=package.sha256)
 
@@ -75,7 +75,7 @@ def envoy(version: str) -> Component:
 
 
 def document(image: Component, components: list[Component], created: int) -> bytes:
-    """The SBOM of an image. `created`: seconds since 1970, the time of the commit, so that the same image has the same SBOM. A
+    """Returns the SBOM of an image. `created`: seconds since 1970, the time of the commit, so that the same image has the same SBOM. A
     component that occurs twice is listed once: two programs may link the same crate."""
     about = BomMetaData(timestamp=datetime.fromtimestamp(created, timezone.utc), component=image)
     bom = Bom(components=components, serial_number=uuid.uuid5(uuid.NAMESPACE_URL, str(image.purl)), metadata=about)

@@ -109,7 +109,7 @@ class Registry:
         return json.loads(self.manifest_bytes(repository, reference))
 
     def chosen(self, repository: str, reference: str) -> str:
-        """The digest of the manifest that Istio's agent and Envoy Gateway choose: of an index that of linux/amd64, on every machine."""
+        """Returns the digest of the manifest that Istio's agent and Envoy Gateway choose. From an index they always choose linux/amd64."""
         data = self.manifest_bytes(repository, reference)
         found = json.loads(data)
         if found["mediaType"] != oci.INDEX:
@@ -133,7 +133,7 @@ class Registry:
         with self.layer(repository, layer) as archive:
             for member in archive:
                 if member.name.rpartition("/")[2] == "plugin.wasm":
-                    # They read as many bytes as the header says, so a link would be an empty module.
+                    # Gateways read as many bytes as the header says, so a link would give an empty module.
                     file_of = archive.extractfile(member) if member.isreg() else None
                     return file_of.read(member.size) if file_of else b""
         raise ValueError("plugin.wasm not found in the archive")
@@ -156,7 +156,7 @@ class Registry:
             return self.module_of_artifact(repository, reference)
 
     def pinned(self, repository: str, digest: str) -> bytes:
-        """They compare a pinned digest with that of the chosen manifest, so that of an index never matches."""
+        """Gateways compare a pinned digest with that of the chosen manifest, so an index's digest never matches."""
         chosen = self.chosen(repository, digest)
         if chosen != digest:
             raise ValueError(f"has checksum {chosen}, which does not match: {digest}")
@@ -404,7 +404,7 @@ class Programs:
         """Runs a script of bash beside the image's root: `command=(...); inside` runs a command in it. Returns what both print."""
         if self.unable:
             self.skip(self.unable)
-        # Another user than root has only root in its namespace; then capabilities are given up, but not the user.
+        # A user other than root has only root in its namespace. Then the test gives up capabilities, but not the user.
         chroot = shutil.which("chroot", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "chroot"
         user = f"{chroot} --userspec={USER}:{USER} --groups=" if self.is_root else chroot
         setpriv = shutil.which("setpriv")

@@ -54,7 +54,7 @@ class Layers(unittest.TestCase):
 
 
 class Elves(unittest.TestCase):
-    """`Files` are named after their content: `read` is replaced, as a compiler is not always there."""
+    """The content of each file is only a name, for which a replaced `read` returns an `Elf`, because a compiler may be missing."""
 
     LIBC = elf.Elf("amd64", "", [], [], {"GLIBC_2.34"})
 

@@ -12,14 +12,13 @@ use serde_json::json;
 use testbed::stack::Stack;
 use testbed::{Result, client, wait_for};
 
-/// The longest time from a changed pool to a picker that knows it; the product promises
-/// milliseconds.
+/// The time limit until the picker knows a changed pool. The product promises milliseconds.
 const POOL_LIMIT: Duration = Duration::from_secs(60);
 
 /// A decision, as the header `x-switchpoint-decision` of the response reports it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ExplainedDecision {
-    /// The ranked list.
+    /// The addresses of the ranked list.
     pub picked: Vec<String>,
     /// All endpoints of the snapshot.
     pub candidates: Vec<ExplainedCandidate>,
@@ -28,7 +27,6 @@ pub struct ExplainedDecision {
 /// One endpoint of the snapshot.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ExplainedCandidate {
-    /// The address of the endpoint.
     pub endpoint: String,
     /// The scheduling filter that removed the endpoint, if one did.
     pub dropped_by: Option<String>,
@@ -39,7 +37,7 @@ pub struct ExplainedCandidate {
 
 impl ExplainedDecision {
     /// Sends a chat request through `proxy` and reads the decision. The request is streaming,
-    /// because an engine reports its load with other responses, and that would change the next
+    /// because with other responses an engine reports its load, which would change the next
     /// decision.
     ///
     /// # Errors
@@ -57,7 +55,7 @@ impl ExplainedDecision {
         Ok(serde_json::from_str(header)?)
     }
 
-    /// Addresses of all endpoints in the snapshot.
+    /// Returns the addresses of all endpoints in the snapshot.
     pub fn endpoints(&self) -> BTreeSet<String> {
         self.candidates
             .iter()
@@ -65,7 +63,7 @@ impl ExplainedDecision {
             .collect()
     }
 
-    /// The score that a scorer gave each endpoint.
+    /// Returns the score that a scorer gave each endpoint.
     pub fn scores(&self, scorer: &str) -> BTreeMap<String, f64> {
         self.candidates
             .iter()
@@ -73,8 +71,7 @@ impl ExplainedDecision {
             .collect()
     }
 
-    /// Whether a scorer gives different scores. False if it scores no endpoint, or gives all
-    /// endpoints one score.
+    /// Whether a scorer gives endpoints different scores. False if it scores no endpoint.
     pub fn distinguishes(&self, scorer: &str) -> bool {
         let scores = self.scores(scorer);
         scores

@@ -1,4 +1,5 @@
-//! The end of a drill: which requests failed, and what is left in the in-flight ledgers.
+//! Checks the end of a drill: which requests failed, and whether the ledgers of requests in flight
+//! are empty.
 //!
 //! [`testbed::load::LoadGenerator`] runs while something breaks. At the end every request must have
 //! been served, except those that no proxy can save (streams whose model server or proxy process
@@ -12,14 +13,14 @@ use testbed::load::{LoadGenerator, LoadOutcome};
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
-/// The longest wait for the last report of all VMs; the product promises a second or two.
+/// The time limit for the last report of all VMs; the product promises a second or two.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The number of reports that each proxy must have sent since the end of the traffic. The first may
-/// have begun before the end, so the second counts.
+/// The number of reports that each proxy must have sent since the end of the traffic. The first
+/// report may have begun before that end, so the second counts.
 const REPORTS: f64 = 2.0;
 
-/// Fields of a ledger entry.
+/// The fields of a ledger entry, which must all become 0.
 const ENTRIES: [&str; 6] = [
     "in_flight",
     "in_flight_prefill_tokens",
@@ -74,11 +75,11 @@ pub fn note(drill: &str, seen: &str) {
     }
 }
 
-/// Compares failures with Envoy's access log, which Envoy writes once a second: as many lines must
-/// be `lost` as are expected.
+/// Compares failures with Envoy's access log, which Envoy writes once a second: the number of lines
+/// that are `lost` must be `expected`.
 ///
 /// # Errors
-/// Fails if the log has more or fewer such lines, with their number.
+/// Fails if the number of such lines differs. The error has the number.
 pub async fn agree(stack: &Stack, expected: usize, lost: impl Fn(&Value) -> bool) -> Result<()> {
     let count = || {
         stack
@@ -98,8 +99,7 @@ pub async fn agree(stack: &Stack, expected: usize, lost: impl Fn(&Value) -> bool
     .map_err(|error| format!("{error}: {} and not {expected}", count()).into())
 }
 
-/// Waits until the proxy has no request in flight and its VMs have reported empty ledgers since
-/// then.
+/// Waits until the proxy has no request in flight, and its VMs have then reported empty ledgers.
 ///
 /// # Errors
 /// Fails if a ledger does not become empty in time.
@@ -136,7 +136,7 @@ struct LedgerMetrics {
     reports: f64,
     /// Proxies connected to the daemon.
     proxies: f64,
-    /// All values that are not zero.
+    /// All ledger values that are not zero.
     entries: Vec<String>,
 }
 

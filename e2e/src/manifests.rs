@@ -1,12 +1,12 @@
-//! Runs the shipped manifests for gateways without the gateways: this module assembles the
-//! configuration that a gateway would make of them, and a real Envoy runs it. Envoy starts with its
-//! bootstrap and discovers the rest, as in a gateway, because Envoy treats a discovered cluster
-//! differently from a static one.
+//! Tests the shipped manifests for gateways without gateways. A real Envoy runs the configuration
+//! that a gateway would make of a manifest. As in a gateway, Envoy starts with its bootstrap and
+//! discovers the rest, because it treats discovered clusters differently from static ones.
 //!
 //! The Envoy fragments of a manifest are used unchanged, except for a list of [`Substitution`]s.
-//! They replace what a test machine does not have, such as the name of a Service. A substitution is
-//! made only where the manifest has exactly the listed value. [`PlacedFragment::check`] undoes the
-//! substitutions in Envoy's configuration and compares, so nothing else can have changed.
+//! Substitutions replace what a test machine does not have, such as the name of a Service. A
+//! substitution is made only where the manifest has exactly the listed value.
+//! [`PlacedFragment::check`] undoes the substitutions in Envoy's configuration and compares it with
+//! the manifest, so nothing else can have changed.
 
 pub mod envoy_gateway;
 pub mod istio;
@@ -20,12 +20,12 @@ use testbed::{Result, root};
 /// The host name of the daemon's Service in the manifests.
 pub const DAEMON: &str = "switchpointd.switchpoint.svc.cluster.local";
 
-/// JSON pointer to the daemon's address in its cluster.
+/// The JSON pointer to the daemon's address in the daemon's cluster.
 const DAEMON_AT: &str =
     "/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address";
 
-/// JSON pointers to a proxy's certificate, its key and its authority in that cluster; the file
-/// names in the manifests; the file names in a test's folder.
+/// The JSON pointers to a proxy's certificate, its key and the certificate authority in that
+/// cluster, with the file names in the manifests and in a test's folder.
 const CERTIFICATES: [(&str, &str, &str); 3] = [
     (
         "/transport_socket/typed_config/common_tls_context/tls_certificates/0/certificate_chain/filename",
@@ -47,7 +47,7 @@ const CERTIFICATES: [(&str, &str, &str); 3] = [
 /// The path where the manifests mount the Secret with these files.
 pub const MOUNTED: &str = "/etc/switchpoint-tls";
 
-/// Lists of [`AssembledConfig::config`] that a control plane delivers, and the type of their
+/// The lists of [`AssembledConfig::config`] that a control plane delivers, and the types of their
 /// resources.
 const DELIVERED: [(&str, &str); 3] = [
     ("clusters", "envoy.config.cluster.v3.Cluster"),
@@ -55,18 +55,16 @@ const DELIVERED: [(&str, &str); 3] = [
     ("routes", "envoy.config.route.v3.RouteConfiguration"),
 ];
 
-/// The clusters that Envoy starts with.
+/// The JSON pointer to the clusters that Envoy starts with.
 const OWN_CLUSTERS: &str = "/bootstrap/static_resources/clusters";
 
-/// The module that `make wasm` builds, relative to Envoy's working directory.
+/// The wasm module that `make wasm` builds, relative to Envoy's working directory.
 const MODULE: &str = "target/wasm32-wasip1/release/switchpoint.wasm";
 
-/// Ports and files of a test, in place of those in the manifests.
+/// The ports and files of a test, which replace those in the manifests.
 #[derive(Clone, Debug)]
 pub struct LocalPorts {
-    /// Envoy's port for clients.
     pub listener: u16,
-    /// Envoy's admin port.
     pub admin: u16,
     /// The daemon's port for state.
     pub state: u16,
@@ -75,10 +73,10 @@ pub struct LocalPorts {
     pub folder: PathBuf,
 }
 
-/// A value of a fragment that a test replaces.
+/// A value of a manifest's fragment that a test replaces.
 #[derive(Clone, Debug)]
 pub struct Substitution {
-    /// JSON pointer in the fragment.
+    /// The JSON pointer to the value in the fragment.
     pub at: &'static str,
     /// The value in the manifest.
     pub meant: Value,
@@ -86,14 +84,14 @@ pub struct Substitution {
     pub here: Value,
 }
 
-/// A fragment of a manifest, and its place in Envoy's configuration.
+/// A fragment of a manifest, and its position in Envoy's configuration.
 #[derive(Clone, Debug)]
 pub struct PlacedFragment {
     /// The fragment in the manifest.
     pub meant: Value,
     /// The substitutions made in it.
     pub substituted: Vec<Substitution>,
-    /// The place of the fragment in the configuration.
+    /// The position of the fragment in the configuration.
     pub at: FragmentPlace,
 }
 
@@ -110,10 +108,10 @@ pub enum FragmentPlace {
 /// Envoy's configuration, assembled from a manifest.
 #[derive(Clone, Debug)]
 pub struct AssembledConfig {
-    /// `bootstrap`, with which Envoy starts, and the lists `clusters`, `listeners` and `routes`,
-    /// which Envoy discovers.
+    /// An object with `bootstrap`, with which Envoy starts, and the lists `clusters`, `listeners`
+    /// and `routes`, which Envoy discovers.
     pub config: Value,
-    /// The fragments of the manifest, with their places.
+    /// The fragments of the manifest, with their positions.
     pub placed: Vec<PlacedFragment>,
 }
 
@@ -126,7 +124,7 @@ pub fn read(file: &str) -> Result<Vec<Value>> {
     Ok(serde_saphyr::from_multiple(&text).map_err(|error| format!("{file}: {error}"))?)
 }
 
-/// The only object of a kind.
+/// Returns the only object of a kind.
 ///
 /// # Errors
 /// Fails if there is none, or more than one.
@@ -146,8 +144,8 @@ pub fn only<'o>(objects: &'o [Value], kind: &str) -> Result<&'o Value> {
     }
 }
 
-/// The ports of a test's Envoy, read from the shipped file as the test adapted it, and the test's
-/// folder.
+/// Returns the test's folder, and the ports of its Envoy from the shipped file as the test adapted
+/// it.
 ///
 /// # Errors
 /// Fails if `shipped` is not the shipped file.
@@ -172,7 +170,7 @@ pub fn local(shipped: &Value, folder: &Path) -> Result<LocalPorts> {
 // === impl Substitution ===
 
 impl Substitution {
-    /// The daemon's address on this machine.
+    /// Replaces the daemon's address by one on this machine.
     fn daemon(state: u16) -> Self {
         let address = |address: &str, port: u16| json!({"address": address, "port_value": port});
         Self {
@@ -182,7 +180,7 @@ impl Substitution {
         }
     }
 
-    /// The daemon's address and the certificates on this machine.
+    /// Replaces the daemon's address and the certificates by those on this machine.
     fn state_cluster(local: &LocalPorts) -> Vec<Self> {
         let file = |(at, meant, here): (&'static str, &str, &str)| Self {
             at,
@@ -195,7 +193,7 @@ impl Substitution {
             .collect()
     }
 
-    /// The module as a local file.
+    /// Replaces the module by a local file.
     fn module(at: &'static str, meant: Value) -> Self {
         Self {
             at,
@@ -204,7 +202,7 @@ impl Substitution {
         }
     }
 
-    /// Discovery from a file instead of from the control plane.
+    /// Replaces discovery from the control plane by discovery from a file.
     fn discovered(at: &'static str, meant: Value, file: &Path) -> Self {
         let mut here = meant.clone();
         if let Some(fields) = here.as_object_mut() {
@@ -237,8 +235,8 @@ fn exchange(fragment: &mut Value, at: &str, from: &Value, to: &Value) -> Result<
 // === impl PlacedFragment ===
 
 impl PlacedFragment {
-    /// Puts `meant` into the list at `list`, before the item named `before`, or at the end if it is
-    /// `None`.
+    /// Puts `meant` into the list at `list`, before the item named `before`, or at the end if
+    /// `before` is `None`.
     fn insert(
         made: &mut AssembledConfig,
         list: &'static str,
@@ -295,8 +293,8 @@ impl PlacedFragment {
         Ok(())
     }
 
-    /// Merges `meant` into the object at `at`, as protobuf does: messages field by field, lists
-    /// appended.
+    /// Merges `meant` into the object at `at`, as protobuf does. Messages are merged field by
+    /// field, and lists are appended.
     fn merge(made: &mut AssembledConfig, at: String, meant: &Value) -> Result<()> {
         let into = made
             .config
@@ -311,10 +309,10 @@ impl PlacedFragment {
         Ok(())
     }
 
-    /// Checks that Envoy's configuration has what the manifest says, apart from the substitutions.
+    /// Checks that Envoy's configuration has what the manifest says, except for the substitutions.
     ///
     /// # Errors
-    /// Fails if Envoy's configuration has something else. The text shows both.
+    /// Fails if Envoy's configuration differs. The error has both.
     pub fn check(&self, config: &Value) -> Result<()> {
         let there = match &self.at {
             FragmentPlace::Named(list, name) => {
@@ -347,11 +345,11 @@ impl PlacedFragment {
 // === impl AssembledConfig ===
 
 impl AssembledConfig {
-    /// Checks all fragments ([`PlacedFragment::check`]), and that at least `fragments_min` were
-    /// placed.
+    /// Checks all fragments ([`PlacedFragment::check`]), and that there are at least
+    /// `fragments_min`.
     ///
     /// # Errors
-    /// Fails if a fragment differs from the manifest, or too few were placed.
+    /// Fails if a fragment differs from the manifest, or there are too few.
     pub fn check(&self, fragments_min: usize) -> Result<()> {
         if self.placed.len() < fragments_min {
             return Err(format!("only {} fragments were placed", self.placed.len()).into());
@@ -361,7 +359,7 @@ impl AssembledConfig {
             .try_for_each(|placed| placed.check(&self.config))
     }
 
-    /// Writes what Envoy discovers to files in `folder`, and returns the bootstrap.
+    /// Writes what Envoy discovers to files in `folder`. Returns the bootstrap.
     ///
     /// # Errors
     /// Fails if the folder cannot be written.
@@ -379,18 +377,18 @@ impl AssembledConfig {
     }
 }
 
-/// The cluster that a gateway makes of a Service. No request uses this cluster, because a patch
-/// sends its requests to another cluster.
+/// Returns the cluster that a gateway makes of a Service. No request uses it, because a patch sends
+/// its requests to another cluster.
 fn unused(name: &str) -> Value {
     json!({"name": name, "type": "STATIC", "load_assignment": {"cluster_name": name}})
 }
 
-/// The file from which Envoy discovers a list.
+/// Returns the file from which Envoy discovers a list.
 fn delivery(folder: &Path, list: &str) -> PathBuf {
     folder.join(format!("{list}.json"))
 }
 
-/// The `config_source` by which Envoy discovers a list from its file.
+/// Returns the `config_source` by which Envoy discovers a list from its file.
 fn source(folder: &Path, list: &str) -> Value {
     json!({"path_config_source": {"path": delivery(folder, list)}, "resource_api_version": "V3"})
 }

@@ -1,4 +1,4 @@
-//! A pool behind flow control whose engine takes few requests at once, and clients that wait.
+//! Sets up a pool whose engine takes few requests at once, so that flow control holds the others.
 
 use std::path::Path;
 
@@ -10,13 +10,13 @@ use testbed::model_server::ModelServerOptions;
 use testbed::stack::{PickerMode, Stack, StackBuilder};
 use tokio::task::JoinHandle;
 
-/// How many requests the engine takes at once.
+/// The number of requests that the engine takes at once.
 pub const SEATS: u32 = 2;
 
-/// The bands of the objectives.
+/// The names and priorities (bands) of the objectives.
 pub const BANDS: [(&str, i32); 2] = [("chat", 10), ("batch", -10)];
 
-/// A scheduling configuration that holds requests beyond `seats`; `None` holds none.
+/// Returns a scheduling configuration that holds requests beyond `seats`; `None` holds none.
 #[must_use]
 pub fn picker(seats: Option<u32>) -> String {
     let head = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n";
@@ -63,7 +63,24 @@ pub fn replace(folder: &Path, seats: Option<u32>) -> Result<()> {
     Ok(std::fs::rename(draft, folder.join("picker.yaml"))?)
 }
 
-/// A stack with one engine like `engine`, and one worker.
+/// Sets in the configuration in `folder` how long a request is held at most.
+///
+/// # Errors
+/// Fails if the configuration has no such time, or if it cannot be written.
+pub fn hold_for(folder: &Path, seconds: u32) -> Result<()> {
+    let file = folder.join("picker.yaml");
+    let before = std::fs::read_to_string(&file)?;
+    let after = before.replace(
+        "defaultRequestTTL: 120s",
+        &format!("defaultRequestTTL: {seconds}s"),
+    );
+    if after == before {
+        return Err("the configuration has no time to replace".into());
+    }
+    Ok(std::fs::write(file, after)?)
+}
+
+/// Describes a stack with one engine like `engine`, and one worker.
 ///
 /// # Errors
 /// Fails if a file cannot be written.
@@ -101,7 +118,7 @@ pub fn holding(builder: StackBuilder, folder: &Path, seats: u32) -> Result<Stack
     Ok(builder.daemon_arguments(&arguments))
 }
 
-/// An engine at its own pace: a request of 100 tokens takes a second or two.
+/// Returns the options of a slow engine: a request of 100 tokens takes a second or two.
 #[must_use]
 pub fn slow_engine() -> ModelServerOptions {
     ModelServerOptions {
@@ -111,7 +128,7 @@ pub fn slow_engine() -> ModelServerOptions {
     }
 }
 
-/// A request of `tokens` output tokens.
+/// Creates a request of `tokens` output tokens.
 ///
 /// # Errors
 /// Fails if the request is invalid.
@@ -144,7 +161,7 @@ pub fn send(
         .collect()
 }
 
-/// The rows of `/debug/queues`; `None` if the daemon does not answer.
+/// Returns the rows of `/debug/queues`; `None` if the daemon does not answer.
 pub async fn queues(stack: &Stack) -> Option<Vec<Value>> {
     let page = stack
         .daemon
@@ -157,7 +174,7 @@ pub async fn queues(stack: &Stack) -> Option<Vec<Value>> {
     page["queues"].as_array().cloned()
 }
 
-/// The requests held, by the daemon's page.
+/// Counts the requests held, from the daemon's page.
 pub async fn held(stack: &Stack) -> Option<u64> {
     Some(
         queues(stack)
@@ -168,7 +185,7 @@ pub async fn held(stack: &Stack) -> Option<u64> {
     )
 }
 
-/// The requests that ended with this outcome, by the daemon's page.
+/// Counts the requests that ended with this outcome, from the daemon's page.
 pub async fn ended(stack: &Stack, outcome: &str) -> Option<u64> {
     Some(
         queues(stack)

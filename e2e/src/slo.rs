@@ -1,10 +1,10 @@
-//! Traffic with several SLO classes on a pool with fast and slow servers; measures the share that
-//! is in time, by policy.
+//! Sends traffic with several SLO classes to a pool with fast and slow servers, and measures the
+//! share of requests in time for each policy.
 //!
 //! All policies get the same requests at the same moments: a seed decides arrivals, classes and
 //! prompts. The load is a share of the pool's capacity, which is measured first. A request is in
-//! time if the client sees its first token and its mean time per further token within the SLO of
-//! the request. A shed request is not in time.
+//! time if its TTFT and its mean TPOT, as the client sees them, are within its SLO. A shed request
+//! is not in time.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -31,11 +31,11 @@ const WORDS: [usize; 2] = [100, 500];
 /// A class of requests.
 #[derive(Clone, Copy, Debug)]
 pub struct ExperimentClass {
-    /// Name of the class and of its InferenceObjective.
+    /// The name of the class and of its InferenceObjective.
     pub name: &'static str,
     /// Priority of the objective; 1 is critical.
     pub priority: i32,
-    /// How many of ten requests belong to the class.
+    /// The number of requests of the class in ten.
     pub tenths: usize,
     /// Requested TTFT, ms.
     pub ttft_ms: f64,
@@ -43,7 +43,7 @@ pub struct ExperimentClass {
     pub tpot_ms: f64,
 }
 
-/// The policy that picks.
+/// The policy by which endpoints are picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExperimentPolicy {
     /// The SLO-aware profiles of the llm-d proposal; every request sets the header that requests
@@ -51,7 +51,7 @@ pub enum ExperimentPolicy {
     Slo,
     /// The picker without a configuration.
     Default,
-    /// The weighted scorers for queue, KV cache, prefix and requests in flight.
+    /// Weighted scorers for queue, KV cache, prefix and requests in flight.
     Weighed,
     /// Round robin over the servers, without the proxy.
     RoundRobin,
@@ -59,38 +59,37 @@ pub enum ExperimentPolicy {
 
 #[derive(Clone, Debug)]
 pub struct SloExperiment {
-    /// Number of fast servers and of slow servers.
+    /// The numbers of fast and of slow servers.
     pub servers: [usize; 2],
-    /// The fast servers.
+    /// The options of the fast servers.
     pub engine: ModelServerOptions,
-    /// Factor by which the steps of a slow server take longer.
+    /// The factor by which the steps of a slow server take longer.
     pub slowdown: f64,
     pub classes: Vec<ExperimentClass>,
     /// Load as a share of the pool's capacity.
     pub load: f64,
-    /// How long each seed is measured.
+    /// The time for which each seed is measured.
     pub measured: Duration,
     pub seeds: Vec<u64>,
 }
 
-/// Counts of a class.
+/// The results of a class.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExperimentOutcome {
-    /// Requests sent.
     pub sent: usize,
-    /// Requests answered in time.
+    /// Requests answered within their SLO.
     pub in_time: usize,
     /// Requests refused with 429.
     pub shed: usize,
 }
 
-/// The configuration file of the proposal's example, unchanged.
+/// Returns the path of the configuration in the proposal's example, which is unchanged.
 #[must_use]
 pub fn example() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../control-plane/tests/configs/good/slo-aware.yaml")
 }
 
-/// A chat request for a stream of at most `max_tokens` tokens.
+/// Creates a chat request for a stream of at most `max_tokens` tokens.
 ///
 /// # Errors
 /// Fails if a header is invalid.
@@ -132,7 +131,7 @@ pub async fn predicts(stack: &Stack, limit: Duration) -> Result<()> {
 // === impl ExperimentOutcome ===
 
 impl ExperimentOutcome {
-    /// Share of the sent requests that were answered in time.
+    /// Returns the share of the sent requests that were answered in time.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "some thousand requests")]
     pub fn attainment(self) -> f64 {
@@ -146,7 +145,7 @@ impl SloExperiment {
     /// Runs all seeds under one policy and returns the counts of each class.
     ///
     /// # Errors
-    /// Fails if a part does not start, or an answer breaks off.
+    /// Fails if a part does not start, or an answer ends early.
     pub async fn run(
         &self,
         policy: ExperimentPolicy,
@@ -156,8 +155,7 @@ impl SloExperiment {
         let stack = self.builder(policy, folder.path())?.start().await?;
         let mut outcomes = BTreeMap::new();
         if policy == ExperimentPolicy::Slo {
-            // Train the model under the same load with other requests. How long that takes is not
-            // measured.
+            // Train the model under the same load with other requests. This time is not measured.
             let began = Instant::now();
             while predicts(&stack, Duration::from_millis(1)).await.is_err() {
                 self.play(&stack, policy, rate, 1_000, Duration::from_secs(4))
@@ -193,8 +191,8 @@ impl SloExperiment {
         Ok(outcomes)
     }
 
-    /// Capacity of the pool in requests per second, measured with twice as many clients per server
-    /// as it runs requests at once.
+    /// Measures the capacity of the pool in requests per second, with twice as many clients per
+    /// server as it runs requests at once.
     ///
     /// # Errors
     /// Fails if a server does not answer.

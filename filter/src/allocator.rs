@@ -2,13 +2,12 @@
 //!
 //! A request makes more than a hundred allocations, nearly all small, and most are freed at its
 //! end. The standard allocator of wasm (dlmalloc) searches and merges free blocks, which took an
-//! eighth of the module's time. Here a small block comes from the list of its size, and returns to
-//! it.
+//! eighth of the module's time. This allocator takes a small block from the list for its size, and
+//! returns it to that list.
 //!
-//! A slab is a page of memory with blocks of one size, and a table names that size by the page. So
-//! blocks have no headers, and a caller that frees a block need not give its size, which would make
-//! the module 5 KB larger. Slabs are never given back, because wasm memory is never given back
-//! either.
+//! A slab is a page of memory with blocks of one size, and a table has the block size of each slab.
+//! So blocks have no headers. The code does not pass the size of freed blocks, which would make the
+//! module 5 KB larger. Slabs are never freed, because wasm memory cannot be freed.
 #![expect(
     clippy::arithmetic_side_effects,
     reason = "sizes of slabs, and addresses below `SLABS_END`"
@@ -23,27 +22,27 @@ use std::arch::wasm32::memory_grow;
 use std::cell::UnsafeCell;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 
-/// The difference of two sizes, and the alignment of all small blocks.
+/// The difference between two neighbouring block sizes, and the alignment of all small blocks.
 const STEP: usize = 16;
-/// The sizes of small blocks: up to 512 bytes.
+/// The number of block sizes, which are the multiples of [`STEP`] up to 512 bytes.
 const SIZES: usize = 32;
 /// Bytes of a slab.
 const SLAB_BYTES: usize = 4096;
 /// Bytes by which wasm memory grows.
 const GROWTH_BYTES: usize = 65_536;
 /// Slabs lie below this address. Beyond it, the standard allocator serves small blocks too. Only
-/// the part of the table that is used takes memory.
+/// the used part of the table of sizes takes memory.
 const SLABS_END: usize = 256 << 20;
 
 pub struct SlabAllocator(UnsafeCell<Slabs>);
 
 struct Slabs {
-    /// The first free block of each size. A free block begins with the address of the next.
+    /// The first free block of each size. A free block begins with the address of the next one.
     first: [*mut u8; SIZES],
-    /// For each page, its size plus one; 0 if the page is not a slab.
+    /// For each page, the index of its block size plus one; 0 if the page is not a slab.
     sizes: [u8; SLABS_END / SLAB_BYTES],
-    /// The next slab, and the end of the memory for slabs. [`SLABS_END`] if there is no more
-    /// memory.
+    /// The address of the next slab, and the end of the memory for slabs. [`SLABS_END`] if there is
+    /// no more memory.
     next: usize,
     end: usize,
 }
@@ -64,8 +63,8 @@ impl SlabAllocator {
     }
 }
 
-/// The number of a layout's size. At least [`SIZES`] if the layout is not small. No layout here has
-/// size 0.
+/// Returns the index of the block size for `layout`, or at least [`SIZES`] if the layout is not
+/// small. The allocator gets no layout of size 0.
 fn size_of_layout(layout: Layout) -> usize {
     if layout.align() <= STEP {
         layout.size().wrapping_sub(1) / STEP
@@ -74,8 +73,9 @@ fn size_of_layout(layout: Layout) -> usize {
     }
 }
 
-// SAFETY: a small block is as large as its layout and aligned to `STEP`. A block is in the list or
-// with the caller, never both. A block outside of all slabs is the standard allocator's.
+// SAFETY: a small block is as large as its layout and aligned to `STEP`. A block is in the list of
+// free blocks or with the caller, never both. A block outside of all slabs is the standard
+// allocator's.
 unsafe impl GlobalAlloc for SlabAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let slabs = unsafe { &mut *self.0.get() };
@@ -108,7 +108,7 @@ unsafe impl GlobalAlloc for SlabAllocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // The standard allocator knows which of its memory is zero.
+        // The standard allocator knows which parts of its memory are zero already.
         if size_of_layout(layout) >= SIZES {
             return unsafe { System.alloc_zeroed(layout) };
         }
@@ -146,12 +146,12 @@ unsafe impl GlobalAlloc for SlabAllocator {
 // === impl Slabs ===
 
 impl Slabs {
-    /// Makes a slab of this size and takes a block of it.
+    /// Makes a slab for blocks of this size, and takes a block from it.
     #[cold]
     #[inline(never)]
     unsafe fn refill(&mut self, size: usize, layout: Layout) -> *mut u8 {
         if self.next == self.end && self.end < SLABS_END {
-            // Without memory left, the product is far beyond `SLABS_END`.
+            // If no memory is left, the product is far beyond `SLABS_END`.
             let grown = memory_grow::<0>(1).wrapping_mul(GROWTH_BYTES);
             (self.next, self.end) = if grown < SLABS_END {
                 (grown, grown + GROWTH_BYTES)

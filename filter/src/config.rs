@@ -1,9 +1,9 @@
 //! The filter's JSON configuration, which is read strictly: an error names the field and its
 //! allowed values, and an unknown field is an error.
 //!
-//! [`FIELDS`] is the only table of plain fields. The table is used to parse and check the fields,
-//! has their defaults, and prints the reference. Reading has no side effects, because the proxy
-//! tries every configuration in a temporary VM first.
+//! [`FIELDS`] is the only table of plain fields. The code that parses, checks and documents the
+//! fields uses this table. Reading has no side effects, because the proxy tries every configuration
+//! in a temporary VM first.
 
 mod fields;
 mod value;
@@ -18,39 +18,37 @@ use value::{ConfigFields, ConfigValue};
 
 /// The maximum number of pools of one proxy. Each pool costs every worker a prefix index.
 pub const POOLS_MAX: usize = 64;
-/// The maximum number of clusters of one pool. Each request compares them one by one.
+/// The maximum number of clusters of one pool. Each request is compared with them one by one.
 pub const CLUSTERS_MAX: usize = 64;
-/// The longest name, in bytes, of a pool or cluster. With this limit, each message in the
-/// description of the daemon's stream stays below 128 bytes, so that every length in it is one
-/// ASCII byte: see `state_link/connection.rs`.
+/// The longest name, in bytes, of a pool or cluster. With this limit, every length in the
+/// serialized `GrpcService` is one ASCII byte (see `state_link/connection.rs`).
 pub const NAME_BYTES_MAX: usize = 48;
 
-/// Bytes of unfinished request bodies in each worker: five of the largest, or a thousand prompts of
-/// 30,000 tokens. At most twice as many are held, so that eight workers fit into the heap of the
-/// shipped files (2 GiB).
+/// The default limit of unfinished request bodies in each worker, in bytes. It has room for five of
+/// the largest bodies, or a thousand prompts of 30,000 tokens. A worker holds at most twice as many
+/// bytes, so eight workers fit into the heap limit of the shipped Envoy files (2 GiB).
 const BODIES_IN_PROGRESS_BYTES: usize = 128 << 20;
 
 /// A checked configuration.
 #[derive(Clone, Debug)]
 pub struct FilterConfig {
-    /// How to reach the daemon.
     pub state: StateConfig,
-    /// The pools. There is at least one, and names are distinct.
+    /// The pools. There is at least one, and their names are distinct.
     pub pools: Vec<PoolConfig>,
     pub settings: ExchangeSettings,
-    /// Entries of each pool's prefix index, in each worker.
+    /// The maximum number of entries of each pool's prefix index, in each worker.
     pub prefix_entries: usize,
     /// The maximum number of bytes of unfinished request bodies, in each worker.
     pub bodies_in_progress_bytes: usize,
-    /// How long a VM leads without renewing its lease, ms.
+    /// The time for which a VM leads without renewing its lease, ms.
     pub lease_ms: u64,
     /// Whether workers and proxies share their load and placements.
     pub sharing: bool,
     /// Whether the filter holds the headers of a request until the decision. If not, a buffer
-    /// filter after it must hold them, and another filter must set the headers of the decision.
+    /// filter after it must hold them, and another filter must set the routing headers.
     pub hold_headers: bool,
-    /// Whether the decision and the outcome of a request with a sampled trace are written where the
-    /// proxy's span finds them.
+    /// Whether the proxy's trace span gets tags with the decision and the outcome of a sampled
+    /// request.
     pub trace_tags: bool,
 }
 
@@ -59,7 +57,7 @@ pub struct FilterConfig {
 pub struct StateConfig {
     /// Name of the daemon's cluster.
     pub cluster: String,
-    /// `:authority` of the stream. If it is empty, the cluster's name is used.
+    /// The `:authority` of the stream. If empty, the cluster's name is used.
     pub authority: String,
     pub transport: StateTransport,
     /// A stream that is silent for this long is opened again, ms.
@@ -71,9 +69,7 @@ pub struct StateConfig {
 /// The transport of messages to and from the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateTransport {
-    /// One gRPC stream.
     Grpc,
-    /// HTTP calls in place of a stream.
     Http,
 }
 
@@ -87,10 +83,9 @@ pub struct PoolConfig {
 }
 
 /// The reason why a configuration was refused: the field and its allowed values. The operator has
-/// to change it.
+/// to change the field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidConfig {
-    /// Path of the field.
     pub field: String,
     /// The required form of the value, as in "must be a number".
     pub must: String,
@@ -151,7 +146,7 @@ impl FilterConfig {
         Ok(config)
     }
 
-    /// Returns the pool, if there is only one and it needs no route.
+    /// Returns the index of the pool if there is only one and it names no clusters.
     #[must_use]
     pub fn only_pool(&self) -> Option<usize> {
         matches!(self.pools.as_slice(), [only] if only.clusters.is_empty()).then_some(0)

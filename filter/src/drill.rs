@@ -5,9 +5,9 @@
 //!   traps while it decodes the message.
 //! - The first leader of a process that receives [`STALL`] from the daemon stalls for longer than a
 //!   lease lasts.
-//! - [`KEYS`] counts the keys of shared data, which the host never frees.
+//! - The gauge [`KEYS`] has the number of keys of shared data, which the host never frees.
 //!
-//! The shipped module has no drills: an end-to-end test searches the module for the word.
+//! The shipped module has no drills. An end-to-end test searches the module for the word "drill".
 
 pub mod sharing_cost;
 pub mod vm_time;
@@ -22,7 +22,7 @@ pub const TRAP: &[u8] = b"x-drill-trap";
 /// A leader that reads this stalls, once in a process.
 pub const STALL: &[u8] = b"x-drill-stall";
 
-/// Duration of the stall, in ms: a few leases of a drill.
+/// Duration of the stall, in ms: a few times the lease that drills set.
 const STALL_MS: u64 = 4_000;
 
 /// A gauge with the number of keys of shared data that each VM has written, summed over the VMs.

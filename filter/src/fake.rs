@@ -1,5 +1,5 @@
 //! A proxy process in memory for tests: shared data, queues and streams like the real host's, and a
-//! record of the calls. Clones are the same process.
+//! record of the calls. Clones stand for the same process.
 
 #![allow(
     missing_docs,
@@ -30,8 +30,8 @@ type FakeHook = Box<dyn FnOnce()>;
 #[derive(Clone, Default)]
 pub struct FakeHost(Rc<FakeProcess>);
 
-/// The parts of the proxy that host calls read and change. Each of the fields is a cell of its own,
-/// so that a test can look at one while a call uses another.
+/// The parts of the proxy that host calls read and change. Each of its fields is a cell, so that a
+/// test can read one while a call uses another.
 #[derive(Default)]
 pub struct FakeProcess {
     pub now_ms: Cell<u64>,
@@ -56,9 +56,8 @@ pub struct FakeProcess {
 pub struct FakeGrpc {
     /// For each opened stream, whether it is still open.
     pub streams: RefCell<Vec<bool>>,
-    /// Messages sent, by stream.
     pub sent: RefCell<Vec<(u32, Vec<u8>)>>,
-    /// Calls made: path, session and body.
+    /// The calls made to the daemon: path, session and body of each.
     pub calls: RefCell<Vec<(String, String, Vec<u8>)>>,
 }
 
@@ -80,11 +79,11 @@ pub struct FakeHttp {
 #[derive(Default)]
 struct FakeMetrics {
     values: RefCell<BTreeMap<String, u64>>,
-    /// The names, by number.
+    /// The names of the metrics, by number.
     names: RefCell<Vec<String>>,
 }
 
-/// The calls that fail, and the actions of another thread between two calls.
+/// The calls that fail, and what another thread does between two calls.
 #[derive(Default)]
 pub struct FakeFaults {
     /// Properties that cannot be read.
@@ -121,7 +120,7 @@ impl FakeHost {
         *self.faults.failing.borrow_mut() = kinds.iter().copied().collect();
     }
 
-    /// Makes the call after `count` other calls fail, whatever its kind.
+    /// Makes a single call fail, after `count` calls of any kind.
     pub fn fail_after(&self, count: u32) {
         self.faults.fails_after.set(Some(count));
     }
@@ -143,7 +142,7 @@ impl FakeHost {
         *self.recorded.borrow_mut() = Some(Vec::new());
     }
 
-    /// Returns the calls recorded since the last time.
+    /// Returns the calls recorded since the last [`Self::take_calls`].
     pub fn take_calls(&self) -> Vec<RecordedCall> {
         self.recorded
             .borrow_mut()

@@ -1,12 +1,12 @@
-//! The interface of the rest of the crate to the proxy: one narrow trait. Only `abi` calls the
+//! The only interface of the other modules to the proxy: one narrow trait. Only `abi` calls the
 //! proxy-wasm ABI.
 //!
 //! The bindings are the filter's own, not the SDK's. The SDK returns a status as a Rust enum, which
 //! is undefined behaviour for statuses it does not list. The SDK also panics on most statuses that
 //! it lists, and on every header that is not UTF-8; a panic fails all streams of a worker. In our
-//! bindings a status is a number, a value is bytes, and every answer of the host is a `Result`.
-//! Only streams and calls are opened by the SDK, because the SDK's dispatcher knows only those that
-//! it opened itself: see `abi`.
+//! bindings a status is a number, a value is bytes, and every answer of the host is a `Result`. The
+//! SDK opens only streams and calls, because its dispatcher knows no streams or calls that others
+//! opened (see `abi`).
 
 #[cfg(target_arch = "wasm32")]
 mod abi;
@@ -17,43 +17,39 @@ use std::fmt;
 pub use abi::{ProxyWasm, install_logger};
 use exchange::Timestamp;
 
-/// A status of the host other than success. The host or the filter is at fault, never a client. The
-/// call would have this result again in this phase.
+/// A status of the host other than success. The fault is the host's or the filter's, never a
+/// client's. A repeated call in the same phase would fail again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct HostError(u32);
 
 pub type Result<T, E = HostError> = core::result::Result<T, E>;
 
-/// Selects a header map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderMap {
     Request = 0,
     Response = 2,
-    /// Headers of the response to a call.
+    /// Headers of the response to an HTTP call.
     Answer = 6,
 }
 
-/// Selects a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyBuffer {
     /// The part of the request body that is buffered.
     RequestBody = 0,
     /// A piece of the response body.
     ResponseBody = 1,
-    /// The body of the answer to a call.
+    /// The body of the response to an HTTP call.
     Answer = 4,
-    /// The message a stream received.
     StreamMessage = 5,
-    /// The plugin configuration.
     Configuration = 7,
 }
 
 /// The kind of a statistic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
-    /// A value that only grows.
+    /// A value that only rises.
     Counter = 0,
-    /// A value that is set.
+    /// A value that can rise and fall.
     Gauge = 1,
     /// A distribution.
     Histogram = 2,
@@ -62,7 +58,6 @@ pub enum MetricKind {
 /// The condition for a write to shared data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteCondition {
-    /// Always write.
     Any,
     /// Write only if there is no value.
     Absent,
@@ -86,11 +81,11 @@ pub struct SharedValue {
 /// cell may be borrowed during a host call, but not during a call of the filter's own code that
 /// borrows the cell again.
 pub trait Host: Clone + 'static {
-    /// Monotonic time, the same clock for all VMs of a process.
+    /// Returns the monotonic time, by a clock that all VMs of a process share.
     fn now(&self) -> Timestamp;
-    /// The wall clock, in ms since 1970; 0 if there is none.
+    /// Returns the wall-clock time, in ms since 1970; 0 if there is no such clock.
     fn unix_ms(&self) -> u64;
-    /// Random bits.
+    /// Returns random bits.
     fn entropy(&self) -> u64;
     /// Reads shared data. `None` means that the key was never written. An empty value means that
     /// the key was removed, and such a key still has a token.
@@ -118,25 +113,25 @@ pub trait Host: Clone + 'static {
         body: &[u8],
         timeout_ms: u64,
     ) -> Result<u32>;
-    /// The message with which the other side ended the stream of the current callback.
+    /// Returns the message with which the other side ended the stream of the current callback.
     fn stream_status(&self) -> String;
     /// Reads a property; `None` if it does not exist.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>>;
     /// Sets a property of the stream, which the access log shows as the filter state `wasm.<name>`.
     fn property_set(&self, name: &str, value: &[u8]) -> Result<()>;
-    /// All headers, as serialized pairs. This call works only during the headers callback, or while
-    /// the headers are held.
+    /// Returns all headers, as serialized pairs. This call works only during the headers callback,
+    /// or while the headers are held.
     fn headers(&self, map: HeaderMap) -> Result<Vec<u8>>;
     fn header_set(&self, map: HeaderMap, name: &str, value: &[u8]) -> Result<()>;
     fn header_remove(&self, map: HeaderMap, name: &str) -> Result<()>;
-    /// Reads at most `size` bytes of a buffer, from `start` on.
+    /// Reads at most `size` bytes of a buffer, from offset `start`.
     fn buffer(&self, buffer: BodyBuffer, start: usize, size: usize) -> Result<Vec<u8>>;
-    /// Replaces the first `size` bytes of a body that can be read now. The host can replace only
-    /// the beginning of a body.
+    /// Replaces the first `size` bytes of a body, which must be readable now. The host can replace
+    /// only the beginning of a body.
     fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()>;
     /// Answers the request; `headers` are serialized pairs. Takes effect when the callback returns.
     fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()>;
-    /// Resumes a held request. The headers of the request cannot be changed after that.
+    /// Resumes a held request. After that, its headers cannot change.
     fn resume_request(&self) -> Result<()>;
     /// Makes calls act on another context of this VM. Fails if the context no longer exists.
     fn focus(&self, context: u32) -> Result<()>;

@@ -1,5 +1,5 @@
-//! One HTTP stream of the proxy: each callback is one call of [`HttpStream`] and one translation to
-//! an [`Action`].
+//! The callbacks of one HTTP stream. Each callback calls one method of [`HttpStream`], and
+//! translates its result to an [`Action`].
 
 mod body_room;
 mod filter_host;
@@ -17,7 +17,7 @@ use crate::config::FilterConfig;
 use crate::host::Host;
 use crate::vm::VmState;
 
-/// The context of the proxy. While the request is parked, the VM also holds the stream in it.
+/// The context of the proxy. While the request is parked, the VM also refers to this stream.
 pub struct HttpStreamContext<H: Host>(Rc<HttpStream<H>>);
 
 // === impl HttpStreamContext ===

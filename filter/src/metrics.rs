@@ -1,4 +1,4 @@
-//! Every statistic of the filter, in one table. No name contains text of a request or an endpoint,
+//! Every metric of the filter, in one table. No name contains text of a request or an endpoint,
 //! because the proxy never frees a name.
 //!
 //! Counters and histograms are sums over all VMs of a process; the leader sets the gauges. The
@@ -10,7 +10,6 @@ use scheduler::plugin::readable;
 
 use crate::host::{Host, MetricKind};
 
-/// A statistic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DefinedMetric {
     name: &'static str,
@@ -20,12 +19,12 @@ pub struct DefinedMetric {
 
 macro_rules! metrics {
     ($($id:ident: $kind:ident $name:literal, $about:literal;)+) => {
-        /// The name of a statistic in the code.
+        /// Names a metric in the code.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
         pub enum Stat { $(#[doc = $about] $id,)+ }
 
-        /// The table, in the order of [`Stat`].
+        /// The table of metrics, in the order of [`Stat`].
         const METRICS: &[DefinedMetric] = &[$(DefinedMetric { name: $name, kind: MetricKind::$kind, about: readable($about) },)+];
     };
 }
@@ -63,12 +62,12 @@ metrics! {
     HostErrors: Counter "switchpoint_host_errors_total", "Calls that the proxy refused although it should not.";
 }
 
-/// The statistics. Statistics that the proxy refused to create have no number.
+/// The metrics. A metric that the proxy refused to create has no number.
 #[derive(Debug)]
 pub struct FilterMetrics<H> {
     host: H,
     numbers: Vec<Option<u32>>,
-    /// The sums that [`Self::collect`] has counted since the last flush, by statistic.
+    /// The amounts that [`Self::collect`] has added since the last flush, by metric.
     collected: Vec<Cell<i64>>,
 }
 
@@ -89,21 +88,19 @@ impl<H: Host> FilterMetrics<H> {
         }
     }
 
-    /// Adds one to a counter.
     pub fn count(&self, stat: Stat) {
         self.add(stat, 1);
     }
 
-    /// Adds to a counter.
     pub fn add(&self, stat: Stat, amount: u32) {
         if let (Some(number), 1..) = (self.number(stat), amount) {
             let _ = self.host.metric_add(number, i64::from(amount));
         }
     }
 
-    /// Adds to a counter at the next [`Self::flush`]. Use it for events of every request: it needs
-    /// one host call per tick instead of one per request. A VM that traps loses the amounts that it
-    /// collected.
+    /// Adds to a counter at the next [`Self::flush`]. Use this for events of every request, because
+    /// it needs one host call per tick instead of one per request. A VM that traps loses the
+    /// amounts that it collected.
     pub fn collect(&self, stat: Stat, amount: u32) {
         if let Some(sum) = self.collected.get(stat as usize) {
             sum.set(sum.get().saturating_add(i64::from(amount)));

@@ -1,7 +1,7 @@
 //! The proxy-wasm "pairs" layout of header maps: the number of headers, a pair of lengths for each
 //! header, then the names and values, with a NUL after each.
 
-/// The headers of a serialized map, in order. The iteration ends where the bytes are broken off.
+/// The headers of a serialized map, in order. The iteration ends early if the bytes are truncated.
 #[derive(Clone, Debug)]
 pub struct HeaderPairs<'b> {
     left: usize,
@@ -12,7 +12,7 @@ pub struct HeaderPairs<'b> {
 // === impl HeaderPairs ===
 
 impl<'b> HeaderPairs<'b> {
-    /// Reads the frame. There are no pairs if it is broken.
+    /// Reads the layout. Invalid bytes give no headers.
     #[must_use]
     pub fn new(bytes: &'b [u8]) -> Self {
         Self::framed(bytes).unwrap_or(Self {

@@ -2,7 +2,7 @@
 //! messages to the VM.
 
 use std::cell::RefCell;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
 use exchange::Timestamp;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
@@ -56,8 +56,22 @@ impl<H: Host> FilterRoot<H> {
     }
 }
 
-fn retry(due: Vec<Rc<dyn ParkedRequest>>) {
+/// Whether this callback may send another local reply. If not, the VM wakes itself and continues.
+fn may_reply<H: Host>(vm: &RefCell<VmState<H>>) -> bool {
+    let mut vm = vm.borrow_mut();
+    let may_reply = vm.watched().may_reply();
+    if !may_reply {
+        vm.run_root_soon();
+    }
+    may_reply
+}
+
+/// Decides parked requests again. Those that are left stay parked.
+pub(crate) fn retry<H: Host>(vm: &RefCell<VmState<H>>, due: Vec<Rc<dyn ParkedRequest>>) {
     for request in due {
+        if !may_reply(vm) {
+            break;
+        }
         request.retry();
     }
 }
@@ -66,13 +80,16 @@ fn retry(due: Vec<Rc<dyn ParkedRequest>>) {
 /// itself and continues.
 const RELEASES_MAX: usize = 256;
 
-/// Resumes the held requests that may have room now.
+/// Resumes the held requests that may find room now.
 pub(crate) fn release_queued<H: Host>(vm: &RefCell<VmState<H>>) {
     if !vm.borrow_mut().begin_release() {
         return;
     }
     let mut resumed = false;
     for _ in 0..RELEASES_MAX {
+        if !vm.borrow_mut().watched().may_reply() {
+            break;
+        }
         let next = vm.borrow_mut().next_queued();
         let Some(request) = next else { break };
         request.retry();
@@ -81,14 +98,19 @@ pub(crate) fn release_queued<H: Host>(vm: &RefCell<VmState<H>>) {
     vm.borrow_mut().end_release(resumed);
 }
 
-/// Refuses the bodies without room, and checks the sent requests that may make no progress.
+/// Refuses the bodies for which there is no room, and checks the sent requests that may make no
+/// progress.
 pub(crate) fn check_streams<H: Host>(vm: &RefCell<VmState<H>>, now: Timestamp) {
-    let refused = vm.borrow_mut().watched().bodies.take_refused();
-    for stream in refused.iter().filter_map(Weak::upgrade) {
-        stream.refuse_body();
+    while may_reply(vm) {
+        let refused = vm.borrow_mut().watched().bodies.next_refused();
+        let Some(refused) = refused else { break };
+        if let Some(stream) = refused.upgrade() {
+            stream.refuse_body();
+        }
     }
-    let due = vm.borrow_mut().watched().due_replies(now);
-    for place in 0..due {
+    while may_reply(vm) {
+        let place = vm.borrow_mut().watched().next_place(now);
+        let Some(place) = place else { break };
         let request = vm.borrow_mut().watched().reply(place);
         if let Some(request) = request {
             request.check_reply(now);
@@ -107,7 +129,7 @@ impl<H: Host> Context for FilterRoot<H> {
             .vm
             .borrow_mut()
             .on_stream_message(self.id, stream, size);
-        retry(due);
+        retry(&self.vm, due);
         release_queued(&self.vm);
     }
 
@@ -126,7 +148,7 @@ impl<H: Host> Context for FilterRoot<H> {
             CallResponse::read(&self.host, size)
         };
         let due = self.vm.borrow_mut().on_call_response(self.id, call, answer);
-        retry(due);
+        retry(&self.vm, due);
         release_queued(&self.vm);
     }
 }
@@ -142,14 +164,14 @@ impl<H: Host> RootContext for FilterRoot<H> {
 
     fn on_tick(&mut self) {
         let due = self.vm.borrow_mut().tick(self.id);
-        retry(due);
+        retry(&self.vm, due);
         check_streams(&self.vm, self.host.now());
         release_queued(&self.vm);
     }
 
     fn on_queue_ready(&mut self, queue: u32) {
         let due = self.vm.borrow_mut().on_wake(queue);
-        retry(due);
+        retry(&self.vm, due);
         check_streams(&self.vm, self.host.now());
         release_queued(&self.vm);
     }

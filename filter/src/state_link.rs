@@ -1,15 +1,15 @@
-//! The link to the daemon. The leader opens it and applies the daemon's messages. [`connection`]
-//! has the two kinds of connection.
+//! The link to the daemon. The leader opens it and applies the daemon's messages. The two kinds of
+//! connection are in [`connection`].
 //!
 //! ```text
 //! Closed ── its time has come ──► Open ── silence, a changed configuration, the end of the lease ──► Closed
 //!    ▲                             │
 //!    └── the daemon or the network closed it: wait, longer each time, at different times than other proxies
 //! ```
-//! The leader first decodes every message, under [`CrashGuard::decode_guarded`]. Then it publishes
-//! the message in the snapshot store, from which all other VMs read it. Then it applies the message
-//! itself. A message that breaks a rule is refused as a whole, counted and logged. If it is a pool
-//! update, the leader answers with the reason.
+//! The leader first decodes each message with [`CrashGuard::decode_guarded`]. Then it publishes the
+//! message in the snapshot store, from which all other VMs read it, and applies it. A message that
+//! breaks a rule is refused as a whole, counted and logged. If it is a pool update, the leader
+//! answers with the reason.
 
 mod connection;
 mod leader_context;
@@ -144,7 +144,7 @@ impl StateLink {
         }
     }
 
-    /// Publishes changes to the other proxies.
+    /// Publishes changes of load to the other proxies.
     pub fn publish_load<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         let (LinkPhase::Open(_), Some(_)) = (&self.phase, leader.me) else {
             return;
@@ -312,7 +312,8 @@ impl StateLink {
             Err(error) => self.schedule_retry(leader, &ConnectionFailure::from(error).to_string()),
             Ok(wire) => {
                 leader.metrics.count(Stat::StreamsOpened);
-                // This daemon may be a new process, without the messages to the previous one.
+                // This daemon may be a new process, which lacks the messages sent to the previous
+                // one.
                 leader
                     .replicas
                     .iter_mut()
@@ -351,7 +352,7 @@ impl StateLink {
         self.act(leader, |host, wire, state| wire.send(host, state, &bytes));
     }
 
-    /// Sends messages, unless the connection ends.
+    /// Sends messages until the connection ends.
     fn send_all<H: Host>(
         &mut self,
         leader: &mut LeaderContext<'_, H>,
@@ -362,7 +363,7 @@ impl StateLink {
             .for_each(|message| self.send(leader, message));
     }
 
-    /// Makes the next call after one was answered.
+    /// Makes the next HTTP call after one was answered.
     fn renew_calls<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         self.act(leader, |host, wire, state| wire.drive(host, state));
     }
@@ -396,21 +397,20 @@ impl StateLink {
         warn_of(REFUSED, &welcome.refused_pools);
     }
 
-    /// Records that state arrived. A welcome alone does not show that the daemon works, because a
-    /// daemon without room for this proxy sends a welcome too.
+    /// Records that state arrived, so the daemon works. A Welcome message alone does not show this,
+    /// because a daemon without room for this proxy sends one too.
     fn record_received(&mut self) {
         if std::mem::take(&mut self.failures) > 0 {
             log::info!("the daemon is back");
         }
     }
 
-    /// Waits before the next attempt. Half of the pause is fixed and half is random, so that
-    /// proxies do not connect again at the same time.
+    /// Waits before the next attempt. Half of the pause is random, so that proxies connect at
+    /// different times.
     fn schedule_retry<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
         leader.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);
-        // Logs the first failure in a row, and then fewer and fewer. An outage of a day makes some
-        // twenty lines.
+        // Logs failures 1, 2, 4 and so on. An outage of a day makes some twenty lines.
         if self.failures.is_power_of_two() {
             log::warn!(
                 "no daemon (attempt {}): {why}; picks continue with the last state",
@@ -491,7 +491,7 @@ fn node_id<H: Host>(host: &H) -> String {
 
 fn process_id<H: Host>(host: &H) -> u64 {
     let fresh = host.entropy();
-    // The first VM's value stays, because this write fails if a value exists.
+    // This write fails if a value exists, so the first VM's value stays.
     let _ = host.share(PROCESS_KEY, &fresh.to_le_bytes(), WriteCondition::Absent);
     let shared = host.shared(PROCESS_KEY).ok().flatten();
     shared

@@ -1,11 +1,11 @@
 //! The state of one VM, shared by all its root contexts. After a configuration update, the old root
 //! context exists beside the new one until its last stream has ended. Both root contexts belong to
-//! one VM with one set of pools, one VM slot and at most one lease. Several listeners with one
-//! `vm_id` also share one VM: the VM has the pools of all of them, and the newest configuration
-//! names the daemon.
+//! one VM, which has one set of pools, one VM slot and at most one lease. Listeners with the same
+//! `vm_id` also share one VM, which has the pools of all, and the daemon of the newest
+//! configuration.
 //!
-//! Background work happens only in the ticks of the newest root context. A temporary VM, which
-//! never ticks, also reads each configuration, but its work would be lost.
+//! Background work happens only in the ticks of the newest root context. The proxy also tries each
+//! configuration in a temporary VM, which never ticks and whose work would be lost.
 
 pub mod bodies;
 mod leading;
@@ -37,15 +37,11 @@ use watched::WatchedStreams;
 /// Tick period, in ms. A lost wake-up, a parked request, or a free lease waits at most this long. A
 /// tick takes a few µs.
 pub const TICK_MS: u32 = 100;
-/// The maximum number of requests parked in one VM. Further requests are answered at once. A worker
-/// that got this many in two seconds without state gains nothing by holding more.
+/// The maximum number of requests parked in one VM. Further requests are refused at once. A worker
+/// that gets so many in two seconds without state gains nothing by parking more.
 const PARKED_MAX: usize = 2_048;
-/// How often between two ticks a VM may wake itself and then find nothing to resume: each of a few
-/// VMs may write the order of held requests first. Envoy runs such a wake-up before anything else
-/// of the thread, so without a limit a fault here would stop the thread.
-const IN_VAIN_MAX: u8 = 64;
-/// Tick period while requests are held, in ms. After a lost wake-up, and after another worker made
-/// room, a held request waits at most this long.
+/// Tick period while flow control holds requests, in ms. After a lost wake-up, or after another
+/// worker made room, a held request waits at most this long.
 const HOLDING_TICK_MS: u32 = 10;
 
 /// One VM. Its fields are the parts that change independently of each other.
@@ -67,28 +63,26 @@ pub struct VmState<H: Host> {
     ticks: TickTimer,
 }
 
-/// The state of resuming held requests. Only a root context may resume them. If a callback of one
-/// stream made a proxy call about another stream, the call would change the result of that
-/// callback.
+/// The state of resuming held requests. Only a root context may resume them: in a callback of one
+/// stream, a proxy call about another stream would change that callback's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QueueRelease {
-    /// Nothing is due.
+    /// No held request is due.
     Idle,
-    /// The VM has woken itself.
+    /// The VM has woken itself to resume requests.
     Woken,
-    /// A root context resumes them now.
+    /// A root context is resuming requests.
     Running,
 }
 
-/// The times when the VM ticks.
 #[derive(Debug, Default)]
 struct TickTimer {
     /// The last tick that did all due work.
     complete: Option<Timestamp>,
-    /// The root context whose period is shortened, and that period.
+    /// The root context whose tick period is shortened, and that period.
     short: Option<(u32, u32)>,
     /// How often the VM has found no request to resume since that tick, although one was due.
-    releases_in_vain: u8,
+    idle_releases: u8,
 }
 
 #[derive(Debug)]
@@ -100,9 +94,8 @@ struct RootConfig {
 // === impl VmState ===
 
 impl<H: Host> VmState<H> {
-    /// Makes a VM without a configuration.
     pub fn new(host: H) -> Self {
-        // 0 means no VM in the VM table.
+        // In the VM table, 0 means no VM.
         let id = host.entropy().max(1);
         let metrics = Rc::new(FilterMetrics::new(host.clone()));
         Self {
@@ -127,7 +120,7 @@ impl<H: Host> VmState<H> {
         Rc::clone(&self.metrics)
     }
 
-    /// Records the configuration of a root context. Changes nothing outside the VM.
+    /// Records the configuration of a root context, without an effect outside the VM.
     pub fn configure(&mut self, root: u32, config: Rc<FilterConfig>) {
         self.roots.retain(|r| r.id != root);
         self.roots.push(RootConfig { id: root, config });
@@ -164,7 +157,7 @@ impl<H: Host> VmState<H> {
     }
 
     /// Records that this VM serves requests, so it is not the main thread's VM. A VM that replaced
-    /// a lost one gets requests before its first tick, and finds the state in the snapshot store.
+    /// a lost one gets requests before its first tick, and reads the state from the snapshot store.
     pub fn mark_serving(&mut self) {
         if !std::mem::replace(&mut self.serves, true) {
             // From now on, the other VMs read its load report at each pick.
@@ -216,8 +209,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// The identity, slot and VM table of this VM. `None` if the VM has no VM slot, or sharing is
-    /// off.
+    /// Returns this VM's identity, its slot and the VM table; `None` if the VM has no slot, or if
+    /// sharing is off.
     fn vm_context(&self) -> Option<VmContext<'_>> {
         let shares = self.roots.last().is_some_and(|root| root.config.sharing);
         let vm_slot = self.vm_slot.slot.filter(|_| shares)?;
@@ -229,7 +222,7 @@ impl<H: Host> VmState<H> {
     }
 
     /// Parks a request of this client. Returns false if too many requests are parked in total, or
-    /// if the client already has half of the places that other clients leave.
+    /// if the client already has half of the parking places that other clients leave free.
     pub fn park(
         &mut self,
         deadline: Timestamp,
@@ -252,8 +245,8 @@ impl<H: Host> VmState<H> {
         true
     }
 
-    /// Retries a request that was parked before, at the first tick after `at`. There are never more
-    /// such requests than were parked.
+    /// Retries a request that was parked before, at the first tick after `at`. Only requests that
+    /// were parked before come here, so their number is bounded too.
     pub fn retry_after(
         &mut self,
         at: Timestamp,
@@ -268,66 +261,25 @@ impl<H: Host> VmState<H> {
         });
     }
 
-    /// Begins to resume held requests. Returns false if none is due. In that case no host call is
-    /// made.
-    pub fn begin_release(&mut self) -> bool {
-        let due = self.is_release_due();
-        self.releasing = if due {
-            QueueRelease::Running
-        } else {
-            QueueRelease::Idle
-        };
-        due
-    }
-
-    fn is_release_due(&self) -> bool {
-        self.replicas
-            .iter()
-            .any(|replica| replica.borrow().pool.has_due())
-    }
-
-    /// Returns the next held request to resume.
-    pub fn next_queued(&mut self) -> Option<Rc<dyn ParkedRequest>> {
-        let now = self.host.now();
-        self.replicas
-            .iter()
-            .find_map(|replica| self.next_queued_of(&mut replica.borrow_mut(), now))
-    }
-
-    /// Stops resuming held requests. Requests that are still due wait for a wake-up, or for the
-    /// next tick if too many wake-ups were in vain.
-    pub fn end_release(&mut self, resumed: bool) {
-        self.releasing = QueueRelease::Idle;
-        if !self.is_release_due() {
-            return;
-        }
-        if !resumed {
-            self.ticks.releases_in_vain = self.ticks.releases_in_vain.saturating_add(1);
-        }
-        if self.ticks.releases_in_vain < IN_VAIN_MAX {
-            self.wake_self();
-        }
-    }
-
-    /// The streams that a root context acts on.
+    /// Returns the streams on which a root context acts.
     pub fn watched(&mut self) -> &mut WatchedStreams {
         &mut self.watched
     }
 
-    /// Makes a root context refuse the bodies without room.
-    pub fn refuse_bodies_soon(&mut self) {
+    /// Runs a root context soon, which continues with the streams that it acts on.
+    pub fn run_root_soon(&mut self) {
         self.wake_self();
     }
 
-    /// The number of parked requests.
     #[cfg(test)]
     pub fn parked_count(&self) -> usize {
         self.parked.len()
     }
 
-    /// Does the due work and returns the requests to decide again.
+    /// Does the due work of a tick, and returns the parked requests to decide again.
     pub fn tick(&mut self, root: u32) -> Vec<Rc<dyn ParkedRequest>> {
         self.metrics.flush();
+        self.watched.begin_callback();
         let now = self.host.now();
         let Some(newest) = self.roots.last().filter(|r| r.id == root) else {
             return Vec::new();
@@ -343,7 +295,7 @@ impl<H: Host> VmState<H> {
             return Vec::new();
         }
         self.ticks.complete = Some(now);
-        self.ticks.releases_in_vain = 0;
+        self.ticks.idle_releases = 0;
         self.keep_vm_slot(root, now);
         self.contend_for_leader(root, &config, now);
         self.refresh();
@@ -392,14 +344,15 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Handles a wake-up: reads what has changed, the snapshot store or the order of held requests.
+    /// Handles a wake-up: reads the changes of the snapshot store or of the order of held requests.
     pub fn on_wake(&mut self, queue: u32) -> Vec<Rc<dyn ParkedRequest>> {
+        self.watched.begin_callback();
         let now = self.host.now();
         for _ in 0..WAKES_MAX {
             let Ok(Some(message)) = self.host.queue_pop(queue) else {
                 break;
             };
-            // Each message may mean that another VM has held a request since then.
+            // Each message may mean that another VM has held a request since the last message.
             self.look_at_orders();
             let ask = room_ask::read(&message)
                 .and_then(|(pool, ask, left)| Some((self.replica(pool)?, (ask, left))));
@@ -414,14 +367,14 @@ impl<H: Host> VmState<H> {
         self.take_due(now)
     }
 
-    /// Causes the orders of all pools to be read soon.
+    /// Makes this VM read the orders of held requests of all pools soon.
     fn look_at_orders(&self) {
         self.replicas
             .iter()
             .for_each(|replica| replica.borrow_mut().pool.queues_mut().look_at_order());
     }
 
-    /// Creates one replica for each pool of any current configuration, and drops the other
+    /// Creates a replica for each pool that a current configuration names, and drops the other
     /// replicas.
     fn match_pools(&mut self) {
         let named = |name: &str| {
@@ -443,9 +396,9 @@ impl<H: Host> VmState<H> {
     }
 
     /// Prepares the pools at a tick, so that no request waits for this work. Creating a prefix
-    /// index takes milliseconds. A VM that does not lead serves requests and needs the index. With
-    /// several pools, the VM may never serve some of them, so it creates their indexes at the first
-    /// request.
+    /// index takes milliseconds, and only a VM that serves requests (not the leader) needs the
+    /// index. With several pools, the VM may never serve some of them, so a pool's first request
+    /// creates its index.
     fn prepare(&self, config: &FilterConfig, now: Timestamp) {
         for replica in &self.replicas {
             let replica = &mut *replica.borrow_mut();
@@ -477,8 +430,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Returns the requests to decide now. They stay parked until they are decided, because the
-    /// proxy may refuse a call that a decision needs.
+    /// Returns the parked requests to decide now. They stay parked until they are decided, because
+    /// the proxy may refuse a call that a decision needs.
     fn take_due(&mut self, now: Timestamp) -> Vec<Rc<dyn ParkedRequest>> {
         self.parked.retain(|parked| {
             parked
@@ -545,7 +498,7 @@ mod tests {
         }
     }
 
-    /// The daemon sends `bytes` on the newest stream.
+    /// Sends `bytes` from the daemon on the newest stream.
     fn send(host: &FakeHost, vm: &mut VmState<FakeHost>, bytes: Vec<u8>) -> usize {
         let size = bytes.len();
         let stream = u32::try_from(host.grpc.streams.borrow().len()).unwrap();
@@ -745,7 +698,8 @@ mod tests {
         assert_eq!(in_force(&stalled), 5);
     }
 
-    /// Models with this time of a decode step, ms; provisional ones have only the prior.
+    /// Returns models with this time of a decode step, in ms, or provisional models that have only
+    /// the prior.
     fn models_message(version: Version, decode_ms: Option<f32>) -> Vec<u8> {
         let step =
             decode_ms.map(|ms| StepModel::from_parts([9.0, 0.1, 0.0], [ms, 0.1, 0.0], 100.0));
@@ -804,7 +758,7 @@ mod tests {
             .into_iter()
             .for_each(|vm| drop(vm.tick(1)));
         assert_eq!([&leader, &other, &fresh].map(decode_ms), [20.0; 3]);
-        // The daemon continues with them, and learns.
+        // The daemon continues with these models, and learns.
         send(
             &host,
             &mut leader,
@@ -896,7 +850,7 @@ mod tests {
             ),
             (1, 4)
         );
-        // The new leader goes on.
+        // The new leader continues.
         send(
             &host,
             &mut leader,
@@ -915,8 +869,8 @@ mod tests {
         );
     }
 
-    /// The clock of the previous daemon was ahead, so the new daemon's term is too low. The daemon
-    /// raises its term after a refusal.
+    /// The clock of the previous daemon was ahead, so the new daemon begins with a term that is too
+    /// low. The daemon raises its term after a refusal.
     #[test]
     fn a_daemon_whose_term_is_behind_is_told_what_is_held_and_heard_once_it_is_ahead() {
         const AHEAD: u64 = TERM + 1_000_000;
@@ -1347,7 +1301,7 @@ mod tests {
             called(&host, &mut seen),
             [format!("tell {s} [\"ack 1\"]"), format!("hear {s} []")]
         );
-        // Messages collect while a call is open.
+        // While a call is open, messages collect for the next call.
         for sequence in 2..4 {
             let hear = host.grpc.calls.borrow().len();
             answer(
@@ -1458,7 +1412,7 @@ mod tests {
 
     // === a proxy that refuses calls ===
 
-    /// Ends requests at some VM slots of the process, more than the daemon takes at once.
+    /// Ends requests in some VMs of the process, more requests than the daemon takes at once.
     fn requests_end(host: &FakeHost, writers: &mut [observation_ring::ObservationRingWriter]) {
         for (vm_slot, writer) in (10_u16..).zip(writers) {
             let vm = 1_000 + u64::from(vm_slot);

@@ -67,7 +67,7 @@ pub enum CliCommand {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Register a process of any language; the registration ends with this process.
+    /// Register a process of any language. The registration ends when this command ends.
     Register(Box<RegisterArgs>),
     /// List the instances that may get traffic, or watch them come and go.
     Instances(InstancesArgs),
@@ -90,8 +90,9 @@ pub struct ServeArgs {
     pub endpoints: EndpointsArgs,
 
     /// Accept loopback and link-local addresses from files, directories, etcd and Kubernetes. The
-    /// risk: a proxy connects to such an address on its own machine, so a client that may write the
-    /// source can direct prompts to any port of that machine. Addresses of --endpoint need no flag.
+    /// risk: a proxy connects to such an address on its own machine, so a client that may write to
+    /// the source can direct prompts to any port of that machine. Addresses of --endpoint need no
+    /// flag.
     #[arg(long, env = "SWITCHPOINT_LOCAL_ENDPOINTS")]
     pub local_endpoints: bool,
 
@@ -118,8 +119,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub lease: LeaseArgs,
 
-    /// A file for the data that the next start needs (slots, generations, hash secret). Without it,
-    /// proxies lose their prefix state when the daemon restarts.
+    /// A file that keeps the data that the daemon's next start needs (slots, generations, hash
+    /// secret). Without it, proxies lose their prefix state when the daemon restarts.
     #[arg(long, env = "SWITCHPOINT_SNAPSHOT_FILE", value_name = "FILE")]
     pub snapshot_file: Option<PathBuf>,
 
@@ -194,13 +195,14 @@ pub struct LatencyArgs {
     #[arg(long, env = "SWITCHPOINT_LATENCY_PREDICTION")]
     pub latency_prediction: bool,
 
-    /// File that keeps the learned models. The daemon writes it every 30 s if a model changed, and
-    /// begins with these models at its next start. Another daemon may begin with a copy.
+    /// File that keeps the learned latency models. The daemon writes it every 30 s if a model
+    /// changed, and begins with these models at its next start. Another daemon may begin with a
+    /// copy.
     #[arg(long, env = "SWITCHPOINT_LATENCY_MODEL_FILE", value_name = "FILE")]
     pub latency_model_file: Option<PathBuf>,
 
-    /// Which headroom is best if the configuration has no strategy: least (or lowest), or most (or
-    /// highest).
+    /// Which SLO headroom is preferred if the configuration sets no strategy: least (or lowest), or
+    /// most (or highest).
     #[arg(long, env = STRATEGY_VARIABLE, value_name = "WHICH")]
     pub headroom_selection_strategy: Option<String>,
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct EtcdAccess {
-    /// Prefix of all keys.
+    /// Prefix of all keys in etcd.
     #[arg(
         long = "etcd-prefix",
         env = "SWITCHPOINT_ETCD_PREFIX",
@@ -27,7 +27,7 @@ pub struct EtcdAccess {
     )]
     user: Option<String>,
 
-    /// A file with the user's password and nothing else.
+    /// A file that contains only the password of the etcd user.
     #[arg(
         long = "etcd-password-file",
         env = "SWITCHPOINT_ETCD_PASSWORD_FILE",
@@ -49,7 +49,7 @@ pub struct EtcdAccess {
     )]
     cert_file: Option<PathBuf>,
 
-    /// The key of that certificate, PEM.
+    /// The private key of the client certificate, PEM.
     #[arg(
         long = "etcd-key",
         env = "SWITCHPOINT_ETCD_KEY",

@@ -32,7 +32,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExplainRequest {
-    /// The pool; required if there are several.
+    /// The pool of the request; required if the daemon has several pools.
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
 
@@ -68,11 +68,11 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
     pub admin: String,
 
-    /// A file with the token of that listener, if the daemon runs with --admin-token-file.
+    /// A file with the admin listener's token, if the daemon runs with --admin-token-file.
     #[arg(long, env = "SWITCHPOINT_ADMIN_TOKEN_FILE", value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
 
-    /// The request's body, or a decision record.
+    /// A file with the request's body, or with a decision record.
     #[arg(long = "request", value_name = "FILE")]
     pub file: PathBuf,
 
@@ -85,7 +85,7 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Readable text, or one JSON object.
+    /// The output format: readable text, or one JSON object.
     #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     pub format: OutputFormat,
 }

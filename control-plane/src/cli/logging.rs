@@ -16,8 +16,8 @@ pub struct LogArgs {
     #[arg(long, env = "SWITCHPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 
-    /// The level: error, warn, info, debug or trace, or directives as in RUST_LOG. RUST_LOG is used
-    /// if this is not given.
+    /// The level: error, warn, info, debug or trace, or directives as in RUST_LOG. If this option
+    /// is not given, RUST_LOG is used.
     #[arg(long, env = "SWITCHPOINT_LOG_LEVEL", value_name = "LEVEL")]
     pub log_level: Option<String>,
 }

@@ -44,15 +44,16 @@ const PROBE_FAILURES_MAX: u32 = 3;
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct RegistryArgs {
-    /// A directory.
+    /// The registry is this directory.
     #[arg(long, value_name = "FOLDER")]
     pub directory: Option<PathBuf>,
 
-    /// etcd, at these members: http://host:port or https://host:port.
+    /// The registry is the etcd cluster with these members: http://host:port or https://host:port.
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub etcd: Vec<String>,
 
-    /// Register in this namespace of the API server (in-cluster, or of the kubeconfig).
+    /// The registry is this namespace of the Kubernetes API server (in-cluster, or of the
+    /// kubeconfig).
     #[arg(long, value_name = "NAMESPACE")]
     pub kubernetes: Option<String>,
 }
@@ -72,7 +73,7 @@ pub struct ComponentArgs {
     #[arg(long, value_name = "NAME")]
     pub namespace: String,
 
-    /// Component in that namespace.
+    /// Component in the serving system's namespace.
     #[arg(long, value_name = "NAME")]
     pub component: String,
 }
@@ -96,7 +97,8 @@ pub struct RegisterArgs {
     #[command(flatten)]
     pub component: ComponentArgs,
 
-    /// The address where the process takes requests; in Kubernetes the EndpointSlice has it.
+    /// The address where the process takes requests; in Kubernetes the EndpointSlice has this
+    /// address.
     #[arg(long, value_name = "IP:PORT", required_unless_present = "kubernetes")]
     pub address: Option<SocketAddr>,
 
@@ -105,7 +107,7 @@ pub struct RegisterArgs {
     #[arg(long, env = "POD_NAME", value_name = "NAME", required_unless_present_any = ["directory", "etcd"])]
     pub name: Option<String>,
 
-    /// Ready while this URL answers 200. If not given, ready at once.
+    /// The process is ready while this URL answers 200. If not given, the process is ready at once.
     #[arg(long, value_name = "URL")]
     pub probe: Option<String>,
 
@@ -117,7 +119,7 @@ pub struct RegisterArgs {
     #[arg(long, value_name = "URL", conflicts_with = "metadata_file")]
     pub metadata_url: Option<String>,
 
-    /// Serve /metadata and /health here, for a readiness probe in Kubernetes.
+    /// Serve /metadata and /health at this address, for a readiness probe in Kubernetes.
     #[arg(long, value_name = "IP:PORT", required_unless_present_any = ["directory", "etcd"])]
     pub listen: Option<SocketAddr>,
 

@@ -58,7 +58,7 @@ fn look(node: &YamlNode, report: &mut ConfigReport) {
     }
 }
 
-/// In full duplex mode, Envoy has no time limit for an answer.
+/// Checks an ext_proc filter. In full duplex mode, Envoy has no time limit for an answer.
 fn look_at_filter(filter: &YamlNode, report: &mut ConfigReport) {
     if text(filter, &["processing_mode", "request_body_mode"]) == Some("FULL_DUPLEX_STREAMED") {
         return;
@@ -86,7 +86,8 @@ fn look_at_filter(filter: &YamlNode, report: &mut ConfigReport) {
     report.item(path, line, ItemStatus::Warning, reason);
 }
 
-/// Envoy Gateway has no field for the longest wait that a server may ask for.
+/// Checks a policy of Envoy Gateway, which has no field for the longest wait that a server may ask
+/// for.
 fn look_at_policy(processor: &YamlNode, report: &mut ConfigReport) {
     if text(processor, &["processingMode", "request", "body"]) == Some("FullDuplexStreamed") {
         return;

@@ -12,7 +12,6 @@ const STRATEGY: &str = "headroomSelectionStrategy";
 /// Settings that apply to every pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LatencyOptions {
-    /// Whether latency is predicted.
     pub prediction: bool,
     /// The headroom strategy of plugins that do not set one.
     strategy: Option<String>,
@@ -42,7 +41,6 @@ impl LatencyOptions {
         }
     }
 
-    /// Applies the settings to a pipeline.
     pub fn apply(&self, pipeline: &mut PipelineSpec) {
         pipeline.latency_prediction = self.prediction;
         let Some(strategy) = &self.strategy else {

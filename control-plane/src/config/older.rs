@@ -70,7 +70,7 @@ pub struct MovedParameter {
     pub counts: bool,
 }
 
-/// Every older name: plugin type, name, and the path of the newer one.
+/// Returns every older name: plugin type, name, and the path of the newer one.
 pub fn moved_names() -> impl Iterator<Item = (&'static str, &'static str, String)> {
     MOVED
         .iter()

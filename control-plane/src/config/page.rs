@@ -72,14 +72,14 @@ A prefix that many requests share has a small r: its copies cost little and spre
 of a session is requested once, so r is a billion, and the session stays where it is cached unless the load there is
 much larger. Where caches are full, E rises until copies become rare.
 
-Two parameters are a choice. `ttftWeight` favours the first token: from 3 to 6, mean end-to-end time of the simulated
+You can set two parameters. `ttftWeight` favours the first token: from 3 to 6, mean end-to-end time of the simulated
 race rises by 1 % and p99 TTFT falls by 15 %. `queueExternality` keeps queues even: from 0.1 to 0.35, mean end-to-end
-time rises by 2 % and p99 TTFT falls by 4 %; with 0, p99 TTFT of bursts of unlike prompts rises by up to a half. For the
-most requests within their SLOs: `ttftWeight` 2, `queueExternality` 0.
+time rises by 2 % and p99 TTFT falls by 4 %; with 0, p99 TTFT of bursts of unlike prompts rises by up to a half. To
+serve the most requests within their SLOs, set `ttftWeight` to 2 and `queueExternality` to 0.
 
 ";
 
-/// The text of the page, Markdown.
+/// Returns the text of the page, Markdown.
 #[must_use]
 pub fn reference_page() -> String {
     let mut page = format!("{HEAD}\n{}{COST}", reference_markdown());
@@ -165,7 +165,7 @@ fn add_table(
     }
 }
 
-/// Formats an answer as one phrase.
+/// Formats what is reported about an item as one phrase.
 fn answer(support: ItemSupport) -> String {
     match support {
         ItemSupport::Implemented(what) | ItemSupport::FlowControl(what) => what.to_owned(),

@@ -5,7 +5,7 @@ const ODD_SPACES: [char; 8] = [
     '\u{a0}', '\u{2003}', '\u{2007}', '\u{2009}', '\u{200b}', '\u{202f}', '\u{2060}', '\u{3000}',
 ];
 
-/// The first thing that explains why a text is not YAML, as a sentence that follows the error.
+/// Returns the first reason why a text is not YAML, as a sentence that follows the error.
 #[must_use]
 pub fn hint(text: &str) -> Option<String> {
     let text = text.trim_start_matches('\u{feff}');

@@ -1,6 +1,6 @@
-//! Reads a file: gives an answer for each item, and collects the configuration.
+//! Reads a file, reports on each item, and collects the configuration.
 //!
-//! Every part of the reader needs this module: it has the report, and typed access to nodes. The
+//! Every part of the reader needs this module, which has the report and typed access to nodes. The
 //! parts are [`sections`] (which follows the table of the file's shape), [`plugins`]
 //! (declarations), [`profiles`], [`flow_control`], and [`scraping`] (engines' metrics).
 
@@ -197,7 +197,7 @@ impl ConfigReader {
         });
     }
 
-    /// Reports the answer for a node.
+    /// Reports what Switchpoint does with a node.
     fn answer(&mut self, at: &LocatedNode<'_>, status: ItemStatus, reason: impl Into<String>) {
         self.report.item(&at.path, at.node.line, status, reason);
     }
@@ -243,7 +243,7 @@ impl ConfigReader {
         }
     }
 
-    /// The message for a reference to a name that no plugin has.
+    /// Returns the message for a reference to a name that no plugin has.
     fn undeclared(&self, name: &str, allowed: &[PluginRole]) -> String {
         let fits = |role: Option<PluginRole>| role.is_some_and(|role| allowed.contains(&role));
         let names: Vec<&str> = self
@@ -268,7 +268,7 @@ impl ConfigReader {
     }
 }
 
-/// The path and line of a configuration inside another file: a text, as in chart values and
+/// Returns the path and line of a configuration inside another file: a text, as in chart values and
 /// ConfigMaps, or a map, as in an LLMInferenceService.
 fn embedded(at: &LocatedNode<'_>) -> Option<(String, u64)> {
     let here = || Some((at.path.clone(), at.node.line));

@@ -14,10 +14,10 @@ pub enum ItemSupport {
     Implemented(&'static str),
     /// Implemented with the feature gate `flowControl`, without effect otherwise.
     FlowControl(&'static str),
-    /// The item has no effect here; the text is the reason.
+    /// The item has no effect in Switchpoint; the text is the reason.
     NoEffect(&'static str),
-    /// The item would change decisions and is not available. The first text is the reason, the
-    /// second names what to use instead.
+    /// The item would change decisions, and Switchpoint does not have it. The first text is the
+    /// reason, the second names what to use instead.
     Refused(&'static str, &'static str),
 }
 use ItemSupport::{Implemented, NoEffect, Refused};
@@ -43,15 +43,14 @@ pub enum PluginRole {
 /// A plugin type of llm-d that is not in [`registry::PLUGINS`].
 #[derive(Clone, Copy, Debug)]
 pub struct ReferencePlugin {
-    /// The `type` of the plugin.
     pub name: &'static str,
     pub role: PluginRole,
-    /// The answer.
+    /// What is reported about the plugin.
     pub support: ItemSupport,
 }
 
 const NOT_YET: &str = "not implemented in this version";
-/// The reason why the plugins of revocation have no effect.
+/// The reason why llm-d's eviction plugins have no effect.
 const EVICTION: &str =
     "enableEviction has this rule: negative priorities only, the lowest first, then the newest";
 /// The reason why plugin types that existed only in older versions of llm-d-router are refused.
@@ -132,7 +131,6 @@ pub const FOREIGN: &[ReferencePlugin] = &[
     row("destination-endpoint-served-verifier", PluginRole::Unreferred, Refused("only llm-d-router's tests use it", "Envoy's access log, which names the served endpoint")),
 ];
 
-/// The feature gate of flow control.
 pub const FLOW_CONTROL_GATE: &str = "flowControl";
 
 /// The feature gates of llm-d, each with what is reported about a configuration file that turns the
@@ -160,16 +158,15 @@ pub const FEATURE_GATES: &[(&str, ItemSupport)] = &[
     ),
 ];
 
-/// A parameter that the scheduler does not have, of a type that it has.
+/// A parameter that the scheduler does not have, of a plugin type that it has.
 #[derive(Clone, Copy, Debug)]
 pub struct LlmdParameter {
     pub plugin_type: &'static str,
-    /// The path of the parameter.
     pub way: &'static [&'static str],
     /// The values that request the behaviour that Switchpoint always has, in lower case without
     /// hyphens.
     pub usual: &'static [&'static str],
-    /// The answer for other values.
+    /// What is reported about other values.
     pub support: ItemSupport,
 }
 
@@ -226,7 +223,7 @@ pub const PARAMETERS: &[LlmdParameter] = &[
     },
 ];
 
-/// The first words of the doc of a parameter that is checked but has no effect.
+/// The first words of the documentation of a parameter that is checked but has no effect.
 pub const NO_EFFECT: &str = "no effect: ";
 
 /// The parameters that name another item of the file: plugin type (empty: any), path of the
@@ -314,13 +311,13 @@ const fn parameter(
     }
 }
 
-/// The entry of [`FOREIGN`] for a plugin type.
+/// Returns the entry of [`FOREIGN`] for a plugin type.
 #[must_use]
 pub fn foreign(plugin_type: &str) -> Option<&'static ReferencePlugin> {
     FOREIGN.iter().find(|row| row.name == plugin_type)
 }
 
-/// Every plugin type that has an answer.
+/// Returns every plugin type that the check of a configuration file has an answer for.
 pub fn plugin_types() -> impl Iterator<Item = &'static str> + Clone {
     registry::PLUGINS
         .iter()
@@ -348,7 +345,7 @@ impl LlmdParameter {
     }
 }
 
-/// The name of a kind of plugins.
+/// Returns the name of a kind of plugins.
 pub fn kind_name(kind: PluginKind) -> &'static str {
     match kind {
         PluginKind::Filter => "filter",
@@ -370,7 +367,7 @@ pub fn kind_name(kind: PluginKind) -> &'static str {
 // === impl PluginRole ===
 
 impl PluginRole {
-    /// The role of a plugin type; `None` if there is no such type.
+    /// Returns the role of a plugin type; `None` if there is no such type.
     #[must_use]
     pub fn from_plugin_type(plugin_type: &str) -> Option<Self> {
         match registry::lookup(plugin_type) {

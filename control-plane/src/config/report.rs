@@ -1,4 +1,4 @@
-//! The report on a file, and access to its nodes that reports what is wrong.
+//! The report on a configuration file, and access to the file's nodes that reports errors.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ const NAMES_LISTED_MAX: usize = 12;
 /// The output of `check`. By the same report the daemon decides whether it uses a file.
 #[derive(Debug, Default, Serialize)]
 pub struct ConfigReport {
-    /// The answer for each item, in the order of the file.
+    /// What Switchpoint does with each item, in the order of the file.
     pub items: Vec<ConfigItem>,
     /// The errors that make the file invalid.
     pub errors: Vec<ConfigProblem>,
@@ -26,22 +26,22 @@ pub struct ConfigItem {
     pub path: String,
     /// Line, from 1.
     pub line: u64,
-    /// The answer.
+    /// What Switchpoint does with the item.
     pub status: ItemStatus,
     pub reason: String,
     /// A substitute, when refused.
     pub substitute: Option<String>,
 }
 
-/// The answer for an item.
+/// What Switchpoint does with an item of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ItemStatus {
     /// The item does what its documentation says.
     Implemented,
-    /// The item changes nothing here.
+    /// The item changes nothing in Switchpoint.
     NoEffect,
-    /// The item would change decisions and is not available.
+    /// The item would change decisions, and Switchpoint does not have it.
     Refused,
     /// The item, or the lack of it, is likely to cause problems.
     Warning,
@@ -50,7 +50,6 @@ pub enum ItemStatus {
 /// Something that makes a file invalid.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigProblem {
-    /// The path of the item.
     pub path: String,
     /// The line, from 1, or 0 if the error concerns the whole file.
     pub line: u64,
@@ -76,19 +75,19 @@ impl<'n> LocatedNode<'n> {
         }
     }
 
-    /// The value of a key; `None` if the value is empty.
+    /// Returns the value of a key; `None` if the value is empty.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Self> {
         Some(self.child(name, self.node.get(name)?))
     }
 
-    /// The node at the end of this path of keys.
+    /// Returns the node at the end of this path of keys.
     #[must_use]
     pub fn at(&self, way: &[&str]) -> Option<Self> {
         Some(self.child(&way.join("."), self.node.at(way)?))
     }
 
-    /// The items of a list; none for other values.
+    /// Returns the items of a list; none for other values.
     pub fn items(&self) -> impl Iterator<Item = Self> + use<'n> {
         let list: &[YamlNode] = match &self.node.value {
             YamlValue::List(list) => list,
@@ -101,7 +100,7 @@ impl<'n> LocatedNode<'n> {
         })
     }
 
-    /// The entries of a map; none for other values.
+    /// Returns the entries of a map; none for other values.
     pub fn entries(&self) -> impl Iterator<Item = (&'n YamlKey, Self)> {
         let entries = self.node.entries().iter();
         entries.map(|(key, node)| (key, self.child(&key.name, node)))
@@ -118,7 +117,6 @@ impl<'n> LocatedNode<'n> {
 // === impl ConfigReport ===
 
 impl ConfigReport {
-    /// Whether any item is refused.
     #[must_use]
     pub fn refuses(&self) -> bool {
         self.items
@@ -126,8 +124,8 @@ impl ConfigReport {
             .any(|item| item.status == ItemStatus::Refused)
     }
 
-    /// All problems that prevent the use of the file, one line each, starting with the name of the
-    /// file.
+    /// Returns all problems that prevent the use of the file, one line each, starting with the name
+    /// of the file.
     #[must_use]
     pub fn complaints(&self, file: &str) -> String {
         let errors = self
@@ -185,7 +183,7 @@ impl ConfigReport {
         });
     }
 
-    /// Checks that a node is a map with no other fields.
+    /// Checks that a node is a map with no fields other than `allowed`.
     pub(crate) fn map(&mut self, at: &LocatedNode<'_>, allowed: &[&str]) -> Option<()> {
         if !matches!(at.node.value, YamlValue::Map(_)) {
             self.wrong_type(at, "a map");
@@ -200,7 +198,7 @@ impl ConfigReport {
         Some(())
     }
 
-    /// The items of a list. An absent list has no items.
+    /// Returns the items of a list. An absent list has no items.
     pub(crate) fn list<'n>(&mut self, at: Option<&LocatedNode<'n>>) -> Vec<LocatedNode<'n>> {
         let Some(at) = at else { return Vec::new() };
         if !matches!(at.node.value, YamlValue::List(_) | YamlValue::Null) {
@@ -209,7 +207,7 @@ impl ConfigReport {
         at.items().collect()
     }
 
-    /// The value of a key that a map must have.
+    /// Returns the value of a key that a map must have.
     pub(crate) fn required<'n>(
         &mut self,
         at: &LocatedNode<'n>,
@@ -242,7 +240,7 @@ impl ConfigReport {
 // === impl ConfigItem ===
 
 impl ConfigItem {
-    /// The reason, and the substitute if there is one.
+    /// Returns the reason, and the substitute if there is one.
     #[must_use]
     pub fn advice(&self) -> String {
         match &self.substitute {
@@ -264,7 +262,7 @@ impl fmt::Display for ConfigProblem {
     }
 }
 
-/// The path of the field `name` in `path`.
+/// Returns the path of the field `name` in `path`.
 fn below(path: &str, name: &str) -> String {
     if path.is_empty() {
         name.to_owned()
@@ -273,7 +271,6 @@ fn below(path: &str, name: &str) -> String {
     }
 }
 
-/// The message for an unknown name.
 pub fn unknown<'a>(
     what: &str,
     name: &str,

@@ -72,7 +72,7 @@ const ALWAYS: [(PluginKind, &str); 3] = [
     (PluginKind::Detector, "utilization-detector"),
 ];
 
-/// The detector with flow control if none is declared.
+/// The saturation detector that flow control uses if none is declared.
 const FLOW_DETECTOR: &str = "backlog-detector";
 
 /// The producers that llm-d creates for their consumers: plugin type, and the state that it
@@ -155,7 +155,7 @@ impl ResolvedConfig {
         }
     }
 
-    /// The pipeline as readable text.
+    /// Returns the pipeline as readable text.
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut text = format!(
@@ -263,7 +263,7 @@ fn json_of_default(default: &ParameterDefault) -> serde_json::Value {
     }
 }
 
-/// A number as JSON. Whole numbers have no decimal point.
+/// Returns a number as JSON. Whole numbers have no decimal point.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "whole and within 2^53, where every f64 is an i64"

@@ -1,8 +1,8 @@
-//! One table has the shape of the file except plugins and profiles, so that every field has a type
-//! and an answer in each dialect.
+//! A table with the type of every field of a configuration file, except plugins and profiles, and
+//! with what is reported about the field in each dialect.
 //!
 //! Sources: llm-d-router `apix/config/v1alpha1/endpointpickerconfig_types.go`; for `llm-d.ai/v1`
-//! the fields that the conversion of its loader moves.
+//! the fields that llm-d's loader moves when it converts a file.
 
 use scheduler::registry::PluginKind;
 
@@ -30,19 +30,17 @@ pub const API_VERSIONS: [(&str, ConfigDialect); 3] = [
     ),
 ];
 
-/// The kind of the file.
 pub const KIND: &str = "EndpointPickerConfig";
 
 /// A field that a map may have.
 #[derive(Clone, Copy, Debug)]
 pub struct SchemaField {
-    /// The key of the field.
     pub name: &'static str,
-    /// The value.
+    /// The type of the value.
     pub shape: SchemaShape,
     pub required: bool,
-    /// The answer for the field. `None` if the function that reads the field, or the fields inside
-    /// it, give an answer.
+    /// What is reported about the field. `None` if the function that reads the field, or the fields
+    /// inside it, report something.
     pub fate: Option<ItemSupport>,
     /// The only dialect that has the field, and the path of its counterpart in the other dialect
     /// (`""`: none).
@@ -51,11 +49,9 @@ pub struct SchemaField {
 
 #[derive(Clone, Copy, Debug)]
 pub enum SchemaShape {
-    /// A function of its own reads the value, not the table.
+    /// A separate function, not this table, checks the value.
     Own,
-    /// true or false.
     Flag,
-    /// A whole number.
     Integer,
     Number,
     /// A quantity as Kubernetes writes it: `5000`, `1k`, `10Gi`.
@@ -250,7 +246,7 @@ const DETECTOR: SchemaShape = Map(&[optional(
     "pluginRef",
     PluginRole::Scheduling(PluginKind::Detector),
 )]);
-/// The detector with the thresholds that it had in the Inference Extension up to v1.4.
+/// The saturation detector with the thresholds that it had in the Inference Extension up to v1.4.
 const OLDER_DETECTOR: SchemaShape = Map(&[
     optional("pluginRef", PluginRole::Scheduling(PluginKind::Detector)),
     field("queueDepthThreshold", Integer, THRESHOLD),
@@ -325,7 +321,7 @@ const fn newer(
 // === impl SchemaShape ===
 
 impl SchemaShape {
-    /// The number of a quantity: digits, optionally a decimal point, optionally a suffix.
+    /// Returns the number of a quantity: digits, optionally a decimal point, optionally a suffix.
     #[must_use]
     pub fn quantity(text: &str) -> Option<f64> {
         const SUFFIXES: [(&str, f64); 14] = [
@@ -355,7 +351,7 @@ impl SchemaShape {
         number.parse::<f64>().ok().map(|number| number * factor)
     }
 
-    /// The milliseconds of a duration: numbers, each with its unit, or a bare 0.
+    /// Returns the milliseconds of a duration: numbers, each with its unit, or a bare 0.
     #[must_use]
     pub fn duration_ms(text: &str) -> Option<f64> {
         const UNITS: [(&str, f64); 7] = [

@@ -14,16 +14,14 @@ use super::pasted;
 pub struct YamlNode {
     /// Line, from 1.
     pub line: u64,
-    /// The value.
     pub value: YamlValue,
 }
 
 /// A value in a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum YamlValue {
-    /// Nothing.
+    /// An empty value.
     Null,
-    /// true or false.
     Flag(bool),
     Number(f64),
     Text(String),
@@ -108,7 +106,7 @@ fn node(spanned: Spanned<YamlValue>) -> YamlNode {
 // === impl YamlNode ===
 
 impl YamlNode {
-    /// The entries of a map; empty for other values.
+    /// Returns the entries of a map; empty for other values.
     #[must_use]
     pub fn entries(&self) -> &[(YamlKey, YamlNode)] {
         if let YamlValue::Map(entries) = &self.value {
@@ -127,7 +125,7 @@ impl YamlNode {
         }
     }
 
-    /// The value of a key; `None` if the value is empty, as usual for configuration files.
+    /// Returns the value of a key; `None` if the value is empty, as usual for configuration files.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Self> {
         let found = self
@@ -138,7 +136,7 @@ impl YamlNode {
         found.filter(|node| node.value != YamlValue::Null)
     }
 
-    /// The value of a key, to change it.
+    /// Returns the value of a key, to change it.
     pub fn value_mut(&mut self, name: &str) -> Option<&mut YamlValue> {
         let YamlValue::Map(entries) = &mut self.value else {
             return None;
@@ -149,7 +147,7 @@ impl YamlNode {
             .map(|(_, node)| &mut node.value)
     }
 
-    /// The node at the end of this path of keys.
+    /// Returns the node at the end of this path of keys.
     #[must_use]
     pub fn at(&self, way: &[&str]) -> Option<&Self> {
         way.iter().try_fold(self, |node, name| node.get(name))
@@ -186,7 +184,7 @@ impl YamlNode {
 // === impl YamlValue ===
 
 impl YamlValue {
-    /// The name of the value's type, for messages.
+    /// Returns the name of the value's type, for messages.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -212,7 +210,7 @@ impl YamlValue {
         }
     }
 
-    /// The value as JSON, without lines.
+    /// Returns the value as JSON, without lines.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         match self {

@@ -146,8 +146,8 @@ impl CertificateRenewal {
         }
     }
 
-    /// Renews the certificate in a Secret if it is due. Reads the CA in any case, so that missing
-    /// rights show before they are needed.
+    /// Renews the certificate in a Secret if it is due. Reads the CA in any case, so that a missing
+    /// permission shows before it is needed.
     async fn check(&self, leaf: &RenewedSecret) -> Result<bool, String> {
         let of_ca = |why: String| format!("{}: {why}", self.ca);
         let authority = self.secrets.read(&self.ca).await.map_err(of_ca)?;

@@ -1,5 +1,5 @@
-//! The tasks of the leader only. The leader sends state and EDS to proxies, answers KEDA (because
-//! proxies report only to the leader), and writes the files that the next leader reads.
+//! The tasks that only the leader runs. The leader sends state and EDS to proxies, answers KEDA
+//! (because proxies report only to the leader), and writes the files that the next leader reads.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -151,8 +151,8 @@ async fn begin_term(standby: &StandbyDaemon) -> Option<SavedState> {
 }
 
 /// Returns the term after `known`, the last term that this daemon knows, and after `saved`, the
-/// term in the snapshot file. The term is also at least the clock, in case the file is lost or old:
-/// daemons without a shared file lead one after another.
+/// term in the snapshot file. The term is also at least the clock's time, because the file may be
+/// lost or old, or not shared by the daemons that lead one after another.
 fn next_term(known: u64, saved: Option<u64>, unix_ms: u64) -> u64 {
     known.max(saved.unwrap_or(0)).saturating_add(1).max(unix_ms)
 }

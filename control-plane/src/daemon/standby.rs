@@ -52,7 +52,6 @@ const REPLY_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// leading.
 #[derive(Debug)]
 pub struct StandbyDaemon {
-    /// The address of the admin routes.
     pub admin_address: SocketAddr,
     /// The address of the ext_proc server, if there is one.
     pub ext_proc_address: Option<SocketAddr>,
@@ -60,7 +59,6 @@ pub struct StandbyDaemon {
     pub monitoring: MonitoringServer,
     /// The state that the daemon's tasks share.
     pub shared: Arc<DaemonState>,
-    /// Traffic of the last hour.
     pub traffic: Arc<TrafficRecorder>,
     ext_proc: Option<Arc<ExtProcServer>>,
     /// The address where the leader serves state, and the protection of that listener.
@@ -215,7 +213,6 @@ impl StandbyDaemon {
         }
     }
 
-    /// Stops all tasks.
     pub async fn stop(self) {
         self.group.stop().await;
     }
@@ -241,8 +238,8 @@ async fn follow_sources(
     Ok(sources)
 }
 
-/// Creates the tables of a daemon with these pools. The tables in the file belong to the previous
-/// leader.
+/// Creates the tables of a daemon with these pools. Only the term and the hash secret come from the
+/// snapshot file, because its pools are those of the previous leader.
 fn shared_state(
     saved: Option<&SavedState>,
     pools: &[PoolTask],

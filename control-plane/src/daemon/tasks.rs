@@ -14,7 +14,6 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct TaskGroup {
     pub tasks: JoinSet<&'static str>,
-    /// The shutdown signal of the tasks.
     pub shutdown: Shutdown,
     trigger: ShutdownTrigger,
 }
@@ -22,7 +21,6 @@ pub struct TaskGroup {
 // === impl TaskGroup ===
 
 impl TaskGroup {
-    /// Creates a group without tasks.
     #[must_use]
     pub fn new() -> Self {
         let (trigger, shutdown) = shutdown::channel();
@@ -33,7 +31,6 @@ impl TaskGroup {
         }
     }
 
-    /// Starts a task with this name.
     pub fn spawn(
         &mut self,
         name: &'static str,

@@ -17,7 +17,7 @@ use super::latency::{ObservationCounts, PredictedTarget, PredictionComparison, P
 /// more during one training.
 pub(super) const MESSAGES_MAX: usize = 1_024;
 
-/// The number of further messages that the queue takes, only from origins with fewer than
+/// The queue takes this many further messages, but only from origins with fewer than
 /// [`FEW_MESSAGES`] messages in the queue. So an origin that fills the queue takes no room from
 /// other origins.
 const RESERVED_MESSAGES: usize = 256;
@@ -92,7 +92,6 @@ pub struct LearnerReport {
     pub compared: [PredictionComparison; 2],
     pub endpoints: Vec<(String, [PredictionScore; 2])>,
     pub learned: BTreeMap<EndpointRef, LearnedEndpoint>,
-    /// Models published.
     pub published: u64,
     /// Models too large to publish.
     pub oversized: u64,
@@ -190,7 +189,7 @@ impl LearnerDirectory {
         }
     }
 
-    /// The report of a pool's learner, at most a second old.
+    /// Returns the report of a pool's learner, at most a second old.
     #[must_use]
     pub fn report(&self, pool: &str) -> Option<LearnerReport> {
         self.pools.get(pool).map(|learner| {
@@ -202,7 +201,7 @@ impl LearnerDirectory {
         })
     }
 
-    /// The reports of all pools as JSON.
+    /// Returns the reports of all pools as JSON.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let rows = self.pools.keys().filter_map(|name| Some((name, self.report(name)?))).map(|(name, page)| {

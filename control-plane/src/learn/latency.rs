@@ -72,7 +72,7 @@ mod tests {
         }
     }
 
-    /// A successful request without a prediction.
+    /// Returns the observation of a successful request without a prediction.
     pub(super) fn observed(slot: u16, ttft_ms: f32) -> EncodedObservation {
         let conditions = Conditions {
             prompt_tokens: 100.0,

@@ -33,7 +33,7 @@ impl LearnedPools {
         Arc::new(words.and_then(Result::ok).unwrap_or_default())
     }
 
-    /// Returns how well a pool is learned, or `None` before its learner has started.
+    /// Returns the report of a pool's learner, or `None` before the learner has started.
     #[must_use]
     pub fn report(&self, pool: &str) -> Option<LearnerReport> {
         self.learners.get()?.report(pool)

@@ -8,7 +8,6 @@ use tokio::time::Instant;
 /// clock.
 #[derive(Clone, Copy, Debug)]
 pub struct WallAndMonotonic {
-    /// The monotonic clock.
     pub instant: Instant,
     /// The wall clock, for reports and files.
     pub wall: SystemTime,
@@ -17,7 +16,6 @@ pub struct WallAndMonotonic {
 // === impl WallAndMonotonic ===
 
 impl WallAndMonotonic {
-    /// Reads both clocks.
     #[must_use]
     pub fn read() -> Self {
         Self {

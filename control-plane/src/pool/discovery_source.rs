@@ -76,7 +76,7 @@ pub struct KubernetesSource {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct InferencePoolSource {
-    // `namespace` is accepted too: an InferencePool has only the namespace of Kubernetes.
+    // The key `namespace` means the same, because an InferencePool has only a Kubernetes namespace.
     #[serde(alias = "namespace")]
     kube_namespace: Option<String>,
     name: String,
@@ -321,7 +321,8 @@ pub fn compare_protocols(setup: &DiscoverySetup) {
     }
 }
 
-/// Calls `log` at each change of a part of the status. Ends when the source ends.
+/// Calls `log` whenever the selected part of a source's status changes. Returns when the source
+/// ends.
 async fn each_change<T: Clone + PartialEq>(
     mut status: watch::Receiver<BackendStatus>,
     part: impl Fn(&BackendStatus) -> Option<T>,

@@ -52,13 +52,12 @@ pub struct PoolFeed {
     pub views: Arc<PoolTable>,
     /// The updates that proxies acknowledged.
     pub proxies: Arc<ProxyTables>,
-    /// The scraper's targets.
     pub targets: watch::Sender<Arc<[ScrapeTarget]>>,
     /// How the metrics of endpoints are found.
     pub scraping: MetricsDiscovery,
     /// The pool's configuration file, if it has one.
     pub config: Option<ConfigFile>,
-    /// The pool's objects, if they come from files.
+    /// The source of the pool's objects, if there is one.
     pub objects: Option<ObjectsFile>,
     /// Slots and generations that another leader assigned.
     pub adoptions: mpsc::Receiver<Adoption>,
@@ -67,8 +66,8 @@ pub struct PoolFeed {
 // === impl AdoptionSender ===
 
 impl AdoptionSender {
-    /// Creates a channel to a pool. The channel has one place, because a daemon adopts endpoints
-    /// only once per term.
+    /// Creates a channel to a pool. The channel holds one message, because a daemon adopts
+    /// endpoints only once per term.
     #[must_use]
     pub fn channel() -> (Self, mpsc::Receiver<Adoption>) {
         let (sender, receiver) = mpsc::channel(1);
@@ -88,7 +87,6 @@ impl AdoptionSender {
 // === impl PoolFeed ===
 
 impl PoolFeed {
-    /// Runs the loop until `shutdown`.
     pub async fn run(
         mut self,
         mut changes: SetChanges,

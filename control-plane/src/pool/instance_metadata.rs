@@ -135,7 +135,7 @@ impl InstanceMetadata {
     }
 }
 
-/// The block size in Dynamo's model deployment card, in tokens.
+/// Returns the block size in Dynamo's model deployment card, in tokens.
 fn card_block_tokens(metadata: &Metadata) -> Option<u64> {
     metadata
         .get("MDC")

@@ -25,8 +25,8 @@ pub struct PoolMember {
     pub adapters_fit: bool,
     /// The time when the endpoint joined the pool.
     pub joined: Instant,
-    /// The first EDS revision with the endpoint's address. For an endpoint that is not a host, this
-    /// is any revision that proxies already have.
+    /// The first EDS revision with the endpoint's address. For an endpoint that is no host in EDS,
+    /// this is any revision that proxies already have.
     pub eds_since: u64,
     pub metrics: MetricsStatus,
     /// The time when the variant of [`Self::metrics`] last changed.
@@ -98,8 +98,8 @@ impl PoolMember {
         }
     }
 
-    /// The models that the endpoint serves: those of its metadata, with its adapters. Empty if the
-    /// metadata names no model, which means that the endpoint serves any model.
+    /// Returns the models that the endpoint serves: those of its metadata, with its adapters. Empty
+    /// if the metadata names no model, which means that the endpoint serves any model.
     #[must_use]
     pub fn models(&self) -> Arc<[Box<str>]> {
         if self.adapters_fit {

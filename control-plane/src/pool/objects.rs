@@ -13,8 +13,8 @@
 //! name no pool of this daemon have no effect; the daemon warns about them.
 //!
 //! If two objects have the same name, the older one is used. The age is that of
-//! `metadata.creationTimestamp`. In files, objects may lack it: they are younger than all others,
-//! and ordered by file name and document.
+//! `metadata.creationTimestamp`. Objects in files may lack it. They then count as younger than all
+//! others, ordered by file name and document.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -66,7 +66,6 @@ pub struct PoolObject {
     pub pool: String,
     /// The creation time of the object in the format of Kubernetes, if given.
     pub created: Option<String>,
-    /// The content of the object.
     pub body: ObjectBody,
 }
 
@@ -458,7 +457,7 @@ impl PoolName {
 // === impl ObjectSelection ===
 
 impl ObjectSelection {
-    /// The selection for the only pool of the daemon.
+    /// Creates the selection for the only pool of the daemon.
     #[must_use]
     pub fn for_pool(pool: &str) -> Self {
         let pool = PoolName::anywhere(pool);

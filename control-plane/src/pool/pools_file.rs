@@ -1,4 +1,4 @@
-//! `--pools`: several pools in one daemon.
+//! Reads the file of `--pools`, which configures several pools of one daemon.
 //!
 //! ```yaml
 //! pools:

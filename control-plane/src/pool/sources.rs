@@ -79,9 +79,9 @@ fn without_components(changes: SetChanges) -> FollowedEndpoints {
     }
 }
 
-/// Resolves `HOST:PORT`. Envoy gets addresses, never names, so the header and the host have the
-/// same bytes. A name with several addresses is refused, because these may be several servers, or
-/// one server with several addresses.
+/// Resolves `HOST:PORT`. Envoy gets addresses, never names, so the address in the picker's header
+/// equals that of the host. A name with several addresses is refused, because these may be several
+/// servers, or one server with several addresses.
 ///
 /// # Errors
 /// Returns [`FatalError::Usage`] if the name cannot be used.

@@ -113,13 +113,13 @@ impl PoolTask {
         })
     }
 
-    /// The pool's name and the handle of its scraper.
+    /// Returns the pool's name and the handle of its scraper.
     #[must_use]
     pub fn scraper(&self) -> (Arc<str>, ScraperHandle) {
         (Arc::clone(self.pool.name()), self.handle.clone())
     }
 
-    /// The pool's name and its discovered components.
+    /// Returns the pool's name and its discovered components.
     #[must_use]
     pub fn components(&self) -> (Arc<str>, WatchedComponents) {
         (

@@ -33,19 +33,16 @@ pub struct PoolView {
     pub metrics: Arc<[EndpointMetrics]>,
     /// Grows with each change of `metrics`.
     pub metrics_revision: u64,
-    /// The scheduling pipeline.
     pub pipeline: Arc<PipelineSpec>,
     /// Models, rewrites and objectives.
     pub objects: Arc<ObjectsSpec>,
     /// Metrics older than this are unknown.
     pub staleness_max: Duration,
-    /// The hosts for Envoy.
     pub eds: EdsSet,
     /// Known endpoints that must not be picked.
     pub absent: Arc<[Absentee]>,
     /// The next generation. A later start of the daemon must begin at this generation or above.
     pub generation_next: u32,
-    /// The status of the pool's sources.
     pub sources: SourceStatus,
 }
 
@@ -60,7 +57,6 @@ pub struct SourceStatus {
     /// The reason why discovery cannot read its source now. The last set stays in force. `None` if
     /// discovery can read the source.
     pub discovery_error: Option<String>,
-    /// The status of the configuration.
     pub config: ConfigStatus,
     pub objects: ConfigStatus,
     /// The number of objects whose pool this daemon does not serve, by the name of that pool.

@@ -6,10 +6,9 @@
 //!
 //! When discovery reports an endpoint, the endpoint gets the lowest free slot and a new generation.
 //! When discovery removes an endpoint, the pool update loses the endpoint at once. The endpoint
-//! keeps its slot and its place in EDS as *departing* until every connected proxy has acknowledged
-//! a pool update without it, or [`ACK_WAIT_MAX`] has passed. So nothing is recorded under a slot
-//! that already belongs to another endpoint, and no ranked list names a host that Envoy has
-//! removed.
+//! keeps its slot and stays in EDS as *departing* until every connected proxy has acknowledged a
+//! pool update without it, or [`ACK_WAIT_MAX`] has passed. So nothing is recorded under a slot that
+//! already belongs to another endpoint, and no ranked list names a host that Envoy has removed.
 //!
 //! Readiness comes from discovery. An endpoint without metrics stays routable with unknown metrics.
 //! A failed scrape does not show that requests fail, and proxies see failing requests themselves.
@@ -85,14 +84,12 @@ pub struct PoolSettings {
     pub objects_file: Option<Arc<str>>,
     /// Metrics older than this are unknown.
     pub staleness_max: Duration,
-    /// The first generation to use.
     pub generation_first: u32,
 }
 
 // === impl Pool ===
 
 impl Pool {
-    /// Creates a pool without endpoints.
     #[must_use]
     pub fn new(settings: PoolSettings) -> Self {
         let PoolSettings {
@@ -180,7 +177,7 @@ impl Pool {
         }
     }
 
-    /// Keeps the text of the current configuration, for readers that want to vary it.
+    /// Keeps the text of the current configuration, which the console shows.
     pub fn set_config_text(&mut self, text: Option<Arc<str>>) {
         self.view.sources.config.text = text;
         self.touched = true;
@@ -339,7 +336,7 @@ impl Pool {
         self.departing.is_empty() && self.hosts.is_settled()
     }
 
-    /// The current view, if it changed since the last call.
+    /// Returns the current view, if it changed since the last call.
     pub fn take_view(&mut self) -> Option<PoolView> {
         if !std::mem::take(&mut self.touched) {
             return None;
@@ -748,7 +745,7 @@ mod tests {
         ]
     }
 
-    /// A pipeline that splits requests by role.
+    /// Returns a pipeline that splits requests by role.
     fn by_role() -> PipelineSpec {
         let mut spec = PipelineSpec::of_one_profile("decode", Vec::new(), 3);
         spec.plugins

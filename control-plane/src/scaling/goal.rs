@@ -101,7 +101,8 @@ impl ScalingRequest {
         })
     }
 
-    /// The group of the trigger among those of its pool; `None` if the pool has no endpoints.
+    /// Returns the group of the trigger among those of its pool; `None` if the pool has no
+    /// endpoints.
     ///
     /// # Errors
     /// Fails if no group matches, or several do.

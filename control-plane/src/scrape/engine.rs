@@ -1,11 +1,12 @@
 //! Metric names by engine: a built-in table, and the configuration that adds to it.
 //!
 //! An endpoint names its engine by the label [`ENGINE_LABEL`] (or the older
-//! [`ENGINE_LABEL_OLDER`]). Without a label, the endpoint has the default engine. A meaning has
-//! several metric names in order of preference, newest first. The first name found on a page is
-//! used. The scale of KV-cache utilization is configured, because it cannot be guessed from a
-//! value: 0.5 may be half full or half a per cent. A configured engine replaces the built-in engine
-//! with the same name. Its format is that of `engineConfigs` of llm-d's `core-metrics-extractor`.
+//! [`ENGINE_LABEL_OLDER`]). Without a label, the endpoint has the default engine. A meaning, such
+//! as the queue depth, has several metric names in order of preference, newest first. The first
+//! name found on a page is used. The scale of KV-cache utilization is configured, because it cannot
+//! be guessed from a value: 0.5 may be half full or half a per cent. A configured engine replaces
+//! the built-in engine with the same name. Its format is that of `engineConfigs` of llm-d's
+//! `core-metrics-extractor`.
 
 mod built_in;
 mod config;
@@ -36,7 +37,7 @@ pub const METRICS_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricMeaning {
-    /// A number of the scheduler's table. The definition says how several series become one number.
+    /// A number that the scheduler uses. Its definition says how several series become one number.
     Number(&'static MetricDefinition),
     /// LoRA adapters, in labels. The value is a timestamp, and the newest series is used.
     Lora,
@@ -181,7 +182,7 @@ impl EngineTable {
         self.by_name.get(name)
     }
 
-    /// All engines, sorted by name.
+    /// Returns all engines, sorted by name.
     #[must_use]
     pub fn all(&self) -> Vec<&Arc<EngineSpec>> {
         let mut all: Vec<_> = self.by_name.values().collect();

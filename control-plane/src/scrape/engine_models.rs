@@ -126,7 +126,7 @@ impl EngineModels {
         }
     }
 
-    /// The adapters that the engine is known to have.
+    /// Returns the adapters that the engine is known to have.
     pub(super) fn adapters(&self) -> Arc<[Box<str>]> {
         Arc::clone(&self.adapters)
     }
@@ -138,7 +138,7 @@ impl EngineModels {
     }
 }
 
-/// The adapters that requests use now.
+/// Returns the adapters that requests use now.
 fn in_use(lora: &LoraMetrics) -> impl Iterator<Item = &Box<str>> {
     lora.running
         .iter()

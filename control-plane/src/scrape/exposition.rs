@@ -8,8 +8,8 @@
 //!
 //! The parser reads the text format 0.0.4, UTF-8 names in quotes (`{"name",label="x"} 1`), and the
 //! sample lines of OpenMetrics (exemplars are dropped, `# EOF` is a comment). Bytes that are not
-//! UTF-8 are passed on unchanged. Comments, HELP and TYPE are skipped: the engine table decides the
-//! meaning of a family.
+//! UTF-8 are passed on unchanged. Comments, HELP and TYPE are skipped, because [`super::engine`]
+//! decides the meaning of a family.
 //!
 //! Invariant: the division of the bytes into chunks changes neither the samples nor the counts.
 
@@ -109,7 +109,7 @@ struct SampleHead {
 }
 
 impl<'a> MetricSample<'a> {
-    /// The labels in order, unescaped; names are unique.
+    /// Returns the labels in order, unescaped; names are unique.
     pub fn labels(&self) -> impl Iterator<Item = (Cow<'a, [u8]>, Cow<'a, [u8]>)> {
         let line = self.line;
         self.spans.iter().map(move |span| {
@@ -120,7 +120,7 @@ impl<'a> MetricSample<'a> {
         })
     }
 
-    /// The value of a label; `None` if there is no such label.
+    /// Returns the value of a label; `None` if there is no such label.
     #[must_use]
     pub fn label(&self, name: &[u8]) -> Option<Cow<'a, [u8]>> {
         self.labels()
@@ -319,7 +319,7 @@ fn push_label(
     Ok(())
 }
 
-/// The text inside the quoted string that starts at `at`.
+/// Returns the text inside the quoted string that starts at `at`.
 fn quoted_span(line: &[u8], at: usize) -> Result<Range<usize>, MalformedLine> {
     if line.get(at) != Some(&b'"') {
         return Err(MalformedLine);
@@ -362,7 +362,7 @@ fn number(token: &[u8]) -> Result<f64, MalformedLine> {
         .ok_or(MalformedLine)
 }
 
-/// Length of `[a-zA-Z_:][a-zA-Z0-9_:]*` at the start.
+/// Returns the length of `[a-zA-Z_:][a-zA-Z0-9_:]*` at the start.
 fn name_len(text: &[u8]) -> usize {
     if text.first().is_none_or(u8::is_ascii_digit) {
         return 0;

@@ -80,7 +80,7 @@ enum BaseModel {
     #[default]
     Unnamed,
     Named(Box<str>),
-    /// Several models answer here.
+    /// Several models answer at this endpoint.
     Several,
 }
 
@@ -431,8 +431,8 @@ impl SeriesValues {
     }
 }
 
-/// Returns the scheduler that a series belongs to. `None` means that the series is a number of its
-/// own.
+/// Returns the scheduler that a series belongs to. `None` means that each series belongs to a
+/// scheduler of its own.
 fn shard(labels: &[&str], sample: &MetricSample<'_>) -> Option<u64> {
     if labels.is_empty() {
         return None;
@@ -461,7 +461,7 @@ fn valid(unit: MetricUnit, value: f64) -> Option<f32> {
     }
 }
 
-/// The value as f32; `None` if an f32 cannot hold it.
+/// Returns the value as f32; `None` if an f32 cannot hold it.
 fn finite(value: f64) -> Option<f32> {
     let value = value as f32;
     value.is_finite().then_some(value)

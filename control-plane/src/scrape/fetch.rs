@@ -8,12 +8,12 @@
 //!     │  has it more? ──▶ Whole                       └──▶ Filtered
 //!     └─ no: they do not exist, and the filter stays
 //! ```
-//! The filter saves more work at the engine than at the daemon: writing a whole page costs the
-//! engine's API server fifty times the CPU time of the needed families. A restart of the engine
-//! resets this state. `prometheus_client` in multi-process mode (SGLang, or vLLM with several API
-//! servers) returns an empty answer to a filter. `Whole` exists for such servers. Redirects are not
-//! followed, and proxies from the environment are not used, so the page comes from the endpoint
-//! itself.
+//! The filter (`name[]` in the query) saves more work at the engine than at the daemon. Writing a
+//! whole page costs the engine's API server fifty times the CPU time of the needed families. A
+//! restart of the engine resets this state. `prometheus_client` in multi-process mode (SGLang, or
+//! vLLM with several API servers) returns an empty answer to a filter. `Whole` exists for such
+//! servers. Redirects are not followed, and proxies from the environment are not used, so the page
+//! comes from the endpoint itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -134,7 +134,7 @@ impl FailReason {
         "no_metrics",
     ];
 
-    /// The short name of the kind of failure, as in metrics.
+    /// Returns the short name of the kind of failure, as in metrics.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

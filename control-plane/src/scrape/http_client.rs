@@ -4,9 +4,9 @@ use std::error::Error;
 
 use reqwest::{Client, ClientBuilder, Response};
 
-/// Builds the client that the function `described` describes. On a system without CA certificates,
-/// as in a minimal image, the client trusts no https server. The reason is that reqwest loads the
-/// certificates when it builds a client, while most engines use plain HTTP.
+/// Builds the client that the function `described` describes. reqwest loads the system's CA
+/// certificates for it. If there are none, as in a minimal image, the client trusts no https
+/// server, which does not matter for engines with plain HTTP.
 ///
 /// # Errors
 /// Returns the error of reqwest, if the description is invalid.

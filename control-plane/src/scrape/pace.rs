@@ -80,7 +80,6 @@ impl Default for ScrapeIntervals {
 }
 
 impl ScrapePace {
-    /// Failures since the last success.
     pub(super) fn failures(&self) -> u32 {
         self.failures
     }
@@ -104,8 +103,8 @@ impl ScrapePace {
         }
     }
 
-    /// The pause before the next scrape of one of `endpoints` endpoints. `chance` is a random
-    /// number in [0, 1).
+    /// Returns the pause before the next scrape of one of `endpoints` endpoints. `chance` is a
+    /// random number in [0, 1).
     pub(super) fn pause(
         &self,
         intervals: ScrapeIntervals,
@@ -129,8 +128,8 @@ impl ScrapePace {
     }
 }
 
-/// The pause before the first scrape of one of `new` endpoints that joined together. `chance` is a
-/// random number in [0, 1).
+/// Returns the pause before the first scrape of one of `new` endpoints that joined together.
+/// `chance` is a random number in [0, 1).
 pub(super) fn first_pause(intervals: ScrapeIntervals, new: usize, chance: f64) -> Duration {
     FIRST_SPREAD
         .mul_f64(new.saturating_sub(1) as f64)

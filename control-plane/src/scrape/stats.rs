@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::fetch::FailReason;
 
-/// Upper bounds of the duration histogram, in ms, from a filtered page on the same node to the
-/// deadline. One more bucket counts longer scrapes.
+/// Upper bounds of the duration histogram, in ms. A filtered page from the same node takes the
+/// first, and the last is the deadline. One more bucket counts longer scrapes.
 pub const DURATION_BUCKETS_MS: [u64; 8] = [1, 2, 5, 10, 25, 100, 250, 1000];
 
 /// Counters of one scraper.

@@ -60,7 +60,7 @@ pub struct MetricsUrl {
 pub struct InvalidMetricsPath(String);
 
 impl MetricsLocation {
-    /// The URL for an endpoint at `address`.
+    /// Returns the URL for an endpoint at `address`.
     ///
     /// # Errors
     /// [`InvalidMetricsPath`], which quotes the path, if it gives no valid URL.

@@ -35,23 +35,19 @@ pub enum InvalidTls {
     /// A file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// The file.
         path: PathBuf,
-        /// The error of the system.
         source: std::io::Error,
     },
     /// A file has no usable certificate or key.
     #[error("{path}: {source}")]
     Pem {
-        /// The file.
         path: PathBuf,
-        /// The error of the TLS library.
         source: reqwest::Error,
     },
     /// A file contains no certificate.
     #[error("{0}: no certificate in it")]
     Empty(PathBuf),
-    /// The TLS library refuses the combination.
+    /// The TLS library refuses the combination of settings.
     #[error("TLS towards endpoints: {0}")]
     Client(#[from] reqwest::Error),
 }

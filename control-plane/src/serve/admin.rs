@@ -33,7 +33,7 @@ use crate::state::proxies::{ConnectedProxy, ProxyPool};
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The routes of a daemon that is still starting.
+/// Returns the routes of a daemon that is still starting.
 pub fn starting() -> Router {
     let waits = || async { (StatusCode::SERVICE_UNAVAILABLE, "starting\n") };
     Router::new()
@@ -47,7 +47,7 @@ async fn no_metrics() -> Response {
     ([(header::CONTENT_TYPE, OPEN_METRICS)], "# EOF\n").into_response()
 }
 
-/// The routes of the metrics listener: metrics, liveness and readiness.
+/// Returns the routes of the metrics listener: metrics, liveness and readiness.
 pub fn metrics_router(shown: ShownState) -> Router {
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
@@ -56,7 +56,7 @@ pub fn metrics_router(shown: ShownState) -> Router {
         .with_state(shown)
 }
 
-/// The routes of the admin listener.
+/// Returns the routes of the admin listener.
 pub fn router(shown: ShownState) -> Router {
     metrics_router(shown.clone())
         .merge(console::router(&shown))
@@ -240,7 +240,7 @@ async fn state(State(shown): State<ShownState>) -> Json<Value> {
     }))
 }
 
-/// The learned models of each pool, their quality, and the reasons for missing predictions.
+/// Returns the learned models of each pool, their quality, and the reasons for missing predictions.
 async fn model(State(ShownState { shared, .. }): State<ShownState>) -> Json<Value> {
     Json(
         shared
@@ -251,8 +251,8 @@ async fn model(State(ShownState { shared, .. }): State<ShownState>) -> Json<Valu
     )
 }
 
-/// Running requests with an SLO, by endpoint and VM, the strictest first: their SLOs, predictions
-/// and measurements.
+/// Returns the running requests with an SLO, by endpoint and VM, the strictest first, each with its
+/// SLOs, predictions and measurements.
 async fn running(State(ShownState { shared, .. }): State<ShownState>) -> Json<Value> {
     let pools = shared.pools.views.borrow().clone();
     let now = Instant::now();
@@ -275,9 +275,9 @@ struct QueuedQuery {
     request: Option<String>,
 }
 
-/// The requests that flow control holds, by pool and band, and the outcomes of earlier requests.
-/// With `?request=ID`, also shows why that request waits, if it is among those that have waited
-/// longest.
+/// Returns the requests that flow control holds, by pool and band, and the outcomes of earlier
+/// requests. With `?request=ID`, also shows why that request waits, if it is among those that have
+/// waited longest.
 async fn queues(
     State(ShownState { shared, .. }): State<ShownState>,
     Query(query): Query<QueuedQuery>,
@@ -302,7 +302,7 @@ async fn queues(
     Json(page)
 }
 
-/// The queued requests with this id, as the VMs reported them.
+/// Returns the queued requests with this id, as the VMs reported them.
 fn queued_rows(view: &PoolView, running: &[Box<str>], id: &str) -> Vec<Value> {
     let rows = running
         .iter()
@@ -329,7 +329,7 @@ fn band_row(view: &PoolView, priority: i32, band: &BandTotals) -> Value {
     })
 }
 
-/// The name of the endpoint of a row.
+/// Returns the name of a reported request's endpoint.
 fn row_name<'v>(view: &'v PoolView, row: &Value) -> Option<&'v str> {
     let part = |name: &str| {
         row[name]

@@ -8,9 +8,9 @@
 //!  DecisionLog ──────────────────────────────────▶ /api/v1/decisions     sampled decisions
 //!  the exchange and scheduler of the proxies ────▶ /api/v1/explain       one decision, or a request, with variations
 //! ```
-//! The files of the page hold no data, so they need no token. The data has the authentication of
-//! the listener. `control-plane/console/api.schema.json` describes the data. Prompt text is neither
-//! kept nor returned.
+//! The files of the page hold no data, so they need no token. The data needs the same
+//! authentication as other pages of the listener. `control-plane/console/api.schema.json` describes
+//! the data. Prompt text is neither kept nor returned.
 
 mod configs;
 mod decisions;
@@ -67,7 +67,6 @@ static ASSETS: [Asset; 4] = [
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
-/// The routes of the console.
 pub(super) fn router(shown: &ShownState) -> Router {
     let shared = &shown.shared;
     let tables = Arc::clone(shared);
@@ -142,15 +141,15 @@ async fn send(asset: &'static Asset, headers: HeaderMap) -> Response {
         .into_response()
 }
 
-/// An FNV-1a hash, which distinguishes releases of a file. The strength of the hash does not
-/// matter.
+/// Returns an FNV-1a hash, which distinguishes releases of a file. The strength of the hash does
+/// not matter.
 fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// Adds the headers that keep other pages and sniffing away from the answers.
+/// Adds headers against framing, foreign scripts and content sniffing.
 async fn secure(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
@@ -174,7 +173,7 @@ async fn no_route() -> Response {
     )
 }
 
-/// An error that the page shows.
+/// Creates an error that the page shows.
 fn refused(status: StatusCode, why: &str) -> Response {
     (status, Json(serde_json::json!({ "error": why }))).into_response()
 }

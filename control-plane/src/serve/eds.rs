@@ -1,10 +1,10 @@
-//! EDS for the pools, on the listener of the state stream. In Envoy's configuration, the
+//! Serves EDS for the pools, on the listener of the state stream. In Envoy's configuration, the
 //! `eds_config` of a cluster names this daemon, and the `service_name` of the cluster is the pool.
 //!
 //! The variants of EDS, state of the world and incremental, are thin adapters of
 //! [`EdsSubscription`]. Every endpoint has the metadata `envoy.lb: {open: "1"}`, so that a subset
-//! load balancer that refuses everything else can fail open for one request. Health is not sent,
-//! because Envoy ignores it for hosts that a header names.
+//! load balancer can send to any endpoint the requests that fail open, and only these. Health is
+//! not sent, because Envoy ignores it for hosts that a header names.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;

@@ -91,7 +91,8 @@ fn metrics_object(metrics: &EndpointMetrics) -> Value {
     Value::Object(object)
 }
 
-/// The state of an endpoint that must not be picked, the reason, and its slot if it has one.
+/// Returns the state of an endpoint that must not be picked, the reason, and its slot if it has
+/// one.
 pub(super) fn absence(absentee: &Absentee) -> (&'static str, &'static str, Option<EndpointRef>) {
     match absentee.absence {
         Absence::Departing(id) => (
@@ -138,7 +139,7 @@ pub(super) fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &Counte
     })
 }
 
-/// The name of the endpoint with this slot and generation.
+/// Returns the name of the endpoint with this slot and generation.
 pub(super) fn member_name(view: &PoolView, place: (u32, u32)) -> Option<&str> {
     let (slot, generation) = place;
     let is_it = |m: &&PoolMember| u32::from(m.id.slot.0) == slot && m.id.generation.0 == generation;

@@ -19,7 +19,6 @@ pub struct ExplanationDesk(Arc<Semaphore>);
 /// The reason why a question gets no explanation.
 #[derive(Debug)]
 pub struct QuestionRefusal {
-    /// The status of the response.
     pub status: StatusCode,
     /// A sentence for the caller.
     pub why: String,
@@ -44,7 +43,8 @@ impl ExplanationDesk {
         request: Request,
         explain: impl FnOnce(Q) -> Result<Value, QuestionRefusal> + Send + 'static,
     ) -> Result<Value, QuestionRefusal> {
-        // The turn is taken before the body is read, so that memory holds at most one question.
+        // The permit is acquired before the body is read, so that memory holds at most one
+        // question.
         let turn = Arc::clone(&self.0).try_acquire_owned().map_err(|_| {
             QuestionRefusal::new(
                 StatusCode::SERVICE_UNAVAILABLE,

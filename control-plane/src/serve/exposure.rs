@@ -21,7 +21,7 @@ struct ListenerExposure {
     lifted: bool,
     /// The missing protection.
     lacks: &'static str,
-    /// The risk.
+    /// The risk without this protection.
     stake: &'static str,
     /// The option to set instead.
     remedy: &'static str,

@@ -61,7 +61,6 @@ impl ExtProcListener {
         }))
     }
 
-    /// The address for gateways.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.ext_proc.address()
@@ -145,7 +144,7 @@ fn tls(args: ExtProcArgs) -> ServerTls {
     }
 }
 
-/// The default settings of exchanges, with the changes from the command line.
+/// Returns the default settings of exchanges, with the changes from the command line.
 fn settings(args: &ExtProcArgs) -> ExchangeSettings {
     let given = args.exchanges.clone();
     let shipped = ExchangeSettings::default();

@@ -73,7 +73,7 @@ fn is_origin_of(origin: &str, asked: Option<&str>) -> bool {
         .is_some_and(|(own, asked)| own.eq_ignore_ascii_case(asked))
 }
 
-/// The host of `host`, `host:port`, `[v6]` or `[v6]:port`.
+/// Returns the host of `host`, `host:port`, `[v6]` or `[v6]:port`.
 fn without_port(authority: &str) -> &str {
     let is_port = |port: &str| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
     match authority
@@ -88,7 +88,7 @@ fn without_port(authority: &str) -> &str {
     }
 }
 
-/// The value of a header. An unreadable value is `?`, which admits nothing.
+/// Returns the value of a header. An unreadable value is `?`, which admits nothing.
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).map(|value| value.to_str().unwrap_or("?"))
 }

@@ -17,7 +17,7 @@ pub const LIVENESS: &str = "liveness";
 /// This daemon leads and serves state, though perhaps not yet for every pool.
 pub const LEADING: &str = "leading";
 
-/// Every pool has state. With an ext_proc listener, requests can be decided here, also on a
+/// Every pool has state. With an ext_proc listener, this daemon can decide requests, also as a
 /// standby. Without such a listener, the daemon also leads.
 pub const READINESS: &str = "readiness";
 
@@ -55,7 +55,7 @@ impl HealthChecks {
         health
     }
 
-    /// The gRPC service that answers probes.
+    /// Returns the gRPC service that answers probes.
     #[must_use]
     pub fn service(&self) -> HealthServer<HealthService> {
         HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()))

@@ -68,8 +68,8 @@ pub struct IncomingConnections {
     connections: mpsc::Receiver<ServerConnection>,
 }
 
-/// The permit of a connection, among those of its listener. The permit is returned when the
-/// connection is dropped.
+/// The permit of a connection to be open at its listener. The permit is returned when it is
+/// dropped.
 #[derive(Debug)]
 struct ConnectionPermit {
     rooms: Arc<Mutex<ConnectionLimits>>,
@@ -254,7 +254,7 @@ impl Drop for ConnectionPermit {
 // === impl IncomingConnections ===
 
 impl IncomingConnections {
-    /// The address of the listener, with the actual port if port 0 was configured.
+    /// Returns the address of the listener, with the actual port if port 0 was configured.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address

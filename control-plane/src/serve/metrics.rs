@@ -3,7 +3,7 @@
 //! Metrics with the same meaning as llm-d's have llm-d's names (`llm_d_epp_*`, llm-d-router
 //! `docs/metrics.md`). All others are `switchpoint_*`. Metrics of requests have one more label than
 //! in llm-d, `pool`, because one daemon serves several pools. Histograms of tokens have only the
-//! unbounded bucket. Proxies report sums, which is enough for rates and means.
+//! unbounded bucket, because proxies report only sums, which are enough for rates and means.
 
 mod daemon;
 mod ext_proc;
@@ -44,7 +44,7 @@ struct PoolCounts {
     learner: Option<Learner>,
 }
 
-/// The text of `/metrics`.
+/// Returns the text of `/metrics`.
 ///
 /// # Errors
 /// There is none in practice, because the page is written to memory. The encoder's signature has an
@@ -95,7 +95,7 @@ impl Collector for MetricsCollector {
 // === impl MetricsCollector ===
 
 impl MetricsCollector {
-    /// A row for each pool that has the value that `of` reads.
+    /// Returns a row for each pool for which `of` returns a value.
     fn rows<'c, T>(&'c self, of: impl Fn(&'c PoolCounts) -> Option<T>) -> Rows<T> {
         self.pools
             .iter()

@@ -214,7 +214,7 @@ impl ExternalScaler for ScalerServer {
     }
 }
 
-/// Sends whether the workload is active, first at once and then at each change. Ends when the
+/// Sends whether the workload is active, first at once and then at each change. Returns when the
 /// stream ends.
 async fn push(
     scaler: ScalerServer,

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::scaling::{EndpointGroup, ScalingSignals};
 
-/// All groups, by pool.
+/// Returns all groups, by pool.
 pub async fn scaling(State(signals): State<Arc<ScalingSignals>>) -> Json<Value> {
     let now = Instant::now();
     let rows = signals.by_pool(now).flat_map(|(pool, groups)| {

@@ -22,7 +22,7 @@ pub struct ShownState {
     pub traffic: Arc<TrafficRecorder>,
     /// The daemon's own ext_proc server, if it runs.
     pub ext_proc: Option<Arc<ExtProcServer>>,
-    /// The place where explanations are computed.
+    /// Computes explanations, one at a time.
     pub explanations: ExplanationDesk,
 }
 
@@ -35,7 +35,7 @@ impl ShownState {
         self.shared.life.leads() || self.ext_proc.is_some()
     }
 
-    /// When the snapshot file was written, in ms since the epoch, if it was.
+    /// Returns when the snapshot file was written, in ms since the epoch, if it was.
     #[must_use]
     pub fn snapshot_written_unix_ms(&self) -> Option<u64> {
         let written = self.snapshot.as_ref()?.written_unix_ms();

@@ -1,7 +1,8 @@
 //! The state stream: one for each Envoy process, opened by its leader VM.
 //!
 //! The messages are `Hello` -> `Welcome`, then a `PoolUpdate` for each requested pool, then
-//! `Metrics`. The proxy sends `Ack` and `Report`. [`admission`] limits incoming messages,
+//! `Metrics`, learned models and the load of other proxies. The proxy sends acknowledgements,
+//! counters, its load, observations and its learned models. [`admission`] limits incoming messages,
 //! [`StateSession`] decides what to send, [`StateStream`] joins both, and this module connects them
 //! to the sockets. A newer stream of a process replaces the older one, whose connection may be
 //! dead.
@@ -126,8 +127,8 @@ impl StateServer {
                 continue;
             }
             let wake_at = conversation.wake_at(&views, Instant::now());
-            // Other proxies report hundreds of times a second. The loop does not wake up for that
-            // before it may be sent.
+            // Other proxies report hundreds of times a second. The loop does not wake up for these
+            // reports before they may be sent on.
             let full = outbound.capacity() == 0;
             let may_read = read_at <= Instant::now();
             tokio::select! {
@@ -191,7 +192,7 @@ async fn hello(inbound: &mut impl ProxyMessages) -> Result<state::Hello, Status>
     }
 }
 
-/// The status of a stream that exceeds a limit.
+/// Returns the status of a stream that exceeds a limit.
 pub(crate) fn refusal(full: QuotaExceeded) -> Status {
     Status::resource_exhausted(full.to_string())
 }

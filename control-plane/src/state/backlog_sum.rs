@@ -1,10 +1,10 @@
 //! Sums the requests that the flow control of proxies queues, by priority. Each proxy gets the sum
 //! without its own requests.
 //!
-//! A proxy takes room in the engines by its share of a priority's queued requests. So an origin
-//! that invents a million requests would leave no room to others. The requests of one origin are
-//! therefore counted at most [`TIMES_OTHERS`] times as high as those of all others, and so are the
-//! requests of one owner.
+//! A proxy takes room in the engines in proportion to its share of a priority's queued requests. So
+//! an origin that invents a million requests would leave no room to others. The requests of one
+//! origin are therefore counted at most [`TIMES_OTHERS`] times as high as those of all others, and
+//! so are the requests of one owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -135,9 +135,9 @@ impl BacklogSum {
         }
     }
 
-    /// The sum without the report of one proxy of `origin`, encoded for a message. If there are too
-    /// many priorities, those that most owners report are kept, then those that most origins
-    /// report.
+    /// Returns the sum without the report of one proxy of `origin`, encoded for a message. If there
+    /// are too many priorities, those that most owners report are kept, then those that most
+    /// origins report.
     pub fn without(&self, origin: &Origin, own: &QueuedRequests) -> Vec<u8> {
         let mut bands: Vec<([usize; 2], QueuedInBand)> = self
             .bands
@@ -163,10 +163,10 @@ impl BacklogSum {
 // === impl QueuedBand ===
 
 impl QueuedBand {
-    /// The number of requests that a proxy of `origin` takes into account, including its own. Only
-    /// the owner with the most requests, and the origin with the most, can exceed its share. The
-    /// receiver's own owner and origin have no share, because many proxies may be behind one
-    /// address.
+    /// Returns the number of requests that a proxy of `origin` takes into account, including its
+    /// own. Only the owner with the most requests, and the origin with the most, can exceed its
+    /// share. The receiver's own owner and origin have no share, because many proxies may be behind
+    /// one address.
     fn counted(&self, origin: &Origin) -> u64 {
         let counted = self.ranks.iter().zip(origin.levels()).map(|(ranks, own)| {
             let largest = ranks.last().filter(|(_, of)| *of != own);

@@ -9,7 +9,8 @@ use crate::state::peer::Origin;
 /// A name of client certificates that gives access to one pool, or to every pool if no pool is
 /// given.
 ///
-/// As text `NAME` or `POOL=NAME`. `*=NAME` means `NAME`, and is for names that contain a `=`.
+/// A name is written `NAME` or `POOL=NAME`. `*=NAME` means `NAME`, and is for names that contain a
+/// `=`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientName {
     pool: Option<String>,
@@ -22,7 +23,7 @@ pub enum ClientNames {
     /// Every client that may connect gets every pool.
     #[default]
     Any,
-    /// Only these names.
+    /// Only clients with these names get pools.
     Listed {
         /// Names that give access to every pool.
         every_pool: BTreeSet<String>,
@@ -34,11 +35,11 @@ pub enum ClientNames {
 /// The pools that a proxy or an Envoy requests.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RequestedPools {
-    /// Pools that are served here and allowed for this client.
+    /// Pools that this daemon serves and allows for this client.
     pub allowed: Vec<String>,
-    /// Pools that are served here, but not for this client.
+    /// Pools that this daemon serves, but not for this client.
     pub refused: Vec<String>,
-    /// Pools that are not configured here.
+    /// Pools that this daemon does not serve.
     pub unknown: Vec<String>,
 }
 
@@ -69,7 +70,7 @@ impl ClientNames {
     /// Allows exactly these names. Without names, allows any client.
     ///
     /// # Errors
-    /// Fails if a name is for a pool that is not served here.
+    /// Fails if a name is for a pool that this daemon does not serve.
     pub fn try_new(names: Vec<ClientName>, served: &[Arc<str>]) -> Result<Self, String> {
         if names.is_empty() {
             return Ok(Self::Any);
@@ -91,7 +92,7 @@ impl ClientNames {
         Ok(Self::Listed { every_pool, pools })
     }
 
-    /// Sorts the pools that a client of `origin` requests.
+    /// Divides the pools that a client of `origin` requests into allowed, refused and unknown ones.
     pub fn sort(
         &self,
         requested: impl IntoIterator<Item = String>,

@@ -1,4 +1,4 @@
-//! The daemon's counters: those that the VMs of proxies report, and its own.
+//! The daemon's counters: those that the wasm VMs of proxies report, and its own.
 //!
 //! A VM's report is cumulative since the VM started. The newest report replaces the previous one,
 //! so a lost report loses nothing. A VM that no longer reports keeps its counts, so totals never
@@ -45,8 +45,8 @@ pub use vm_usage::{BYTES_MAX, VMS_MAX};
 /// second.
 const OUTSTANDING_FRESH: Duration = Duration::from_secs(10);
 
-/// How long the counts of a silent VM are kept one by one. This is longer than a proxy is without
-/// its daemon.
+/// How long the counts of a silent VM are kept one by one. A proxy is hardly ever without its
+/// daemon for so long.
 const VM_KEPT: Duration = Duration::from_secs(3600);
 
 /// The interval at which the store looks for names and VMs that are no longer reported.
@@ -77,7 +77,7 @@ pub struct CounterStore {
     expired_at: Option<Instant>,
 }
 
-/// The counts of all VMs of a pool that are kept together.
+/// The counts of a pool that are kept for all VMs together.
 #[derive(Debug, Default)]
 struct MergedCounts {
     /// `None` until the store follows the pool. Until then, counts of any endpoint are accepted.
@@ -265,8 +265,8 @@ impl CounterStore {
         totals
     }
 
-    /// The time when a process last reported. `None` if it has not, or has been silent for so long
-    /// that its counts were merged.
+    /// Returns the time when a process last reported. `None` if it has not, or has been silent for
+    /// so long that its counts were merged.
     #[must_use]
     pub fn reported_at(&self, peer: &ProxyProcess) -> Option<Instant> {
         let first = VmKey {
@@ -280,7 +280,8 @@ impl CounterStore {
             .max()
     }
 
-    /// The requests that arrived in a pool since the last call. Each pool has only one caller.
+    /// Returns the requests that arrived in a pool since the last call. Each pool has only one
+    /// caller.
     pub fn take_arrivals(&mut self, pool: &str) -> PoolArrivals {
         self.pools
             .get_mut(pool)
@@ -288,7 +289,7 @@ impl CounterStore {
             .unwrap_or_default()
     }
 
-    /// The part of [`Self::totals`] that VMs counted before this daemon knew them.
+    /// Returns the part of [`Self::totals`] that VMs counted before this daemon knew them.
     #[must_use]
     pub fn first_reports(&self, pool: &str) -> CounterTotals {
         let mut first = CounterTotals::default();
@@ -336,7 +337,7 @@ impl CounterStore {
     }
 
     /// Retires the VMs that were silent for the longest time, of one owner, of one origin or of
-    /// all, until [`LEFT_EIGHTHS`] of these limits are used.
+    /// all, until they use at most [`LEFT_EIGHTHS`] eighths of the limits `max`.
     fn retire(&mut self, of: Option<&(usize, Origin)>, max: VmUsage, now: Instant) {
         let is_of = |vm: &VmTotals| {
             let own = |(level, of): &(usize, Origin)| vm.origin.levels().get(*level) == Some(of);
@@ -362,8 +363,8 @@ impl CounterStore {
 // === impl VmTotals ===
 
 impl VmTotals {
-    /// What to do with the VM's names that are not shown. If the VM was silent for long, its names
-    /// have expired, and their counts are left out.
+    /// Returns what to do with those of the VM's names that pages do not show. If the VM was silent
+    /// for long, its names have expired, and their counts are left out.
     fn other_names(&self, now: Instant) -> OtherNames {
         if now.saturating_duration_since(self.updated_at) < NAME_KEPT {
             OtherNames::Count
@@ -376,7 +377,6 @@ impl VmTotals {
 // === impl VmReport ===
 
 impl VmReport {
-    /// The pool that the VM reports about.
     #[must_use]
     pub fn pool(&self) -> &str {
         &self.pool
@@ -400,7 +400,7 @@ mod tests {
     use super::*;
     use crate::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
 
-    /// A VM's counts: picked requests and requests in flight, at slots 0, 1, ...
+    /// Returns a VM's counts: picked requests and requests in flight, at slots 0, 1, ...
     fn counters(vm_id: u64, rows: &[(u64, u64)]) -> VmReport {
         let row = |(slot, &(picked, requests)): (usize, &(u64, u64))| {
             let slot = u32::try_from(slot).unwrap();
@@ -492,7 +492,8 @@ mod tests {
         );
     }
 
-    /// The counts of one VM with as many invented models, drop reasons and bands as `names`.
+    /// Returns the counts of one VM with as many invented models, drop reasons and bands as
+    /// `names`.
     fn made_up(vm_id: u64, names: i32) -> VmReport {
         VmReport::from_vm(state::VmCounters {
             pool: "p".to_owned(),

@@ -49,20 +49,19 @@ pub struct SampledDecision {
     pub at: SystemTime,
     /// The node id of the proxy, or `ext_proc`.
     pub source: String,
-    /// The parts that a list shows.
+    /// The fields that the list of decisions shows.
     pub summary: DecisionSummary,
     pub record: Box<str>,
 }
 
-/// The parts of a decision that a list shows.
+/// The fields of a decision that the list of decisions shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DecisionSummary {
-    /// The requested model.
     pub model: String,
     /// Tokens of the prompt, as the proxy estimated them.
     pub prompt_tokens: u64,
     pub priority: i64,
-    /// The endpoints of the pool.
+    /// The number of endpoints of the pool.
     pub endpoints: usize,
     /// The maximum number of prompt tokens that an endpoint had cached, as the proxy estimated
     /// them.
@@ -119,7 +118,7 @@ impl DecisionLog {
         });
     }
 
-    /// The decision with this number, if it is still kept.
+    /// Returns the decision with this number, if it is still kept.
     #[must_use]
     pub fn get(&self, id: u64) -> Option<&SampledDecision> {
         self.pools

@@ -35,7 +35,6 @@ struct ClosedEdsStream {
 /// The status of an Envoy's EDS stream.
 #[derive(Clone, Debug)]
 pub struct EdsStream {
-    /// Envoy's node id.
     pub node_id: String,
     /// The address that the Envoy connects from.
     pub remote: RemoteAddress,
@@ -70,8 +69,8 @@ pub enum ProxyEds {
 // === impl EdsStreams ===
 
 impl EdsStreams {
-    /// The state of `pool` that the streams of `peer`'s Envoy have. Streams closed less than
-    /// [`EDS_LINGER`] ago are included with their last state.
+    /// Returns the state of `pool` that the streams of `peer`'s Envoy have. Streams closed less
+    /// than [`EDS_LINGER`] ago are included with their last state.
     #[must_use]
     pub fn of(&self, peer: &ProxyProcess, pool: &str, now: Instant) -> ProxyEds {
         let ProxyProcess {
@@ -110,7 +109,6 @@ impl EdsStreams {
         }
     }
 
-    /// Adds a stream.
     pub fn open(&mut self, stream_id: u64, stream: EdsStream) {
         self.by_envoy
             .entry(stream.envoy())

@@ -49,7 +49,7 @@ pub(super) struct PlacementBatch {
     pub(super) count: u64,
     /// The number of the first placement.
     pub(super) first: u64,
-    /// Empty if they were dropped because the origin has placed too much since.
+    /// Empty if the placements were dropped because the origin has placed too much since.
     pub(super) encoded: EncodedPlacements,
 }
 

@@ -39,7 +39,7 @@ pub struct Leadership {
     pub hash_secret: u128,
 }
 
-/// The wall clock, in ms since 1970.
+/// Returns the wall clock, in ms since 1970.
 pub(crate) fn unix_ms() -> u64 {
     let unix = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -50,7 +50,7 @@ pub(crate) fn unix_ms() -> u64 {
 // === impl DaemonLife ===
 
 impl DaemonLife {
-    /// The life of a daemon that stands by after `term`.
+    /// Creates the life of a daemon that stands by after `term`.
     #[must_use]
     pub fn new(term: u64, hash_secret: u128) -> Self {
         Self {
@@ -65,7 +65,7 @@ impl DaemonLife {
         }
     }
 
-    /// A version newer than all earlier ones of this daemon.
+    /// Returns a version newer than all earlier ones of this daemon.
     pub fn next_version(&self) -> Version {
         Version {
             term: self.term(),
@@ -83,20 +83,19 @@ impl DaemonLife {
         self.leadership.borrow().leads
     }
 
-    /// The newest term that the daemon knows.
     #[must_use]
     pub fn term(&self) -> u64 {
         self.leadership.borrow().term
     }
 
-    /// The secret behind the keys of pools.
     #[must_use]
     pub fn hash_secret(&self) -> u128 {
         self.leadership.borrow().hash_secret
     }
 
-    /// The key of the hashes of prompt blocks in `pool`. All proxies of the pool have one key, so
-    /// that they can share placements. The key does not work for the prompts of another pool.
+    /// Returns the key of the hashes of prompt blocks in `pool`. All proxies of the pool have one
+    /// key, so that they can share placements. The key does not work for the prompts of another
+    /// pool.
     #[must_use]
     pub fn pool_hash_secret(&self, pool: &str) -> u128 {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &self.hash_secret().to_be_bytes());
@@ -130,7 +129,7 @@ impl DaemonLife {
         self.lease.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes its holder when the daemon begins or ends to lead.
+    /// Returns a receiver, which wakes when the daemon begins or stops leading.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<Leadership> {
         self.leadership.subscribe()

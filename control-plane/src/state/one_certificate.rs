@@ -1,5 +1,5 @@
-//! What many pods with one certificate can take from a proxy with another certificate. Tests each
-//! limit of an origin, and says what it allowed when only addresses were counted.
+//! Tests what many pods with one certificate can take from a proxy with another certificate: each
+//! limit of an origin, and what it allowed when only addresses were counted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn pod_of(certificate: &str, last: u8) -> Origin {
     }
 }
 
-/// The pods of a tenant that lies.
+/// Returns the pods of a tenant that lies.
 fn pods(count: u8) -> impl Iterator<Item = Origin> + Clone {
     (1..=count).map(|last| pod_of("tenant", last))
 }
@@ -30,7 +30,7 @@ fn other() -> Origin {
     pod_of("other", 200)
 }
 
-/// The streams that 20 proxies of another certificate get.
+/// Returns how many streams 20 proxies of another certificate get.
 fn streams(kind: StreamQuota) -> usize {
     let quotas = Arc::new(OriginQuotas::default());
     let now = Instant::now();
@@ -42,8 +42,8 @@ fn streams(kind: StreamQuota) -> usize {
     got.len()
 }
 
-/// The requests that are counted of two pods that each claim a million, beside ten of another
-/// proxy.
+/// Returns how many requests are counted for two pods that each claim a million, beside ten
+/// requests of another proxy.
 fn queued() -> u64 {
     let mut sum = BacklogSum::default();
     let mut place = |origin: &Origin, requests| {
@@ -64,7 +64,7 @@ fn queued() -> u64 {
     sent.iter().map(|band| band.requests).sum()
 }
 
-/// How many witnesses the learner sees in 16 pods, beside another proxy.
+/// Returns how many witnesses the learner sees in 16 pods, beside another proxy.
 fn witnesses() -> usize {
     let mut intake = ObservationIntake::default();
     let now = Instant::now();
@@ -76,8 +76,8 @@ fn witnesses() -> usize {
     all.len()
 }
 
-/// The invented names among 1,000 that are shown, if two pods each invent names and repeat the
-/// other's.
+/// Returns how many of the 1,000 shown names are invented, if two pods each invent names and repeat
+/// the other's.
 fn names() -> usize {
     let mut names = ReportedNames::new(1_000);
     let now = Instant::now();
@@ -91,7 +91,7 @@ fn names() -> usize {
     (1..1_125).filter(is_shown).count()
 }
 
-/// How many of 256 VMs are still counted one by one after eight pods invented 512 each.
+/// Returns how many of 256 VMs are still counted one by one after eight pods invented 512 each.
 fn vms() -> usize {
     let mut store = CounterStore::default();
     let now = Instant::now();

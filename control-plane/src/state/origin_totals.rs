@@ -16,9 +16,9 @@ pub(super) struct OriginTable {
 #[derive(Debug, Default)]
 pub(super) struct OriginTotals {
     pub(super) processes: u32,
-    /// Processes whose row is used.
+    /// Processes whose load report is used.
     pub(super) active: u32,
-    /// Processes whose row is used, or was used lately.
+    /// Processes whose load report is used, or was used lately.
     pub(super) recent: u32,
     pub(super) kept: KeptPieces,
 }
@@ -51,12 +51,10 @@ impl OriginTable {
         self.origins.get_mut(origin)
     }
 
-    /// All origins.
     pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut OriginTotals> {
         self.origins.values_mut()
     }
 
-    /// The number of origins.
     pub(super) fn len(&self) -> usize {
         self.origins.len()
     }
@@ -94,8 +92,8 @@ impl OriginTable {
         }
     }
 
-    /// The number of origins that divide the share of the owner of `origin`, if there is another
-    /// owner.
+    /// Returns the number of origins that divide the share of the owner of `origin`, if there is
+    /// another owner.
     pub(super) fn divided_by(&self, origin: &Origin) -> Option<u32> {
         let of_owner = self.owners.get(&origin.owner());
         of_owner
@@ -103,7 +101,7 @@ impl OriginTable {
             .map(|of_owner| of_owner.origins)
     }
 
-    /// The kept placements of an origin and of its owner.
+    /// Returns the kept placements of an origin and of its owner.
     pub(super) fn kept_pieces(&mut self, origin: &Origin) -> impl Iterator<Item = &mut KeptPieces> {
         let of = self.origins.get_mut(origin).map(|of| &mut of.kept);
         let of_owner = self.owners.get_mut(&origin.owner()).map(|of| &mut of.kept);

@@ -38,18 +38,18 @@ pub const STREAMS_MAX: usize = 4096;
 /// proxies. A fleet with more proxies behind one address needs more daemons.
 pub const STREAMS_PER_ORIGIN_MAX: usize = STREAMS_MAX / 16;
 
-/// The maximum number of call bodies read at once from one origin. A process sends one at a time.
-/// Each may be as large as a message.
+/// The maximum number of bodies of HTTP calls read at once from one origin. A process sends one at
+/// a time. Each may be as large as a message.
 pub const UPLOADS_PER_ORIGIN_MAX: usize = 16;
 
-/// The maximum number of call bodies read at once, 32 MiB in total.
+/// The maximum number of bodies of HTTP calls read at once from all origins, 32 MiB in total.
 const UPLOADS_MAX: usize = 64;
 
-/// One in this many permits of a kind is reserved for owners that have few permits. So owners that
-/// use up their shares cannot keep out all others.
+/// One in this many permits of each [`StreamQuota`] is reserved for owners that have few permits.
+/// So owners that use up their shares cannot keep out all others.
 const RESERVED_PARTS: usize = 4;
 
-/// The reserved streams are for owners with fewer streams than this. The number is a sixteenth of
+/// Only owners with fewer streams than this may take a reserved one. The number is a sixteenth of
 /// the reserved streams, and far more than the gateways of one namespace open.
 const FEW_STREAMS: usize = STREAMS_MAX / RESERVED_PARTS / 16;
 
@@ -58,11 +58,11 @@ const FEW_STREAMS: usize = STREAMS_MAX / RESERVED_PARTS / 16;
 const IPV6_ORIGIN_BITS: u32 = 64;
 
 /// The maximum cost of the messages from one origin in a second, in bytes. The busiest proxy needs
-/// a tenth of it. Faster messages stay unread, so HTTP/2 flow control slows the sender down.
+/// a tenth of it. Messages beyond it stay unread, so HTTP/2 flow control slows the sender down.
 const COST_PER_SECOND: u32 = 64 << 20;
 
-/// How far an origin may exceed that rate for a short time. This allows many proxies of one host to
-/// reconnect at once.
+/// An origin may exceed [`COST_PER_SECOND`] for a short time, by the cost of this duration. This
+/// allows many proxies of one host to reconnect at once.
 const COST_BURST: Duration = Duration::from_secs(1);
 
 /// The fixed cost of a message, in bytes.
@@ -88,7 +88,6 @@ pub struct Origin {
 /// The other end of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteAddress {
-    /// Certificate name and address.
     pub origin: Origin,
     /// The address with its port, which identifies one connection. `None` if the address is
     /// unknown.
@@ -97,23 +96,21 @@ pub struct RemoteAddress {
 
 #[derive(Clone, Debug)]
 pub struct ProxyProcess {
-    /// Envoy's node id.
     pub node_id: String,
     /// Identifies the certificate name (or address), the node id and the process id together, until
     /// the daemon restarts. The process id itself is not kept, because another peer could take over
     /// the stream with it. Logs and pages show this id instead.
     pub id: u64,
-    /// The connection of the process.
     pub remote: RemoteAddress,
 }
 
 /// The resources that are limited for each origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamQuota {
-    /// State streams, and the calls that replace them.
+    /// State streams, and the HTTP calls that replace them.
     StateStream,
     EdsStream,
-    /// Bodies of calls that are being read.
+    /// Bodies of HTTP calls that are being read.
     Upload,
 }
 
@@ -131,7 +128,7 @@ struct QuotaTable {
     taken: [usize; KINDS],
     refused: [u64; KINDS],
     origins: BTreeMap<Origin, OriginUsage>,
-    /// The permits of each owner.
+    /// The number of permits that each owner has, by [`StreamQuota`].
     owners: BTreeMap<Origin, [usize; KINDS]>,
 }
 
@@ -167,7 +164,7 @@ pub enum QuotaExceeded {
 // === impl Origin ===
 
 impl Origin {
-    /// The certificate with all its addresses; without a certificate, the address.
+    /// Returns the certificate with all its addresses; without a certificate, the address.
     #[must_use]
     pub fn owner(&self) -> Self {
         Self {
@@ -176,7 +173,7 @@ impl Origin {
         }
     }
 
-    /// The levels that have shares: the owner, and the origin itself.
+    /// Returns the two whose use of resources is limited: the owner, and the origin itself.
     #[must_use]
     pub fn levels(&self) -> [Self; 2] {
         [self.owner(), self.clone()]
@@ -197,7 +194,7 @@ impl RemoteAddress {
         )
     }
 
-    /// The address `socket`, with a certificate named `name`.
+    /// Creates the address `socket` of a peer whose certificate has the name `name`.
     #[must_use]
     pub fn new(name: Option<&PeerName>, socket: Option<SocketAddr>) -> Self {
         let certificate = name.and_then(|PeerName(name)| name.clone());
@@ -211,7 +208,7 @@ impl RemoteAddress {
     }
 }
 
-/// The part of an address that a host cannot choose itself.
+/// Returns the part of an address that a host cannot choose itself.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -250,10 +247,9 @@ impl ProxyProcess {
 // === impl StreamQuota ===
 
 impl StreamQuota {
-    /// All resources.
     pub const ALL: [Self; KINDS] = [Self::StateStream, Self::EdsStream, Self::Upload];
 
-    /// The maximum number of permits in total, and for one origin.
+    /// Returns the maximum number of permits in total, and for one origin.
     const fn max(self) -> (usize, usize) {
         match self {
             Self::StateStream | Self::EdsStream => (STREAMS_MAX, STREAMS_PER_ORIGIN_MAX),
@@ -261,7 +257,7 @@ impl StreamQuota {
         }
     }
 
-    /// An owner with fewer permits than this may take a reserved one.
+    /// Returns the number of permits below which an owner may take a reserved one.
     const fn few(self) -> usize {
         match self {
             Self::StateStream | Self::EdsStream => FEW_STREAMS,
@@ -269,7 +265,7 @@ impl StreamQuota {
         }
     }
 
-    /// The name in metric labels.
+    /// Returns the name in metric labels.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -362,12 +358,12 @@ impl OriginQuotas {
         Err(full)
     }
 
-    /// The number of refused permits since the start, by resource.
+    /// Returns the number of refused permits since the start, by resource.
     pub fn refused(&self) -> impl Iterator<Item = (StreamQuota, u64)> {
         StreamQuota::ALL.into_iter().zip(self.lock().refused)
     }
 
-    /// The process that sent `hello` from `remote`.
+    /// Returns the process that sent `hello` from `remote`.
     pub fn peer(&self, hello: &state::Hello, remote: RemoteAddress) -> ProxyProcess {
         // Without a certificate, only the address is proved.
         let address = remote
@@ -398,7 +394,7 @@ impl OriginQuotas {
 // === impl QuotaPermit ===
 
 impl QuotaPermit {
-    /// The origin that the permit belongs to.
+    /// Returns the origin that the permit belongs to.
     #[must_use]
     pub fn origin(&self) -> &Origin {
         &self.origin

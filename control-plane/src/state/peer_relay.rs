@@ -4,13 +4,14 @@
 //!  Share of a process ──▶ its row (replaces the one before) ──▶ sum of all ──▶ Peers to every other process: the sum without its own row
 //!                    └──▶ placements, a bounded queue ────────▶ each once to every other process; the oldest go first when there are too many
 //! ```
-//! Only [`pool_state::RelaySum`] reads the bytes of rows. Placements are passed on unchanged, and
-//! those beyond their origin's share are passed on as claims ([`super::placement_shares`]). The
-//! cost of a message depends on its bytes and on the endpoints of the pool, but not on the number
-//! of processes. There is one sum of all rows, and each process gets the sum without its own part.
-//! Nothing here is saved, and nothing has to be: rows are absolute and sent again, and placements
-//! are estimates. The times in a row use the clock of its process. They are converted to the
-//! daemon's clock on arrival, and to the receiver's clock by the receiver.
+//! Only [`pool_state::RelaySum`] reads the bytes of load reports. Placements are passed on
+//! unchanged, and those beyond their origin's share are passed on as claims
+//! ([`super::placement_shares`]). The cost of a message depends on its bytes and on the endpoints
+//! of the pool, but not on the number of processes. There is one sum of all reports, and each
+//! process gets the sum without its own part. The relay saves nothing: reports are absolute and
+//! sent again, and placements are estimates. The times in a report use the clock of its process.
+//! They are converted to the daemon's clock on arrival, and to the receiver's clock by the
+//! receiver.
 
 mod active;
 
@@ -37,7 +38,8 @@ pub use crate::state::relay_process::{RelayCursor, RelayMember};
 /// as good as with the current load, and each message costs CPU on both sides.
 pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The longest row accepted, in bytes: the maximum number of endpoints, each with its SLOs.
+/// The longest load report that is accepted, in bytes: the maximum number of endpoints, each with
+/// its SLOs.
 pub const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
 
 /// The maximum number of processes of one origin that are treated as active. Each pick assumes one
@@ -45,16 +47,16 @@ pub const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
 /// sometimes a handful. If a host claims hundreds, other proxies must not assume hundreds of picks.
 pub const ACTIVE_PER_ORIGIN_MAX: u32 = 16;
 
-/// The maximum number of bytes of rows that are kept from one origin in all pools: the rows of 256
-/// proxies that are busy at 1,000 endpoints each. A row beyond that is not accepted.
+/// The maximum number of bytes of load reports that are kept from one origin in all pools: those of
+/// 256 proxies that are busy at 1,000 endpoints each. A report beyond that is not accepted.
 const ROW_BYTES_PER_ORIGIN_MAX: usize = 16 << 20;
 
-/// The interval at which the relay looks for rows that are too old: a fortieth of the time for
-/// which a row is used.
+/// The interval at which the relay looks for load reports that are too old: a fortieth of the time
+/// for which a report is used.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(SHARE_EXPIRY_MS / 40);
 
-/// The start of the relay's clock, in ms. The start is larger than any age in a row, so that times
-/// do not become negative.
+/// The start of the relay's clock, in ms. The start is larger than any age in a report, so that
+/// times do not become negative.
 const CLOCK_BEGINS_MS: u64 = 86_400_000;
 
 /// The relay of one daemon.
@@ -62,7 +64,7 @@ const CLOCK_BEGINS_MS: u64 = 86_400_000;
 pub struct PeerRelay {
     began: Instant,
     pools: BTreeMap<String, PoolRelay>,
-    /// The bytes of the rows of each origin in all pools.
+    /// The bytes of the load reports of each origin in all pools.
     row_bytes: BTreeMap<Origin, usize>,
 }
 
@@ -75,11 +77,12 @@ struct PoolRelay {
     processes: BTreeMap<u64, RelayProcess>,
     origins: OriginTable,
     shares: PlacementShares,
-    /// The processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each origin.
+    /// The number of processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each origin.
     active: u32,
-    /// The processes whose row is used, or was used within a minute, with the same limit.
+    /// The number of processes whose load report is used, or was used within a minute, with the
+    /// same limit.
     recent: u32,
-    /// The time when the relay last looked for rows that are too old.
+    /// The time when the relay last looked for load reports that are too old.
     expired_at: Option<Instant>,
     kept: KeptPlacements,
     /// Grows with every change that proxies should get.
@@ -194,7 +197,7 @@ impl PeerRelay {
         pool.version += 1;
     }
 
-    /// The next message of the pool for `process_id`, if one is due.
+    /// Returns the next message of the pool for `process_id`, if one is due.
     pub fn next(
         &mut self,
         view: &PoolView,
@@ -248,10 +251,17 @@ impl PeerRelay {
         Timestamp(began.0.saturating_add(since))
     }
 
-    /// The number of placements of a pool that some proxy did not get.
+    /// Returns the number of placements of a pool that some proxy did not get.
     #[must_use]
     pub fn dropped(&self, pool: &str) -> u64 {
         self.pools.get(pool).map_or(0, |pool| pool.kept.dropped)
+    }
+
+    /// The number of placements of a pool that were beyond the share of their proxy.
+    #[must_use]
+    pub fn over_share(&self, pool: &str) -> u64 {
+        let pool = self.pools.get(pool);
+        pool.map_or(0, |pool| pool.shares.over_share)
     }
 }
 
@@ -281,8 +291,9 @@ impl PoolRelay {
         Some(process)
     }
 
-    /// The time between two messages to a process. While there are other origins, all processes of
-    /// one origin together get no more messages than [`ACTIVE_PER_ORIGIN_MAX`] processes would get.
+    /// Returns the time between two messages to a process. While there are other origins, all
+    /// processes of one origin together get no more messages than [`ACTIVE_PER_ORIGIN_MAX`]
+    /// processes would get.
     fn interval(&self, process_id: u64) -> Duration {
         let own = self.processes.get(&process_id);
         let of = own.and_then(|own| self.origins.get(&own.origin));
@@ -340,7 +351,7 @@ impl PoolRelay {
         self.sum.row_without(head, own)
     }
 
-    /// The placements that fit one message, and whether they are all that are due.
+    /// Returns the placements that fit one message, and whether they are all that are due.
     fn placements_for(
         &mut self,
         process_id: u64,

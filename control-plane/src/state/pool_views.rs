@@ -1,4 +1,4 @@
-//! The newest view of each pool. The task of a pool writes its row; all others read.
+//! The newest view of each pool. The task of a pool writes its view; all others read it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct PoolViews(BTreeMap<Arc<str>, Arc<PoolView>>);
 // === impl PoolTable ===
 
 impl PoolTable {
-    /// A table of these pools, without views.
+    /// Creates a table of these pools, without views.
     #[must_use]
     pub fn new(names: Vec<Arc<str>>) -> Self {
         Self {
@@ -38,13 +38,13 @@ impl PoolTable {
         });
     }
 
-    /// The view of a pool, if it has a complete set of endpoints.
+    /// Returns the view of a pool, if it has a complete set of endpoints.
     #[must_use]
     pub fn view(&self, name: &str) -> Option<PoolView> {
         self.views.borrow().get(name).cloned()
     }
 
-    /// All views, complete or not.
+    /// Returns all views, complete or not.
     #[must_use]
     pub fn all(&self) -> Vec<PoolView> {
         self.views.borrow().iter().cloned().collect()
@@ -54,7 +54,7 @@ impl PoolTable {
 // === impl PoolViews ===
 
 impl PoolViews {
-    /// The pool with this name, if it has a complete set of endpoints.
+    /// Returns the pool with this name, if it has a complete set of endpoints.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&PoolView> {
         self.0
@@ -63,7 +63,7 @@ impl PoolViews {
             .filter(|view| view.sources.complete)
     }
 
-    /// All views, complete or not.
+    /// Returns all views, complete or not.
     pub fn iter(&self) -> impl Iterator<Item = &PoolView> {
         self.0.values().map(AsRef::as_ref)
     }

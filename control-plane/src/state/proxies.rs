@@ -24,11 +24,8 @@ pub type Proxies = BTreeMap<u64, ConnectedProxy>;
 pub struct ProxyTables {
     /// Which client certificates give access to which pools.
     pub(crate) clients: ClientNames,
-    /// The state streams of proxies.
     pub streams: watch::Sender<Proxies>,
-    /// The EDS streams of Envoys.
     pub eds: watch::Sender<EdsStreams>,
-    /// The resources used by each origin.
     pub origins: Arc<OriginQuotas>,
     /// The state that the daemon's own ext_proc server has of each pool, in the same form as for a
     /// proxy. The map is empty if the server does not run.
@@ -60,14 +57,14 @@ pub struct ProxyPool {
     pub acked: Option<(Version, u64)>,
     /// The time when the proxy acknowledged that update.
     pub acked_at: Option<Instant>,
-    /// Endpoints withheld until the proxy's Envoy has them.
+    /// The number of endpoints that are withheld until the proxy's Envoy has them.
     pub withheld: usize,
     /// The reason why the proxy refused the last pool update; `None` if it did not.
     pub refused: Option<String>,
 }
 
-/// A stream's part in sharing the load of a pool. The part ends with the stream, and also when a
-/// newer stream of the process has replaced the stream.
+/// The membership of a stream's process in a pool whose load it shares. It ends with the stream, or
+/// when a newer stream of the process replaces the stream.
 #[derive(Debug)]
 pub struct PoolMembership {
     tables: Arc<ProxyTables>,
@@ -99,7 +96,6 @@ impl ProxyTables {
         }
     }
 
-    /// Locks the relay between proxies.
     pub fn relay(&self) -> MutexGuard<'_, PeerRelay> {
         self.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }

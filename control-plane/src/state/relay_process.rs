@@ -1,4 +1,4 @@
-//! The processes of a pool that share their load, and the part of it that was sent to each.
+//! The processes of a pool that share their load, and what was sent to each.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::state::backlog_sum::QueuedRequests;
 use crate::state::peer::Origin;
 
-/// The placements and load of a pool that were sent to a proxy.
+/// How much of a pool's placements and load was sent to a proxy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RelayCursor {
     pub(super) version: u64,
@@ -44,18 +44,18 @@ pub(super) struct RelayProcess {
     pub(super) backlog: QueuedRequests,
     pub(super) claimed: ClaimedPrompts,
     pub(super) received_at: Instant,
-    /// The time when the process's row was last used.
+    /// The time when the process's load report was last used.
     pub(super) counted_at: Option<Instant>,
-    /// The stamp of the last report that had one; 0 if no report had one.
+    /// The stamp of the last load report that had one; 0 if none had one.
     pub(super) stamp: u64,
 }
 
-/// At least this many of a process's last claims are remembered, and at most twice as many: a busy
+/// At least this many of a process's last claims are remembered, and at most twice as many. A busy
 /// proxy has half as many requests without a reply.
 const CLAIMS_MAX: usize = 1_024;
 
-/// The last prompts that a process claimed, each by its endpoint and first block. The process may
-/// withdraw these, and no claims of others.
+/// The last prompts that a process claimed when it sent them, each by its endpoint and first block.
+/// The process may withdraw these claims, and no others.
 #[derive(Debug, Default)]
 pub(super) struct ClaimedPrompts {
     newest: BTreeSet<(EndpointRef, u64)>,
@@ -65,7 +65,8 @@ pub(super) struct ClaimedPrompts {
 // === impl ClaimedPrompts ===
 
 impl ClaimedPrompts {
-    /// The claims in a message, without withdrawals of prompts that the process has not claimed.
+    /// Returns the claims in a message, without withdrawals of prompts that the process has not
+    /// claimed.
     pub(super) fn admit(&mut self, mut claims: &[u8]) -> Vec<u8> {
         let mut admitted = Vec::new();
         while let Some(claim) = placements::take(claims) {
@@ -102,7 +103,7 @@ impl ClaimedPrompts {
 // === impl RelayCursor ===
 
 impl RelayCursor {
-    /// The time when the proxy may next get a message. `None` means at once.
+    /// Returns the time when the proxy may next get a message. `None` means at once.
     #[must_use]
     pub fn due_at(&self) -> Option<Instant> {
         self.sent_at.map(|at| at + self.interval)

@@ -19,7 +19,6 @@ pub struct RequestReports {
     counters: Mutex<CounterStore>,
     decisions: Mutex<DecisionLog>,
     pools: Arc<PoolTable>,
-    /// The scrapers of all pools.
     scrapers: BTreeMap<Arc<str>, ScraperHandle>,
 }
 
@@ -28,7 +27,6 @@ pub struct RequestReports {
 pub struct ScraperHandle {
     /// Reports picked endpoints to the scraper.
     pub busy: BusyHint,
-    /// The counters of the scraper.
     pub stats: Arc<ScrapeStats>,
 }
 
@@ -45,18 +43,16 @@ impl RequestReports {
         }
     }
 
-    /// Locks the counters.
     pub fn counters(&self) -> MutexGuard<'_, CounterStore> {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The counters of a pool, each summed over all VMs that have reported it.
+    /// Returns the counters of a pool, each summed over all VMs that have reported it.
     #[must_use]
     pub fn totals(&self, pool: &str, now: Instant) -> CounterTotals {
         self.counters().totals(pool, now)
     }
 
-    /// Locks the sampled decisions.
     pub fn decisions(&self) -> MutexGuard<'_, DecisionLog> {
         self.decisions
             .lock()
@@ -111,7 +107,7 @@ impl RequestReports {
         }
     }
 
-    /// The counters of a pool's scraper.
+    /// Returns the counters of a pool's scraper.
     #[must_use]
     pub fn scrape_stats(&self, pool: &str) -> Option<&ScrapeStats> {
         self.scrapers.get(pool).map(|scraper| &*scraper.stats)

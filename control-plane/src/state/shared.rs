@@ -34,8 +34,8 @@ pub struct DaemonState {
 // === impl DaemonState ===
 
 impl DaemonState {
-    /// The state of a new daemon that stands by after `term`: no connections, and no views of the
-    /// pools that `scrapers` names. Only `clients` get these pools.
+    /// Creates the state of a new daemon that stands by after `term`: no connections, and no views
+    /// of the pools that `scrapers` names. Only `clients` get these pools.
     #[must_use]
     pub fn new(
         term: u64,

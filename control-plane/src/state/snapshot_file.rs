@@ -34,7 +34,7 @@ const MODE: u32 = 0o600;
 /// The largest file read, in bytes: several full pools with all their labels.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
-/// The time to wait after a change, so that several changes are written once.
+/// The time to wait after a change, so that several changes are written together.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The content of the file.
@@ -97,8 +97,8 @@ pub struct SnapshotFile {
 // === impl SavedState ===
 
 impl SavedState {
-    /// The current state of `pools`. For a pool without a complete set, the state comes from
-    /// `before`, the newest saved state.
+    /// Returns the current state of `pools`. For a pool without a complete set, the state comes
+    /// from `before`, the newest saved state.
     #[must_use]
     pub fn capture(
         shared: &DaemonState,
@@ -175,7 +175,7 @@ impl SavedState {
 // === impl SavedPool ===
 
 impl SavedPool {
-    /// The endpoints with slots and generations.
+    /// Returns the endpoints with slots and generations.
     #[must_use]
     pub fn endpoints(&self) -> Vec<(EndpointRef, Instance)> {
         let id = |e: &SavedEndpoint| EndpointRef {
@@ -249,7 +249,7 @@ impl SavedEndpoint {
 // === impl SnapshotFile ===
 
 impl SnapshotFile {
-    /// The file at `path`, which need not exist yet.
+    /// Returns the file at `path`, which need not exist yet.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         Self {
@@ -294,8 +294,7 @@ impl SnapshotFile {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved.clone());
     }
 
-    /// Replaces the file by `saved` atomically. A reader, or the next start after a crash, finds
-    /// the old or the new file, never a part of one.
+    /// Replaces the file by `saved` atomically, so that no reader finds a part of it.
     ///
     /// # Errors
     /// Returns the error of the file system. In this case the old file is intact.
@@ -320,7 +319,7 @@ impl SnapshotFile {
         Ok(())
     }
 
-    /// When the file was last written, in ms since the epoch; 0 means never.
+    /// Returns when the file was last written, in ms since the epoch; 0 means never.
     #[must_use]
     pub fn written_unix_ms(&self) -> u64 {
         self.written_unix_ms.load(Ordering::Relaxed)

@@ -88,9 +88,7 @@ pub struct TrafficSample {
 /// last bound there is no bucket width, so the bound itself is used for all greater values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatencyQuantiles {
-    /// The median.
     pub p50: f64,
-    /// The 99th percentile.
     pub p99: f64,
 }
 
@@ -118,7 +116,6 @@ impl TrafficRecorder {
         }
     }
 
-    /// Adds a sample of every pool.
     pub fn sample(&self, now: Instant) {
         for pool in &self.pools.names {
             let (totals, earlier) = {
@@ -129,7 +126,6 @@ impl TrafficRecorder {
         }
     }
 
-    /// Locks the samples.
     pub fn history(&self) -> MutexGuard<'_, TrafficHistory> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -138,9 +134,8 @@ impl TrafficRecorder {
 // === impl TrafficHistory ===
 
 impl TrafficHistory {
-    /// Adds a sample of `pool`: the difference between `totals` and the last call. `earlier` has
-    /// the counts from before this daemon ran. The first call adds no sample, because there is no
-    /// earlier call.
+    /// Adds a sample of `pool`: the difference between `totals` and those of the last call.
+    /// `earlier` has the counts from before this daemon ran. The first call adds no sample.
     pub fn record(
         &mut self,
         pool: &Arc<str>,
@@ -164,7 +159,7 @@ impl TrafficHistory {
         }
     }
 
-    /// The samples of each pool, oldest first.
+    /// Returns the samples of each pool, oldest first.
     pub fn pools(&self) -> impl Iterator<Item = (&Arc<str>, impl Iterator<Item = &TrafficSample>)> {
         self.pools
             .iter()
@@ -187,7 +182,7 @@ impl TrafficReading {
         }
     }
 
-    /// The growth since `before`. The growth of a count that fell is zero.
+    /// Returns the growth since `before`. The growth of a count that fell is zero.
     fn minus(&self, before: &Self) -> Self {
         let now = &self.all;
         let old = &before.all;
@@ -255,7 +250,7 @@ fn growth(now: &TotalsHistogram, before: &TotalsHistogram) -> TotalsHistogram {
 // === impl LatencyQuantiles ===
 
 impl LatencyQuantiles {
-    /// The quantiles of a histogram; `None` without values.
+    /// Returns the quantiles of a histogram; `None` without values.
     #[must_use]
     pub fn from_histogram(histogram: &TotalsHistogram) -> Option<Self> {
         (histogram.count() > 0).then(|| Self {

@@ -138,11 +138,11 @@ pub trait Backend: Send + Sync + 'static {
 
 /// A component that a backend follows.
 pub(crate) trait ComponentFollower: Send + 'static {
-    /// The next events, in order; `None` ends the stream.
+    /// Returns the next events, in order; `None` ends the stream.
     fn next(&mut self) -> impl Future<Output = Option<Vec<BackendEvent>>> + Send;
 }
 
-/// The events of `following`, one by one.
+/// Returns the events of `following` as a stream, one by one.
 pub(crate) fn stream(following: impl ComponentFollower) -> BoxStream<'static, BackendEvent> {
     futures::stream::unfold(following, |mut following| async move {
         Some((futures::stream::iter(following.next().await?), following))
@@ -173,12 +173,12 @@ impl Component {
         })
     }
 
-    /// The namespace of the component.
+    /// Returns the namespace of the component.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The name of the component in its namespace.
+    /// Returns the name of the component in its namespace.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -215,7 +215,7 @@ impl InstanceReadiness {
 // === impl InstanceRecord ===
 
 impl InstanceRecord {
-    /// The name of the instance.
+    /// Returns the name of the instance.
     pub fn name(&self) -> &str {
         &self.instance.name
     }

@@ -92,7 +92,7 @@ struct ScannedFile {
 // === impl DirectoryBackend ===
 
 impl DirectoryBackend {
-    /// A backend for the directory at `root`, which need not exist yet.
+    /// Creates a backend for the directory at `root`, which need not exist yet.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
@@ -188,7 +188,7 @@ impl DirectoryScanner {
         events
     }
 
-    /// At most [`RECORDS_MAX`] files, the known ones first, with a warning if there are more.
+    /// Returns at most [`RECORDS_MAX`] files, known ones first, and a warning if there are more.
     fn limited(&self, mut paths: BTreeSet<PathBuf>) -> (BTreeSet<PathBuf>, Option<String>) {
         let beyond = paths.len().saturating_sub(RECORDS_MAX);
         if beyond == 0 {
@@ -226,8 +226,8 @@ impl DirectoryScanner {
         events
     }
 
-    /// The files of the folder. A folder that does not exist has no files, because no instance has
-    /// registered yet.
+    /// Returns the files of the folder. A folder that does not exist has no files, because no
+    /// instance has registered yet.
     fn list(&self) -> Result<BTreeSet<PathBuf>, String> {
         let wrong = |e: io::Error| format!("{}: {e}", self.folder.display());
         let entries = match std::fs::read_dir(&self.folder) {
@@ -249,7 +249,7 @@ impl DirectoryScanner {
             }
         }
         if listed == FILES_LISTED_MAX {
-            // A file that is known stays while it exists.
+            // A known file stays in the list while it exists.
             let known = self.files.keys().filter(|path| path.exists());
             paths.extend(known.cloned());
         }

@@ -45,7 +45,7 @@ fn yes() -> bool {
 // === impl InstanceDocument ===
 
 impl InstanceDocument {
-    /// The document of an instance in its current state.
+    /// Returns the document of an instance in its current state.
     pub(crate) fn from_announcement(said: &Announcement, registrant: &Registrant) -> Self {
         Self {
             generation: said.generation.to_string(),
@@ -68,7 +68,7 @@ impl InstanceDocument {
         serde_json::from_slice(text).map_err(|e| e.to_string())
     }
 
-    /// The record of the instance with this id.
+    /// Returns the record of the instance with this id.
     pub(crate) fn record(self, id: &str, freshness: u64) -> Result<InstanceRecord, String> {
         let Self {
             generation,

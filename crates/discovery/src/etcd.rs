@@ -73,7 +73,7 @@ pub struct Etcd {
 // === impl Etcd ===
 
 impl Etcd {
-    /// A backend for that cluster. The backend does not connect yet.
+    /// Creates a backend for that cluster. The backend does not connect yet.
     ///
     /// # Errors
     /// Fails if no endpoint is given, or if an endpoint or a certificate is invalid.
@@ -258,8 +258,8 @@ impl EtcdFollower {
     }
 }
 
-/// The first key after all keys with `prefix`. The prefix ends in a slash, and `0` is the next
-/// character.
+/// Returns the first key after all keys with `prefix`. The prefix ends in a slash, and `0` is the
+/// next character.
 fn range_end(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {

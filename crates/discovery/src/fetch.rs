@@ -38,7 +38,7 @@ impl MetadataFetcher {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(FETCH_DEADLINE));
         connector.set_nodelay(true);
-        // Idle connections are not kept for one request every half minute.
+        // Idle connections are not kept, because there is only one request every half minute.
         Self(
             Client::builder(TokioExecutor::new())
                 .timer(TokioTimer::new())
@@ -107,7 +107,8 @@ fn entity_tag(headers: &HeaderMap) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// The innermost cause, for example "Connection refused" instead of "client error (Connect)".
+/// Returns the innermost cause, for example "Connection refused" instead of "client error
+/// (Connect)".
 fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut error = error;
     while let Some(source) = error.source() {

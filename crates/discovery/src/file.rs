@@ -61,8 +61,8 @@ fn allowed(instances: Vec<Instance>, local: LocalAddresses) -> Result<Vec<Instan
     Ok(instances)
 }
 
-/// The first [`INSTANCES_MAX`] endpoints of the file. If there are more, also an error that names
-/// the first one that is left out.
+/// Returns the first [`INSTANCES_MAX`] endpoints of the file. If there are more, also an error that
+/// names the first one that is left out.
 fn limited(mut instances: Vec<Instance>) -> Vec<SetChange> {
     let beyond = instances.split_off(instances.len().min(INSTANCES_MAX));
     let mut changes = vec![SetChange::Reset(instances)];

@@ -87,7 +87,7 @@ impl<C: Readable> PathWatcher<C> {
         }
     }
 
-    /// The path that is followed.
+    /// Returns the path that is followed.
     pub fn path(&self) -> &Path {
         &self.path
     }

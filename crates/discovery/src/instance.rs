@@ -80,7 +80,7 @@ pub const RECORDS_MAX: usize = 2 * INSTANCES_MAX;
 /// pool fits into one message to a proxy.
 pub const LABEL_BYTES_MAX: usize = 2048;
 
-/// The maximum number of labels of one instance, for the same reason.
+/// The maximum number of labels of one instance, so that a full pool fits into one message.
 pub const LABELS_MAX: usize = 64;
 
 /// The longest name or namespace, in bytes. DNS names, and so pods, have this limit.
@@ -111,7 +111,7 @@ impl LocalAddresses {
 // === impl Instance ===
 
 impl Instance {
-    /// Creates an instance with a name and an address only.
+    /// Creates an instance with only a name and an address.
     #[must_use]
     pub fn new(name: impl Into<String>, address: SocketAddr) -> Self {
         Self {
@@ -132,8 +132,8 @@ impl Instance {
         Self { metadata, ..self }
     }
 
-    /// The metadata of the instance. The metadata is empty if the instance has none, as for plain
-    /// vLLM. The metadata came with the instance, so reading it cannot fail. A change of the
+    /// Returns the metadata of the instance. The metadata is empty if the instance has none, as for
+    /// plain vLLM. The metadata came with the instance, so reading it cannot fail. A change of the
     /// metadata causes another `Added` event with the new value.
     pub fn metadata(&self) -> &Metadata {
         self.metadata.as_deref().unwrap_or(Metadata::empty())

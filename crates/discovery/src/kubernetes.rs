@@ -12,11 +12,11 @@
 //! | its condition becomes false otherwise, or it is terminating or no longer serving | Removed |
 //! | endpoint gone from its last slice, slice deleted, or absent from a new list | Removed |
 //!
-//! A Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`],
-//! not by its name, because two namespaces may have a component with the same name. The slices of a
-//! Service are found by `kubernetes.io/service-name`, because the slice controller copies the
-//! labels of the Service to the slices, not the labels of the pods. Labels of pods are read from
-//! the pods ([`labels`]).
+//! A Service is found by the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`] in its
+//! `spec.selector`, not by its name, because two namespaces may have a component with the same
+//! name. The slices of a Service are found by `kubernetes.io/service-name`, because the slice
+//! controller copies the labels of the Service to the slices, not the labels of the pods. Labels of
+//! pods are read from the pods ([`labels`]).
 //!
 //! [`InferencePools`] is the alternative: an `InferencePool` names its pods by selector.
 
@@ -119,7 +119,7 @@ pub fn client(mut config: Config) -> Result<Client, String> {
 // === impl Kubernetes ===
 
 impl Kubernetes {
-    /// A backend for one Kubernetes namespace of a cluster.
+    /// Creates a backend for one Kubernetes namespace of a cluster.
     #[must_use]
     pub fn new(client: Client, kube_namespace: impl Into<String>) -> Self {
         Self {
@@ -335,7 +335,7 @@ impl KubernetesFollower {
         }
     }
 
-    /// The new record of a pod in the slices, with its current labels.
+    /// Returns the new record of a pod in the slices, with its current labels.
     fn relabelled(&self, pod: &str) -> Option<BackendEvent> {
         let record = self.index.get(pod).filter(|_| self.withheld.is_none())?;
         Some(BackendEvent::Apply(self.labels.join(&record)))

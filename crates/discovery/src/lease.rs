@@ -33,7 +33,7 @@ pub const RENEW_PERIOD: Duration = Duration::from_secs(2);
 /// and a read costs little.
 pub const STANDBY_PERIOD: Duration = Duration::from_secs(1);
 
-/// The maximum time that one read and write may take together. Two of them fit into
+/// The maximum time that one read and write may take together. Two such attempts fit into
 /// [`RENEW_DEADLINE`].
 const ATTEMPT_DEADLINE: Duration = Duration::from_secs(4);
 
@@ -50,7 +50,7 @@ pub struct LeaseRecord {
 
 /// The store of a lease.
 pub trait LeaseStore: Send + Sync {
-    /// The current lease; `None` if there is none yet.
+    /// Returns the current lease; `None` if there is none yet.
     fn read(&self) -> BoxFuture<'_, Result<Option<LeaseRecord>, String>>;
 
     /// Writes `holder` if the lease is still as `expected`. Returns the new lease, or `None` if
@@ -112,8 +112,8 @@ impl Election {
         }
     }
 
-    /// The time to read the lease again: after a period with its jitter. If the lease of another
-    /// process expires earlier, a standby reads it exactly then.
+    /// Returns the time to read the lease again: after its interval, which `jitter` varies. If the
+    /// lease of another process expires earlier, a standby reads it exactly then.
     fn next_attempt(&self, began: Instant, jitter: f64) -> Instant {
         if self.renewed.is_some() {
             return began + RENEW_PERIOD.mul_f64(1.0 + jitter);
@@ -128,7 +128,7 @@ impl Election {
             .map_or(next, |at| at.min(next))
     }
 
-    /// The time until which this process leads without another renewal.
+    /// Returns the time until which this process leads without another renewal.
     fn leads_until(&self) -> Option<Instant> {
         self.renewed.map(|at| at + RENEW_DEADLINE)
     }
@@ -152,7 +152,7 @@ pub async fn campaign(
     tokio::pin!(stop);
     'wanted: loop {
         let began = Instant::now();
-        // The leader stops leading in time if the store does not answer.
+        // If the store does not answer, the attempt ends in time for the leader to stop leading.
         let until = election
             .leads_until()
             .filter(|until| *until > began)

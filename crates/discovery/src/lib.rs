@@ -92,7 +92,7 @@ pub enum SetChange {
 /// A stream of changes that ends only with its backend.
 pub type SetChanges = BoxStream<'static, SetChange>;
 
-/// A set that never changes.
+/// Returns a set that never changes.
 #[must_use]
 pub fn fixed(instances: Vec<Instance>) -> SetChanges {
     futures::stream::iter([SetChange::Reset(instances)])

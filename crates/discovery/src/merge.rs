@@ -82,7 +82,7 @@ impl MergedChanges {
         }
     }
 
-    /// The whole set of instances. `None` until every source has sent its set.
+    /// Returns the whole set of instances. `None` until every source has sent its set.
     fn all(&self) -> Option<Vec<Instance>> {
         let mut all = Vec::new();
         let mut names = BTreeSet::new();

@@ -61,7 +61,7 @@ pub enum MetadataError {
     /// The metadata is not a JSON object.
     #[error("metadata is not a JSON object: {0}")]
     NotAnObject(String),
-    /// A key that is interpreted here has an invalid value.
+    /// A key that this module reads has an invalid value.
     #[error("metadata: {0}")]
     Invalid(String),
 }
@@ -72,8 +72,8 @@ impl Metadata {
     /// Creates metadata from a map.
     ///
     /// # Errors
-    /// Returns [`MetadataError`] if the metadata is too large, or a key that is interpreted here
-    /// has an invalid value.
+    /// Returns [`MetadataError`] if the metadata is too large, or a key that this module reads has
+    /// an invalid value.
     pub fn try_new(map: Map<String, Value>) -> Result<Self, MetadataError> {
         let bytes = serde_json::to_vec(&map)
             .map_err(|e| MetadataError::NotAnObject(e.to_string()))?
@@ -94,24 +94,24 @@ impl Metadata {
         Self { map }.validated(text.len())
     }
 
-    /// Empty metadata.
+    /// Returns empty metadata.
     #[must_use]
     pub fn empty() -> &'static Self {
         static EMPTY: OnceLock<Metadata> = OnceLock::new();
         EMPTY.get_or_init(Self::default)
     }
 
-    /// The whole object.
+    /// Returns the whole object.
     pub fn map(&self) -> &Map<String, Value> {
         &self.map
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key)
     }
 
-    /// The keys that are interpreted here, with their values.
+    /// Returns the keys that this module reads, with their values.
     pub fn understood(&self) -> Map<String, Value> {
         let understood =
             |key: &str| ["Model", "model", "models", "Transport", "transport"].contains(&key);
@@ -122,13 +122,13 @@ impl Metadata {
             .collect()
     }
 
-    /// The models that the instance serves; empty if it names none.
+    /// Returns the models that the instance serves; empty if it names none.
     pub fn models(&self) -> Vec<ModelCard> {
         self.try_models().unwrap_or_default()
     }
 
-    /// The address for the instance's traffic, if its metadata sets one. `own` is the address of
-    /// the instance. Traffic to another host is refused.
+    /// Returns the address for the instance's traffic, if its metadata sets one. `own` is the
+    /// address of the instance. Traffic to another host is refused.
     ///
     /// # Errors
     /// Fails if the address is not `IP:PORT`, has no valid port, or is on another host.
@@ -227,7 +227,7 @@ fn model(value: &Value) -> Result<ModelCard, MetadataError> {
     })
 }
 
-/// The address that a server reports when it listens on all of its addresses.
+/// Whether this is the address that a server reports when it listens on all of its addresses.
 fn is_anywhere(ip: IpAddr) -> bool {
     ip.is_unspecified()
 }

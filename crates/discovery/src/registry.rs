@@ -1,4 +1,4 @@
-//! The registering side: a handle that keeps the registration and ends it when dropped.
+//! Registers instances: a handle keeps the registration, and ends it when dropped.
 //!
 //! One watch channel holds the state of the instance. The routes of [`crate::serve`] read it, the
 //! backend follows it, and only the handle writes it. So metadata can be read as soon as it is set,
@@ -113,7 +113,7 @@ impl Registrant {
         }
     }
 
-    /// The instance id of this generation in that component.
+    /// Returns the instance id of this generation in that component.
     pub(crate) fn id(
         &self,
         component: &Component,
@@ -149,7 +149,8 @@ impl InstanceHandle {
         }
     }
 
-    /// The unique id of the instance in the registry. In Kubernetes it is the name of the pod.
+    /// Returns the unique id of the instance in the registry. In Kubernetes it is the name of the
+    /// pod.
     pub fn instance_id(&self) -> &str {
         &self.id
     }
@@ -157,8 +158,8 @@ impl InstanceHandle {
     /// Replaces the metadata of the instance. Readers get it at once.
     ///
     /// # Errors
-    /// Returns [`MetadataError`] if the metadata is too large, or a key that is interpreted here
-    /// has an invalid value. In this case the old metadata stays.
+    /// Returns [`MetadataError`] if the metadata is too large, or a key that this crate reads has
+    /// an invalid value. In this case the old metadata stays.
     pub fn set_metadata(&self, metadata: Map<String, Value>) -> Result<(), MetadataError> {
         let metadata = Arc::new(Metadata::try_new(metadata)?);
         self.announcement.send_if_modified(|said| {
@@ -230,19 +231,19 @@ impl fmt::Display for InstanceStatus {
     }
 }
 
-/// A unique generation of this process.
+/// Returns a unique generation of this process.
 pub(crate) fn new_generation() -> Arc<str> {
     format!("{:016x}-{}", random(), std::process::id()).into()
 }
 
-/// A random number, uniform in 0..=1.
+/// Returns a random number, uniform in 0..=1.
 #[cfg(any(feature = "kubernetes", feature = "etcd"))]
 pub(crate) fn chance() -> f64 {
     f64::from(u16::try_from(random() >> 48).unwrap_or(0)) / f64::from(u16::MAX)
 }
 
-/// A random number from the keys of a new hasher, the only source of randomness in the standard
-/// library.
+/// Returns a random number from the keys of a new hasher, the only source of randomness in the
+/// standard library.
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())

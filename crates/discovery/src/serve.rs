@@ -19,7 +19,8 @@ use tokio::sync::watch;
 
 use crate::registry::{Announcement, InstanceHandle, InstanceStatus};
 
-/// The routes of an instance. After its handle is dropped, they report that it is not ready.
+/// Returns the routes of an instance. After its handle is dropped, they report that it is not
+/// ready.
 pub fn router(handle: &InstanceHandle) -> Router {
     Router::new()
         .route("/metadata", get(metadata))

@@ -8,17 +8,17 @@
 //!                            ▼                ▼                        ▼
 //!                         NotReady         Pending                  Refused               not published (Removed if it was)
 //! ```
-//! The time of a function depends on the rows that it changes and on rows with the same address,
-//! never on the size of the table. An event carries the full value, and is published only if the
-//! value changed.
+//! The running time of a function depends on the instances that it changes and on those with the
+//! same address, never on the size of the table. An event carries the full value, and is published
+//! only if the value changed.
 //!
 //! At most [`INSTANCES_MAX`] instances are published. Later instances wait as refused until a
 //! published one is removed. The oldest record then takes its place.
 //!
 //! **Mass disappearance.** If the first list after an outage lacks more than half of the published
 //! instances, the backend has more likely lost its state than the servers have gone. The missing
-//! rows then stay unchanged for [`HOLD`]. The backend lists again meanwhile. Rows that are still
-//! missing at the end are removed.
+//! instances then stay unchanged for [`HOLD`]. The backend lists again meanwhile. Instances that
+//! are still missing at the end are removed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -85,8 +85,8 @@ struct InstanceRow {
 #[derive(Debug)]
 struct RemovalHold {
     until: Instant,
-    /// The rows that change when the hold ends. A row gets this record. Without a record, the row
-    /// is removed.
+    /// The instances that change when the hold ends. Each then gets its record here, or is removed
+    /// if it has none.
     doomed: BTreeMap<Arc<str>, Option<Arc<InstanceRecord>>>,
 }
 
@@ -101,7 +101,7 @@ impl InstanceTable {
         }
     }
 
-    /// The changes of the published set since the last call.
+    /// Returns the changes of the published set since the last call.
     pub(crate) fn take_events(&mut self) -> Vec<InstanceEvent> {
         std::mem::take(&mut self.events)
     }
@@ -188,7 +188,7 @@ impl InstanceTable {
         self.fill(now);
     }
 
-    /// The time when the next fetch or the end of a hold is due.
+    /// Returns the time when the next fetch or the end of a hold is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let hold = self.hold.as_ref().map(|hold| hold.until);
         self.due
@@ -199,14 +199,14 @@ impl InstanceTable {
             .min()
     }
 
-    /// The published instances, by id.
+    /// Returns the published instances, by id.
     pub(crate) fn published_instances(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<Instance>)> {
         self.rows
             .iter()
             .filter_map(|(id, row)| row.published.as_ref().map(|instance| (id, instance)))
     }
 
-    /// All recently seen instances.
+    /// Returns all recently seen instances.
     pub(crate) fn seen(&self) -> Vec<InstanceSummary> {
         let rows = self.rows.iter().map(|(id, row)| InstanceSummary {
             id: Arc::clone(id),
@@ -227,7 +227,7 @@ impl InstanceTable {
             .is_some_and(|hold| hold.doomed.contains_key(id))
     }
 
-    /// Ends the hold of one row, because the backend has reported it again.
+    /// Ends the hold of one instance, because the backend has reported it again.
     fn release(&mut self, id: &str) {
         if let Some(hold) = &mut self.hold {
             hold.doomed.remove(id);
@@ -304,7 +304,7 @@ impl InstanceTable {
         });
     }
 
-    /// Updates a row, and the rows that compete for its address.
+    /// Updates an instance, and those that compete for its address.
     fn refresh(&mut self, id: &Arc<str>, now: ClockReading) {
         let Some(row) = self.rows.get_mut(id) else {
             return;
@@ -338,7 +338,7 @@ impl InstanceTable {
         }
     }
 
-    /// The id with the greatest claim on the address of a row.
+    /// Returns the id with the greatest claim on the address of an instance.
     fn owner(&self, id: &str) -> Option<&Arc<str>> {
         let (address, _) = self.rows.get(id)?.claim.as_ref()?;
         let (_, _, owner) = self.claims.get(address)?.last()?;
@@ -356,7 +356,7 @@ impl InstanceTable {
         heir
     }
 
-    /// Publishes the change of a row, if there is one.
+    /// Publishes the change of an instance, if there is one.
     fn settle(&mut self, id: &Arc<str>, now: ClockReading) {
         let held = self.is_held(id);
         let owner = self.owner(id).cloned();
@@ -413,8 +413,8 @@ impl InstanceRow {
         )
     }
 
-    /// The instance as it would be published if it wins its address, or the reason why it is not
-    /// published.
+    /// Returns the instance as it would be published if it wins its address, or the reason why it
+    /// is not published.
     fn candidate(
         &self,
         policy: MetadataPolicy,
@@ -470,7 +470,7 @@ impl InstanceRow {
             .map_or_else(|| Arc::new(instance), Arc::clone))
     }
 
-    /// The state of the row while `candidate` is published.
+    /// Returns the state of the instance while `candidate` is published.
     fn published_state(&self, candidate: &Instance) -> InstanceState {
         match (&candidate.unconfirmed, &self.metadata.failure) {
             (Some(why), _) => InstanceState::Unconfirmed(why.to_string()),

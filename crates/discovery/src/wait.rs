@@ -1,4 +1,4 @@
-//! Waits until a time that may not be set, and after errors.
+//! Waits until an optional time, and after errors.
 
 use tokio::time::Instant;
 
@@ -10,8 +10,8 @@ pub(crate) async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// The time to wait after this many errors in a row: from 250 ms, doubled up to 10 s. Half of the
-/// wait is random, so that not all daemons connect again at once.
+/// Returns the time to wait after this many errors in a row: from 250 ms, doubled up to 10 s. Half
+/// of the wait is random, so that not all daemons connect again at once.
 #[cfg(any(feature = "kubernetes", feature = "etcd"))]
 pub(crate) fn wait_after(errors: u32) -> std::time::Duration {
     std::time::Duration::from_millis(250 << errors.min(16))

@@ -1,10 +1,10 @@
-//! The reading side: list and watch, the same for every backend.
+//! Lists and watches instances, in the same way for every backend.
 //!
 //! Each followed component has one task. The task feeds events of the backend and metadata of
-//! instances into the component's [`InstanceTable`] and publishes the changes. Followers subscribe
-//! under the lock under which the table changes, so no change is lost between a list and the watch
-//! after it. A follower that lags behind gets the current table instead of an unbounded queue, and
-//! does not slow other followers down.
+//! instances into the component's [`InstanceTable`] and publishes the changes. A follower reads the
+//! changes. It subscribes under the lock under which the table changes, so no change is lost
+//! between a list and the watch after it. A follower that lags behind gets the current table
+//! instead of an unbounded queue, and does not slow other followers down.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -36,9 +36,9 @@ const EVENTS_MAX: usize = 2048;
 /// ms do not matter for a server that took a minute to load its model. Removals are sent at once.
 pub const GATHER: Duration = Duration::from_millis(20);
 
-/// How long the first set waits for metadata. Otherwise a daemon that just became the leader would
-/// briefly remove every instance whose metadata has not arrived. The daemon does not wait longer
-/// for an instance that does not answer.
+/// How long the first set of instances waits for metadata. Otherwise a daemon that just became the
+/// leader would briefly remove every instance whose metadata has not arrived. The daemon does not
+/// wait longer for an instance that does not answer.
 const FIRST_SET_MAX: Duration = Duration::from_secs(3);
 
 /// Lists and watches instances.
@@ -78,12 +78,12 @@ pub enum DiscoveryError {
 /// The status of a component's backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackendStatus {
-    /// Whether it has sent its whole set at least once.
+    /// Whether the backend has sent its whole set at least once.
     pub synced: bool,
-    /// The reason why it cannot be reached or read now. The last known set stays in use. `None` if
-    /// it can be reached.
+    /// The reason why the backend cannot be reached or read now; `None` if it can. The last known
+    /// set stays in use.
     pub error: Option<String>,
-    /// The time when its last event arrived, which gives the age of the set.
+    /// The time when the backend's last event arrived, which gives the age of the set.
     pub last_contact: Option<SystemTime>,
     /// Settings for gateways, if the registry has them.
     pub requirements: Option<PoolRequirements>,
@@ -148,8 +148,8 @@ impl<B: Backend> Discovery<B> {
         Self { local, ..self }
     }
 
-    /// Follows a component as whole sets, for the daemon. An addition is sent within [`GATHER`] and
-    /// a removal at once. Nothing is sent while nothing changes.
+    /// Follows a component for the daemon, as whole sets of instances. An addition is sent within
+    /// [`GATHER`] and a removal at once. Nothing is sent while nothing changes.
     ///
     /// # Errors
     /// Returns [`DiscoveryError::Name`] if a name is invalid.
@@ -229,7 +229,7 @@ impl<B: Backend> ServiceDiscovery for Discovery<B> {
 
 // === Followed ===
 
-/// A followed component, for its status and its instances.
+/// A handle of a followed component, from which its status and its instances are read.
 #[derive(Clone, Debug)]
 pub struct WatchedComponent(Arc<ComponentHub>);
 
@@ -239,7 +239,7 @@ impl WatchedComponent {
         self.0.shared.status.subscribe()
     }
 
-    /// All recently seen instances, published or not, with the reason.
+    /// Returns all recently seen instances, published or not, with the reason.
     pub fn seen(&self) -> Vec<InstanceSummary> {
         self.0.shared.table().seen()
     }
@@ -426,7 +426,7 @@ impl fmt::Debug for InstanceEvents {
 
 // === Feed ===
 
-/// Turns events into whole sets.
+/// Turns events into whole sets of instances.
 struct SetFeed {
     events: InstanceEvents,
     status: watch::Receiver<BackendStatus>,

@@ -41,8 +41,8 @@ const KEPT_BYTES_MAX: usize = 16_384;
 pub struct ParsedRequest<P> {
     /// The requested model, unescaped. The name is empty only if the API does not need a model.
     pub model: String,
-    /// The position of its JSON string in the body, quotes included. `None` without a model, and in
-    /// protobuf, because replacing a string there would change the lengths around it.
+    /// The position of the model's JSON string in the body, quotes included. `None` without a
+    /// model, and in protobuf, because replacing a string there would change the lengths around it.
     pub model_span: Option<Range<usize>>,
     /// Whether the client wants a stream of events.
     pub stream: bool,
@@ -74,7 +74,7 @@ pub struct ParsedRequest<P> {
     model_escaped: Option<Box<[u8]>>,
 }
 
-/// The place in a body with the value of `cache_salt` that the engine reads.
+/// Where a body has the `cache_salt` value that the engine reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SaltPlace {
     /// The body has no such member.
@@ -346,8 +346,8 @@ mod tests {
     use super::*;
     use crate::json::steps;
 
-    /// Reads bodies that make a careless reader quadratic, each at a size and at four times that
-    /// size.
+    /// Reads bodies for which a careless reader takes quadratic time, each at a size and at four
+    /// times that size.
     #[test]
     fn work_grows_with_the_body_and_no_faster() {
         for (before, repeated, after) in [

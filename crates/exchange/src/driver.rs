@@ -3,8 +3,8 @@
 //!
 //! A host connects a proxy with this crate: the wasm filter, the ext_proc server, a native Envoy
 //! module. A host only translates calls. The driver decides the rest: the phases, parking, whether
-//! headers and bytes are held, when a body is read, whether a request may be retried, when a pick
-//! is released, which endpoint served, and what is counted.
+//! headers and bytes are held, and when a body is read. It also decides whether a request may be
+//! retried, when a pick is released, which endpoint served, and what is counted.
 //!
 //! ```text
 //!                    Started
@@ -40,11 +40,11 @@
 //! | event | call | afterwards |
 //! |---|---|---|
 //! | request headers | [`RequestDriver::request_headers`] | follow the [`FilterStatus`] |
-//! | piece of the request body | [`RequestDriver::request_body`], the size so far | follow |
-//! | request trailers | [`RequestDriver::request_trailers`] | follow |
+//! | piece of the request body | [`RequestDriver::request_body`], the size so far | follow it |
+//! | request trailers | [`RequestDriver::request_trailers`] | follow it |
 //! | state arrived, a time that the driver gave, or a held request is due | [`RequestDriver::resume`] | on `Go`, resume |
-//! | response headers | [`RequestDriver::response_headers`] | follow |
-//! | piece of the response body | [`RequestDriver::response_body`] | follow |
+//! | response headers | [`RequestDriver::response_headers`] | follow it |
+//! | piece of the response body | [`RequestDriver::response_body`] | follow it |
 //! | response trailers | [`RequestDriver::response_trailers`] | let them go on |
 //! | about once a second after the pick | [`RequestDriver::check_reply`] | |
 //! | end of the stream, for any reason | [`RequestDriver::end`] | |
@@ -54,8 +54,8 @@
 //!
 //! In each event, the driver calls the host in this order:
 //!
-//! 1. Request headers: `find_pool`, then `wait_for_body` if the body is read. Without a pool: only
-//!    `count`. Then, for a long body, `body_piece` while the body arrives.
+//! 1. Request headers: `find_pool`, then `wait_for_body` if the body is read. Without a pool, only
+//!    `count`. While a long body arrives, `body_piece`.
 //! 2. Decision: `body_piece`, or `take_body` if the body is complete; `with_pool`
 //!    ([`PoolUse::Resolve`]); `subset_hint`; `with_pool` ([`PoolUse::Pick`]); `log_decision`. Then
 //!    `forward` and `count`, or `count` and `reply`, or `park` or `hold`, and `keep_body`.
@@ -66,12 +66,12 @@
 //!
 //! # What a host must never do
 //!
-//! - Let a request go on while the last flow was [`FilterStatus::Hold`].
+//! - Let a request go on after a [`FilterStatus::Hold`].
 //! - Call the driver from one of its own methods, or block in one.
 //! - Leave out [`RequestDriver::end`]: the endpoint would seem loaded forever. A second call does
 //!   no harm.
 //! - Keep the pool locked after [`RequestHost::with_pool`] returns.
-//! - Change a body except where the driver says so, or read it to decide.
+//! - Change a body where the driver does not say so, or read it to decide.
 //!
 //! All calls are dispatched statically, and bodies are handed over without a copy. So a driver
 //! costs as much as the same code inside the host.
@@ -116,7 +116,7 @@ pub struct RequestDriver<H: RequestHost> {
 enum BodyDelivery {
     /// No piece arrived.
     None,
-    /// Each piece was held or went on, as the flow of its event said.
+    /// Each piece was held or went on, as the [`FilterStatus`] of its event said.
     InStep,
     /// Pieces went on by [`RequestDriver::resume`], so the next one is held.
     Ahead,
@@ -296,7 +296,7 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// Ends the request with a reply of the host's own.
+    /// Ends the request with the host's own reply.
     pub fn answer(&mut self, host: &mut H, reply: LocalReply) -> FilterStatus {
         self.end(host);
         self.exchange.phase = ExchangePhase::Answered { uncounted: None };
@@ -375,8 +375,8 @@ impl<H: RequestHost> RequestDriver<H> {
         matches!(self.response, ResponseBody::Restore | ResponseBody::Hold)
     }
 
-    /// Returns the flow of the current phase. A request goes on only if it is decided, or needs no
-    /// decision.
+    /// Returns the status for the current phase. A request goes on only if it is decided, or needs
+    /// no decision.
     fn flow(&self) -> FilterStatus {
         match self.exchange.phase {
             ExchangePhase::Started

@@ -1,11 +1,11 @@
 //! A JSON reader that validates everything it passes, copies nothing and never recurses.
 //!
-//! Chat bodies are a few long strings in a thin frame, so the reader spends nearly all the time on
-//! finding the ends of strings ([`scan`]). The frame is read byte by byte. The caller reads the
-//! parts that it knows with [`JsonReader::members`] and [`JsonReader::elements`], and the reader
-//! skips the rest. A field of an unexpected type is treated as absent, because the engine checks
-//! its own fields. Skipping is a loop with one bit for each open container, so no input can exhaust
-//! the stack.
+//! Chat bodies are mostly a few long strings, so the reader spends nearly all the time on finding
+//! the ends of strings ([`scan`]). All else is read byte by byte. The caller reads the parts that
+//! it knows with [`JsonReader::members`] and [`JsonReader::elements`], and the reader skips the
+//! rest. A field of an unexpected type is treated as absent, because the engine checks its own
+//! fields. Skipping is a loop with one bit for each open container, so no input can exhaust the
+//! stack.
 //!
 //! The reader accepts RFC 8259 and no more (no byte order mark, no `NaN`). As in Python, a string
 //! may contain an escaped surrogate without its other half; the RFC leaves readers free to accept
@@ -22,9 +22,9 @@ mod utf8;
 pub(crate) mod visitor;
 pub mod write;
 
-/// The maximum number of containers that may be open at once. A `u128` has as many bits. Real
-/// bodies (tool schemas are the deepest part) stay below 30. `serde_json` and pydantic stop between
-/// 128 and 200, so engines would hardly accept a body that is refused here.
+/// The maximum number of containers (objects and arrays) that may be open at once. A `u128` has as
+/// many bits. Real bodies (tool schemas are the deepest part) stay below 30. `serde_json` and
+/// pydantic stop between 128 and 200, so engines would hardly accept a body that is refused here.
 pub const DEPTH_MAX: u32 = u128::BITS;
 
 /// The reason why the bytes are not accepted as JSON. The sender caused the error. Sending the same
@@ -37,7 +37,7 @@ pub enum JsonError {
         /// early, this is its length.
         offset: usize,
     },
-    /// More than [`DEPTH_MAX`] containers inside each other.
+    /// More than [`DEPTH_MAX`] nested containers.
     TooDeep,
 }
 
@@ -352,8 +352,8 @@ impl<'b> JsonReader<'b> {
         closes
     }
 
-    /// Passes the comma (true) or the closing bracket (false). The cursor is after a value in a
-    /// container.
+    /// Passes the comma and returns true, or passes the closing bracket and returns false. The
+    /// cursor is after a value in a container.
     fn more(&mut self, bracket: u8) -> Result<bool> {
         let comma = match self.next_byte() {
             Some(b',') => true,
@@ -479,8 +479,8 @@ fn code_unit(bytes: &[u8], at: usize) -> u32 {
         .unwrap_or(0)
 }
 
-/// Counts the steps of this thread: examined bytes of the frame and blocks of strings. Tests use
-/// these counts instead of times to show that reading is linear.
+/// Counts the steps of this thread: examined bytes outside strings, and blocks of strings. Tests
+/// use these counts instead of times to show that reading is linear.
 #[cfg(test)]
 pub(crate) mod steps {
     use std::cell::Cell;

@@ -7,7 +7,7 @@ use crate::number;
 /// The longest report read, in bytes. vLLM's is about 100.
 const REPORT_BYTES_MAX: usize = 4_096;
 
-/// The parts of a report that matter here.
+/// The metrics of a report that are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct OrcaLoad {
     kv_cache_utilization: Option<f32>,

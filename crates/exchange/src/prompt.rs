@@ -14,8 +14,8 @@ pub struct HashSettings {
     blocks_max: usize,
 }
 
-/// The sums of a prompt's text. The sums do not depend on the model, because a body may name its
-/// model last.
+/// The sums of a prompt's text, from which its block hashes are made. They do not depend on the
+/// model, because a body may name its model last.
 #[derive(Clone, Debug)]
 pub struct PromptSums {
     settings: HashSettings,

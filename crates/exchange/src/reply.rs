@@ -200,7 +200,7 @@ impl Refusal {
                 "proxy-failed",
                 "the gateway could not send the request under its model's name",
             ),
-            // llm-d says this for every cause.
+            // llm-d gives this reason for every cause.
             Self::GivenUp { .. } => row(
                 429,
                 "evicted",

@@ -2,8 +2,8 @@
 //!
 //! The name is the value of `model` in the outermost object of an unstreamed reply or of an event's
 //! data, or in the object that wraps it in events of some APIs (`response.model`, `message.model`).
-//! The value is replaced only if it is the name that was sent, in any JSON spelling. Text that
-//! contains the name stays. All other bytes pass unchanged, even if they are not JSON.
+//! The value is replaced only if it is the name that was sent, in any JSON spelling. Other text
+//! that contains the name stays. All other bytes pass unchanged, even if they are not JSON.
 //!
 //! **Only the value of `model` is held back**, and only while it can still become the name that was
 //! sent. Events pass as they arrive, and may be cut anywhere.

@@ -106,9 +106,7 @@ pub struct RetrySettings {
 /// configuration.
 #[derive(Clone, Debug)]
 pub struct ExchangeSettings {
-    /// The place where the ranked list is written.
     pub destination: DestinationSettings,
-    /// The place where the subset hint is read.
     pub subset: SubsetSettings,
     /// When a request on an inference path is decided.
     pub decide_at: DecideAt,
@@ -144,9 +142,7 @@ pub struct ExchangeSettings {
     pub slo_headers: HeaderTrust,
     /// The values that flow control reads from a request.
     pub flow: FlowRequestSettings,
-    /// Selects the decisions that are recorded.
     pub decision_log: DecisionLogSettings,
-    /// The actions after a failed attempt.
     pub retry: RetrySettings,
 }
 

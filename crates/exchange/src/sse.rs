@@ -51,7 +51,7 @@ pub struct ResponseReader {
     stored_ids: u8,
 }
 
-/// The facts read so far, besides content.
+/// The facts read from the response so far, except its content.
 #[derive(Clone, Copy, Debug, Default)]
 struct ResponseFacts {
     usage: TokenUsage,

@@ -251,8 +251,8 @@ mod tests {
         );
     }
 
-    /// Reading returns what was written. Of bytes that a client made up, only those that begin with
-    /// the text of the result are accepted.
+    /// Reading returns what was written. Made-up bytes are accepted only if they begin with the
+    /// text that the result writes.
     #[test]
     fn reading_is_the_inverse_of_writing_for_any_bytes() {
         let mut rng = scheduler::Rng::seeded(7);

@@ -23,8 +23,8 @@ pub struct AnswerBody {
     pub pieces: BodyPieces,
     /// Request or response.
     pub direction: BodyDirection,
-    /// Whether the mode is full duplex: Envoy forwards only these pieces. Otherwise each piece
-    /// answers one that Envoy sent.
+    /// Whether the mode is full duplex, where Envoy forwards only these pieces. Otherwise each
+    /// piece answers one that Envoy sent.
     pub duplex: bool,
     /// Whether the last piece ends the body.
     pub ends: bool,

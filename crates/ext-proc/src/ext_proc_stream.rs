@@ -1,5 +1,5 @@
-//! One ext_proc stream: a [`RequestDriver`] and its host. Messages in, answers out; no sockets, no
-//! waiting.
+//! One ext_proc stream: a [`RequestDriver`] and its host. The stream takes messages and gives
+//! answers, without sockets or waiting.
 //!
 //! The driver decides what is done, and when (see [`exchange::driver`]). The mode in which the
 //! proxy sends bodies decides which answer has the destination:
@@ -172,16 +172,16 @@ impl ExtProcStream {
     }
 
     /// Continues a parked or held request, because the pool has state, `now` is the deadline, or
-    /// the pool named the request. Answers a request that was sent if the pool gives it up, because
-    /// Envoy takes an immediate response until the response headers.
+    /// the pool named the request. If the pool gives up a request that was sent, answers it,
+    /// because Envoy accepts an immediate response until the response headers.
     pub fn retry(&mut self, now: Timestamp) -> StreamAction {
         self.host.parking = None;
         self.driver.resume(&mut self.host, now);
         self.host.action()
     }
 
-    /// Frees the place of a request if the pieces that the proxy sends show that its client does
-    /// not read the reply.
+    /// Stops counting a request at its endpoint if the proxy's pieces show that its client does not
+    /// read the reply.
     pub fn check_reply(&mut self, now: Timestamp) {
         self.driver.check_reply(&mut self.host, now);
     }
@@ -255,7 +255,7 @@ impl ExtProcStream {
             let last = end_of_stream || mode == BodyMode::Buffered;
             self.driver.response_body(&mut self.host, size, last);
         }
-        // The driver does not take a piece that it does not read.
+        // If the driver did not take the piece, forward it unread.
         if let Some(ResponsePiece { bytes, ends }) = self.host.piece.take() {
             self.host.forward_body(BodyDirection::Response, bytes, ends);
         }

@@ -21,7 +21,7 @@ pub const MESSAGE_BYTES_MAX: usize = 33 << 20;
 /// and attributes. Envoy accepts 60 KiB of headers by default.
 pub const ENVELOPE_BYTES_MAX: usize = 256 << 10;
 
-/// A decoded message without its body takes at most this many times its bytes: an empty header is
+/// A decoded message without its body takes at most this many times its bytes. An empty header is
 /// two bytes, and 72 when decoded, in a list that is copied as it grows.
 pub const EXPANSION_MAX: usize = 80;
 
@@ -258,7 +258,7 @@ impl MessageLayout {
 // === impl BodyField ===
 
 impl BodyField {
-    /// `Some(None)` for a body without bytes, or with bytes in several places.
+    /// Finds the parts of a body; `Some(None)` if it has no bytes, or has them in several places.
     #[expect(
         clippy::option_option,
         reason = "the outer `None` means an invalid message"

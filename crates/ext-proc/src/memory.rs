@@ -4,10 +4,10 @@
 //! waits for its last byte, answers that the proxy has not taken. The sum over all streams stays
 //! within [`HELD_BYTES_MAX`]. A stream may hold at most a quarter of the memory that the other
 //! streams leave. The more bytes are held, the fewer bytes a single stream may add. So a few large
-//! bodies do not block all other requests, and a small request still gets memory. A client has
-//! three quarters of what other clients leave, and a stream may hold at most half of what is left
-//! of that. Beyond that, a client may hold one longest body if room for another one is left. So
-//! however much one client holds, three others may send the longest body at the same time.
+//! bodies do not block all other requests, and a small request still gets memory. A client may hold
+//! three quarters of what other clients leave, and each of its streams at most half of what is left
+//! of that. Beyond that, a client may hold one body of maximum length if there is room for another.
+//! So however much one client holds, three others may send the longest body at the same time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

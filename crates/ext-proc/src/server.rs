@@ -1,8 +1,8 @@
 //! The state of the ext_proc server: one [`ManagedPool`] for each pool, as each worker of a proxy
 //! has one.
 //!
-//! The server applies the messages that proxies receive. The server refuses and acknowledges
-//! messages as a proxy does, so that the daemon reuses no slot that the server still uses.
+//! The server applies, refuses and acknowledges the daemon's messages as a proxy does, so that the
+//! daemon reuses no slot that the server still uses.
 //!
 //! A pool is behind a lock that is held for one step of one exchange, some tens of µs, and never
 //! across a wait.
@@ -54,7 +54,7 @@ pub struct ExtProcServer {
     /// Finds pools by their Services; unset if no pool has one.
     services: OnceLock<Box<dyn ServiceDirectory>>,
     began: Instant,
-    /// Places for requests that wait for state.
+    /// Permits for requests that wait for state.
     parking: Arc<Semaphore>,
     streams: Arc<StreamCounts>,
     open_streams: OpenStreams,
@@ -174,7 +174,7 @@ impl ExtProcServer {
         Timestamp(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// The moment of the runtime's clock that is `time`.
+    /// Converts `time` to the runtime's clock.
     #[must_use]
     pub fn instant_of(&self, time: Timestamp) -> Instant {
         self.began + Duration::from_nanos(time.0)
@@ -288,8 +288,8 @@ impl AsRef<ManagedPool> for ServedPoolState {
 }
 
 impl ServedPoolState {
-    /// The periodic work: a slice of the prefix index, the ejections, and requests that may have
-    /// room. Returns whether the pool has joined the proxies that share their load.
+    /// Does the periodic work for a slice of the prefix index, the ejections, and requests that may
+    /// have room. Returns whether the pool has joined the proxies that share their load.
     pub fn tick(&mut self, now: Timestamp) -> bool {
         self.pool.tick(now);
         self.release_next(now);

@@ -42,8 +42,8 @@ pub const STREAMS_PER_CONNECTION_MAX: u32 = 4_096;
 /// data arrives, unless the proxy takes no answers.
 pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 
-/// Read-ahead of a connection, in bytes. The library h2 closes a connection whose unread frames
-/// cost more than half of this, where a frame of less than 256 bytes costs the difference. A daemon
+/// Read-ahead of a connection, in bytes. For each unread frame, the library h2 counts the bytes
+/// that the frame lacks to 256. It closes a connection if the sum exceeds half of this. A daemon
 /// that briefly gets no CPU must not lose a connection, so there is room for an unread frame of
 /// every stream. So each connection can take this much memory beyond what the server's limit on
 /// memory counts.

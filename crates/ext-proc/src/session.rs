@@ -33,8 +33,8 @@ pub const BODY_MS_MAX: u64 = 300_000;
 /// Answers are sent together up to this length, in bytes: one HTTP/2 frame.
 const BATCH_BYTES: usize = 16 << 10;
 
-/// A message with at most this many bytes besides a body is not accounted while it is decoded,
-/// because the number of worker threads limits how many are decoded at once.
+/// A message with at most this many bytes besides a body is not accounted while it is decoded. The
+/// number of worker threads limits how many are decoded at once.
 const SMALL_ENVELOPE_BYTES: usize = 4 << 10;
 
 #[derive(Debug)]

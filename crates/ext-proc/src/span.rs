@@ -15,12 +15,11 @@ pub const SPANS_WAITING_MAX: usize = 8_192;
 /// The maximum number of attributes of a span. A request has about fifteen.
 const ATTRIBUTES_MAX: usize = 32;
 
-/// A span. The attributes of a span are names and values.
+/// The span of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestSpan {
     /// The trace and the parent.
     pub context: TraceContext,
-    /// The id of the span.
     pub id: u64,
     /// When the headers of the request came.
     pub began: SystemTime,

@@ -26,25 +26,25 @@ impl Calibration {
         self.covered += u64::from(actual <= p90);
     }
 
-    /// Number of outcomes.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Mean absolute error of the median, as a share of the actual time (MAPE); `None` without
-    /// outcomes.
+    /// Returns the mean absolute error of the median, as a share of the actual time (MAPE); `None`
+    /// without outcomes.
     pub fn mape(&self) -> Option<f64> {
         self.mean(self.relative_error)
     }
 
-    /// Mean pinball loss of the p90, in ms: 0.9 of the amount by which outcomes exceed the p90, and
-    /// 0.1 of the amount by which they stay below it. The true p90 has the lowest loss. `None`
-    /// without outcomes.
+    /// Returns the mean pinball loss of the p90, in ms: 0.9 of the amount by which outcomes exceed
+    /// the p90, and 0.1 of the amount by which they stay below it. The true p90 has the lowest
+    /// loss. `None` without outcomes.
     pub fn pinball90_ms(&self) -> Option<f64> {
         self.mean(self.pinball)
     }
 
-    /// The share of outcomes at or below the p90, where 0.9 is right. `None` without outcomes.
+    /// Returns the share of outcomes at or below the predicted p90, which should be 0.9. `None`
+    /// without outcomes.
     pub fn coverage90(&self) -> Option<f64> {
         self.mean(count(self.covered))
     }

@@ -1,11 +1,11 @@
 //! Learns a [`LatencyModel`] from finished requests.
 //!
-//! Each observation goes into a bounded, stratified window, so common requests do not displace rare
-//! ones. An observation updates the offset of its endpoint at once. When enough new observations
-//! have arrived, the learner fits new shapes to the older part of the window. The learner tests the
-//! new shapes on the newest part, which was used neither for this fit nor for the current model. A
-//! new shape is adopted only if it is better there. So there is one model at any time. The shape of
-//! the model changes slowly, and its offsets change quickly.
+//! Each observation is added to a bounded, stratified window, so common requests do not displace
+//! rare ones. An observation updates the offset of its endpoint at once. When enough new
+//! observations have arrived, the learner fits new shapes (functions from features to a time) to
+//! the older part of the window. It tests them on the newest part, which was used neither for this
+//! fit nor for the current model, and adopts them only if they are better there. So there is one
+//! model at any time, whose shapes change slowly and whose offsets change quickly.
 //!
 //! ```text
 //! observe ──► endpoint offset, error of the prediction (for p90), window
@@ -13,7 +13,7 @@
 //!         ──► model in force + offsets + p90
 //! ```
 //!
-//! An aborted or failed request is not learned from, because its full latency is unknown.
+//! The learner ignores aborted and failed requests, because their full latency is unknown.
 //! Observations with impossible numbers are refused.
 
 mod choice;
@@ -54,21 +54,16 @@ pub enum ObservationVerdict {
 /// Counters of the learner, for status output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LearnerStatus {
-    /// Observations learned from.
     pub learned: u64,
-    /// Observations of requests that were aborted or failed.
     pub censored: u64,
-    /// Observations refused because of impossible numbers.
     pub refused: u64,
-    /// Observations that other origins contradict.
     pub outvoted: u64,
-    /// Observations now in the window.
     pub window: usize,
-    /// Fits whose shapes replaced those in force.
+    /// Fits whose shapes replaced the current ones.
     pub adopted: u64,
     /// Fits that were rejected because they were no better on the newest observations.
     pub rejected: u64,
-    /// How often a change of an endpoint, or of the whole pool, was detected.
+    /// How often the learner detected that an endpoint, or the whole pool, had changed.
     pub drifts: u64,
 }
 
@@ -79,18 +74,18 @@ pub struct LearnerStatus {
 pub struct LatencyLearner {
     steps: StepLearner,
     origins: OriginVotes,
-    /// The prior that learning began with, and begins with again.
+    /// The prior with which learning began, and begins again after the learner forgot everything.
     prior: Box<LearnerPrior>,
     /// The step model with which the current shapes were fitted.
     step: StepModel,
     ttft: TargetModel,
     tpot: TargetModel,
     window: SampleWindow,
-    /// The largest value seen of each feature.
+    /// The largest observed value of each feature.
     most: Features,
     standing: LearnerStatus,
-    /// The mean number of outcomes of the same endpoint that arrive between a pick and its own
-    /// outcome.
+    /// The mean number of outcomes (finished requests) of the same endpoint that arrive between the
+    /// pick of a request and its own outcome.
     delay: f32,
     fitted_at_ms: Option<u64>,
     published_at_ms: Option<u64>,
@@ -117,8 +112,8 @@ const TPOT_MS: RangeInclusive<f32> = 0.001..=600_000.0;
 const FIT_INTERVAL_MS: u64 = 1_000;
 const PUBLISH_INTERVAL_MS: u64 = 500;
 
-/// The number of outcomes over which `LatencyLearner::delay` is averaged. Below `DELAY_FRESH`, the
-/// prediction at the pick equals a prediction made now.
+/// The number of outcomes over which `LatencyLearner::delay` is averaged. If the delay is below
+/// `DELAY_FRESH`, the prediction at the pick is taken as equal to a prediction made now.
 const DELAY_OUTCOMES: f32 = 20.0;
 
 // === impl LatencyLearner ===
@@ -130,8 +125,8 @@ impl Default for LatencyLearner {
 }
 
 impl LatencyLearner {
-    /// Creates a learner from an earlier result. `model` is used until a better one is found, and
-    /// `step` is the prior of the step model.
+    /// Creates a learner from the models of an earlier one. `model` is used until a better one is
+    /// found, and `step` is the prior of the step model.
     #[must_use]
     pub fn starting_from(step: &StepModel, model: Option<&LatencyModel>) -> Self {
         let in_force = model.map_or(step, |model| &model.step);
@@ -172,15 +167,15 @@ impl LatencyLearner {
         self.observe_of(ONLY_ORIGIN, observation, predicted)
     }
 
-    /// Like [`Self::observe`], but with several origins: one origin alone does not decide what is
-    /// learned.
+    /// Does [`Self::observe`] if several proxies (origins) observe. One origin alone does not
+    /// decide what is learned.
     pub fn observe_of(
         &mut self,
         origin: u64,
         observation: &Observation,
         predicted: Option<&Prediction>,
     ) -> ObservationVerdict {
-        // Little's law: while a request is in service, as many others end as were there when it
+        // By Little's law, while a request is in service, as many others end as were there when it
         // arrived.
         self.judge_and_learn(
             origin,
@@ -190,9 +185,9 @@ impl LatencyLearner {
         )
     }
 
-    /// Like [`Self::observe`] with a known `delay`: the number of outcomes of the same endpoint
-    /// that arrived between the pick and this outcome. The prediction at the pick was made without
-    /// these outcomes.
+    /// Does [`Self::observe`] with a known `delay`: the number of outcomes of the same endpoint
+    /// that arrived between the pick and this outcome. The prediction at the pick did not know
+    /// them.
     pub fn observe_after(
         &mut self,
         observation: &Observation,
@@ -230,8 +225,8 @@ impl LatencyLearner {
         verdict
     }
 
-    /// Returns how far an observation from `origin` is trusted. If the origin is outvoted,
-    /// everything that it alone taught is forgotten.
+    /// Returns how far an observation from `origin` is trusted. If the origin is outvoted, may
+    /// forget everything: see [`OriginVotes::forgets_outvoted`].
     fn trust(&mut self, origin: u64, observation: &Observation) -> OriginTrust {
         let Observation {
             endpoint,
@@ -262,8 +257,8 @@ impl LatencyLearner {
         trust
     }
 
-    /// A learner that begins with these models. If everything must be forgotten, it goes back to
-    /// the models that this learner would go back to.
+    /// Returns a learner that begins with these models. If it must forget everything, it begins
+    /// again with the prior of this learner.
     #[must_use]
     pub fn going_on_from(&self, step: &StepModel, model: Option<&LatencyModel>) -> Self {
         Self {
@@ -272,8 +267,8 @@ impl LatencyLearner {
         }
     }
 
-    /// Forgets everything that was learned, because one origin alone taught a part of it, and is
-    /// outvoted or gone.
+    /// Forgets everything that was learned, because unconfirmed samples were learned from an origin
+    /// that is outvoted or silent now.
     pub fn start_again(&mut self) {
         let LearnerPrior { step, latency } = &*self.prior;
         let now_ms = self.steps.now_ms();
@@ -375,7 +370,7 @@ impl LatencyLearner {
         Some(model)
     }
 
-    /// The model in force; `None` before there is one.
+    /// Returns the current model; `None` before there is one.
     pub fn model(&self) -> Option<LatencyModel> {
         let ttft = self.ttft.predictor()?;
         let tpot = self.tpot.predictor()?;
@@ -414,8 +409,8 @@ impl LatencyLearner {
         self.steps.has_compared(endpoint)
     }
 
-    /// The step model as learned until `now_ms`, on the clock of [`Self::publish`]. The step model
-    /// changes without observations too, because knowledge of an endpoint's speed fades.
+    /// Returns the step model as learned until `now_ms`, on the clock of [`Self::publish`]. The
+    /// step model changes without observations too, because knowledge of an endpoint's speed fades.
     pub fn step(&mut self, now_ms: u64) -> StepModel {
         self.advance(now_ms);
         self.steps.model()
@@ -428,7 +423,6 @@ impl LatencyLearner {
         }
     }
 
-    /// The counters of the learner.
     pub fn standing(&self) -> LearnerStatus {
         LearnerStatus {
             window: self.window.len(),

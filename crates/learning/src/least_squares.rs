@@ -1,10 +1,10 @@
-//! Least squares with non-negative weights for a handful of inputs: coordinate descent on the
+//! Least squares with non-negative weights for a handful of inputs, by coordinate descent on the
 //! normal equations.
 
-/// Improves one weight after another, towards the non-negative weights with the lowest squared
-/// error. `normal` holds the sums of products of inputs, `seen` the sums of inputs times target.
-/// `ridge` receives an input's sum of squares, and returns how strongly its weight is pulled and
-/// towards which value.
+/// Improves one weight after another until they are near the non-negative weights with the lowest
+/// squared error. `normal` holds the sums of products of inputs, `seen` the sums of inputs times
+/// target. `ridge` receives an input's sum of squares, and returns how strongly its weight is
+/// pulled and towards which value.
 pub(crate) fn solve<const N: usize>(
     normal: &[[f64; N]; N],
     seen: &[f64; N],

@@ -1,5 +1,5 @@
-//! The learning half of the daemon: the step and the latency model of a pool, from its finished
-//! requests, and the scaling signal.
+//! The learning half of the daemon: from a pool's finished requests it computes the step model, the
+//! latency model and the scaling signal.
 //!
 //! No code of this crate runs for a request. Proxies use the results, [`StepModel`] and
 //! [`LatencyModel`], which are part of the crate `scheduler`. Like `scheduler`, this crate reads no

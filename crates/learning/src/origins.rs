@@ -1,12 +1,12 @@
-//! Decides how far the observations of one origin are trusted, if several origins observe.
+//! Decides how far the observations from one origin (a proxy) are trusted, if several origins
+//! observe.
 //!
-//! Each origin has a vote on how long each endpoint takes. The vote follows the samples from this
-//! origin. The learner does not learn from an origin whose vote is far from the median of all
-//! votes. Two origins alone cannot outvote each other. A sample that no other origin confirms
-//! teaches the cost of a step, which is common to all endpoints, but not the speed of its endpoint.
-//! The learner forgets everything in one case: an origin that alone taught a part of it becomes
-//! silent or is outvoted, and the samples from the others do not fit the model. A single origin is
-//! trusted completely.
+//! The samples from each origin form its vote on how long each endpoint takes. The learner does not
+//! learn from an origin whose vote is far from the median of all votes. Two origins alone cannot
+//! outvote each other. From a sample that no other origin confirms, the model learns the cost of a
+//! step, which is common to all endpoints, but not the speed of the endpoint. The learner forgets
+//! everything in one case: an origin whose samples were learned unconfirmed becomes silent or is
+//! outvoted, and the other samples do not fit the model. A single origin is trusted completely.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +21,11 @@ const VOTERS_MAX: usize = 16;
 const ACTIVE_MS: u64 = 30_000;
 
 /// The time after which an origin counts as silent, in ms: longer than a usual pause, and short
-/// enough that its teaching is forgotten within 30 s.
+/// enough that what it alone taught is forgotten within 30 s.
 const SILENT_MS: u64 = 20_000;
 
-/// The minimum time between two times of forgetting everything, in ms, because an origin that lies
-/// must not prevent others from teaching.
+/// The learner forgets everything at most once in this time, in ms. Otherwise an origin that lies
+/// could prevent it from learning from others.
 const FORGET_INTERVAL_MS: u64 = 60_000;
 
 /// The number of samples that a vote remembers: few, so that votes follow an endpoint that changes.
@@ -34,34 +34,33 @@ const VOTE_SAMPLES: f64 = 8.0;
 /// A vote needs at least this many samples to be used.
 const VOTE_FROM: f64 = 4.0;
 
-/// The maximum distance by which one sample moves a vote, as a logarithm, because a stall is not a
-/// change.
+/// The difference of one sample from a vote counts as at most this, as a logarithm, because one
+/// stall does not mean that the endpoint has changed.
 const STEP_MAX: f64 = 2.0;
 
 /// The maximum distance of a trusted vote from the median, as a logarithm: a factor of 1.5. The
 /// noise of a vote is a quarter of that.
 const APART_MAX: f64 = 0.405;
 
-/// An origin may teach this many times as much about an endpoint as all others together, and a few
-/// samples more. This has no effect on honest origins of unequal traffic, because their samples
-/// agree.
+/// Confirmed samples from an origin may be this many times those from all others together, at each
+/// endpoint, and [`MORE_SAMPLES`] more. This has no effect on honest origins of unequal traffic,
+/// because their samples agree.
 const TIMES_OTHERS: f64 = 2.0;
 const MORE_SAMPLES: f64 = 8.0;
 
-/// Share of the counts of learned samples that each sample keeps.
+/// The factor by which each confirmed sample reduces the counts of learned samples.
 const TAUGHT_KEEP: f64 = 0.98;
 
-/// The minimum number of unconfirmed samples that justifies forgetting.
+/// The minimum of [`OriginRow::unconfirmed`] for which everything is forgotten.
 const UNCONFIRMED_MIN: u64 = 8;
 
-/// One of the two times of an endpoint.
+/// The time of an endpoint that a vote is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum VotedTime {
     Prefill,
     Decode,
 }
 
-/// How far an observation is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum OriginTrust {
     /// Other origins contradict the observation.
@@ -71,7 +70,6 @@ pub(crate) enum OriginTrust {
     Confirmed,
 }
 
-/// The votes of all origins.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OriginVotes {
     origins: BTreeMap<u64, OriginRow>,
@@ -81,19 +79,19 @@ pub(crate) struct OriginVotes {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct OriginRow {
-    /// The time when it last observed anything.
+    /// The time of the last observation from the origin.
     at_ms: u64,
-    /// The number of samples that it alone has taught.
+    /// The number of its unconfirmed samples minus that of its confirmed samples; at least 0.
     unconfirmed: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Vote {
     origin: u64,
-    /// The mean logarithm of the times as multiples of the expected ones.
+    /// The mean logarithm of the observed times as multiples of the expected times.
     mean: f64,
     samples: f64,
-    /// The number of samples that were learned recently.
+    /// The number of its samples that were learned recently.
     taught: f64,
     at_ms: u64,
 }
@@ -167,7 +165,7 @@ impl OriginVotes {
         let median = f64::midpoint(middle((means.len() - 1) / 2), middle(means.len() / 2));
         let apart = (own.mean - median).abs();
         if means.len() == 2 {
-            // Each is half of the difference from the median.
+            // The median of two votes is their mean, so their distance is twice `apart`.
             return if 2.0 * apart <= APART_MAX {
                 Self::share(votes, own)
             } else {
@@ -181,8 +179,8 @@ impl OriginVotes {
         }
     }
 
-    /// The trust in an origin that agrees with the other origins, by its share of the learned
-    /// samples.
+    /// Returns the trust in an origin that agrees with the others. It depends on the origin's share
+    /// of the learned samples.
     fn share(votes: &[Vote], own: &Vote) -> OriginTrust {
         let others: f64 = votes.iter().map(|vote| vote.taught).sum::<f64>() - own.taught;
         if own.taught <= TIMES_OTHERS * others + MORE_SAMPLES {
@@ -192,8 +190,8 @@ impl OriginVotes {
         }
     }
 
-    /// Whether everything must be forgotten, because `origin`, which is outvoted, alone taught a
-    /// part of it.
+    /// Whether everything must be forgotten, because unconfirmed samples from `origin` were
+    /// learned, and `origin` is outvoted now.
     pub(crate) fn forgets_outvoted(&self, origin: u64, now_ms: u64) -> bool {
         let row = self.origins.get(&origin);
         row.is_some_and(|row| row.unconfirmed >= UNCONFIRMED_MIN)
@@ -201,8 +199,8 @@ impl OriginVotes {
             && self.fits(|vote| vote.origin != origin, now_ms) == Some(false)
     }
 
-    /// Whether everything must be forgotten, because an origin that alone taught a part of it is
-    /// silent while others observe.
+    /// Whether everything must be forgotten, because unconfirmed samples from an origin were
+    /// learned, and it is silent now while others observe.
     pub(crate) fn forgets_silent(&self, now_ms: u64) -> bool {
         let is_silent = |row: &OriginRow| now_ms.saturating_sub(row.at_ms) >= SILENT_MS;
         let rows = || self.origins.values();
@@ -213,7 +211,8 @@ impl OriginVotes {
             && self.fits(|vote| is_active(vote.origin), now_ms) != Some(true)
     }
 
-    /// Whether these votes, for all endpoints, fit the learned model; `None` without votes.
+    /// Whether the median of the votes that `which` selects, over all endpoints, fits the learned
+    /// model. `None` without votes.
     fn fits(&self, which: impl Fn(&Vote) -> bool, now_ms: u64) -> Option<bool> {
         let is_recent = |vote: &&Vote| {
             vote.samples >= VOTE_FROM && now_ms.saturating_sub(vote.at_ms) < SILENT_MS
@@ -233,7 +232,6 @@ impl OriginVotes {
             .is_none_or(|at| now_ms.saturating_sub(at) >= FORGET_INTERVAL_MS)
     }
 
-    /// Records that everything was forgotten.
     pub(crate) fn forgot(&mut self, now_ms: u64) {
         self.forgot_at_ms = Some(now_ms);
         self.votes.clear();
@@ -252,7 +250,7 @@ impl OriginVotes {
 // === impl Vote ===
 
 impl Vote {
-    /// The position of an origin's vote, which is created if there is none.
+    /// Returns the position of an origin's vote, which is created if there is none.
     fn place(votes: &mut Vec<Self>, origin: u64, now_ms: u64) -> usize {
         if let Some(at) = votes.iter().position(|vote| vote.origin == origin) {
             return at;

@@ -5,8 +5,8 @@
 //!
 //! - **Demand** `d`: replicas kept busy by the requests that arrive, `requests/s × seconds each`.
 //! - **Backlog** `W`: seconds of work that is in flight or queued now, at engines and in proxies.
-//! - **Staff** `n(d)`: replicas with which requests still begin within the wait `w` of the SLO
-//!   ([`staffed`]).
+//! - **Staff** `n(d)`: the replicas that a demand `d` needs so that requests begin within the wait
+//!   `w` that the SLO allows ([`staffed`]).
 //!
 //! ```text
 //! desired = max(n(d) + spare, (W' + d D) / (D + w))
@@ -16,10 +16,10 @@
 //! The first term keeps up with arrivals. The `spare` replicas in it serve a sudden rise until
 //! other replicas have started, because no signal can order replicas in time. The second term works
 //! off the backlog within the drain time `D`. After that, at most the allowed wait `w` is left on
-//! each replica, so `N (D + w) = W' + d D` (conservation of work). `W'` is the backlog at the time
-//! when a replica ordered now starts to serve, `S` seconds from now. Until then a replica that was
-//! ordered `a` seconds ago does `min(a, S)` seconds of work. `D` is at least `S`, because replicas
-//! that start for longer than they are needed cost more than they serve.
+//! each replica, so `N (D + w) = W' + d D` (conservation of work). `W'` is the backlog `S` seconds
+//! from now, when a replica that is ordered now starts to serve. Until then a replica that was
+//! ordered `a` seconds ago does `min(a, S)` seconds of work. `D` is at least `S`, because a replica
+//! whose start takes longer than it is needed costs more than it serves.
 //!
 //! Capacity is computed with full steps of an engine. A batch of `B` sequences shares the constant
 //! part `e0` of a decode step, so a token costs `e0/B + e1 + e2 context`, where `B` is the largest
@@ -27,8 +27,8 @@
 //! up to the tokens of a step (chunked prefill: Agrawal et al., "Taming Throughput-Latency Tradeoff
 //! in LLM Inference with Sarathi-Serve", 2024).
 //!
-//! Bounds are applied here. Hysteresis is left to the autoscaler (the HPA's tolerance and
-//! stabilization window), so the number of replicas is not rounded.
+//! This module applies the bounds of the goal. Hysteresis is left to the autoscaler (the HPA's
+//! tolerance and stabilization window), so the number of replicas is not rounded.
 
 mod staffing;
 #[cfg(test)]
@@ -57,28 +57,25 @@ const WAIT_SHARE_MIN: f64 = 0.1;
 /// Larger numbers are reduced to this number, so that products of two numbers stay finite.
 const NUMBER_MAX: f64 = 1e15;
 
-/// The stages of a request that a group of endpoints serves.
+/// The stages of a request (prefill, decode) that a group of endpoints serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ScalingRole {
-    /// Only prompts.
     Prefill,
-    /// Only output.
     Decode,
-    /// Prompts and output.
     Both,
 }
 
 /// The goal of the operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingGoal {
-    /// The TTFT to meet, seconds.
+    /// The TTFT SLO, in seconds.
     pub ttft_s: f64,
     /// The time within which a backlog is worked off, seconds.
     pub drain_s: f64,
-    /// The time from the order of a replica to its first request, seconds.
+    /// The time from the order of a replica to its first request, in seconds.
     pub startup_s: f64,
-    /// Spare replicas in addition to those for a steady load, for load that rises faster than a
-    /// replica starts. A group without work needs none.
+    /// Replicas in addition to those for a steady load. They serve load that rises faster than a
+    /// replica starts. A group without work gets none.
     pub spare: f64,
     /// The minimum and maximum number of replicas.
     pub replicas: (u32, u32),
@@ -87,7 +84,6 @@ pub struct ScalingGoal {
 /// The mean of the requests that arrive at a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RequestMix {
-    /// Requests a second.
     pub per_second: f64,
     pub prompt_tokens: f64,
     /// Tokens of a prompt that are not cached.
@@ -109,39 +105,34 @@ pub struct EngineSeats {
 pub struct OutstandingWork {
     /// Relative times of a prefill and of a decode step: see [`StepModel::speed`].
     pub speed: (f32, f32),
-    /// Requests that proxies have in flight there.
+    /// Requests that proxies have in flight at the endpoint.
     pub requests: f64,
-    /// The requests among these without a first token.
+    /// The part of `requests` whose first token has not arrived.
     pub prompts: f64,
-    /// The uncached tokens of these prompts.
+    /// The uncached tokens of `prompts`.
     pub uncached_tokens: f64,
-    /// The requests that the engine reports; `None` if its metrics are unknown.
+    /// The requests that the engine itself reports; `None` if its metrics are unknown.
     pub reported: Option<ReportedRequests>,
 }
 
-/// The requests that an engine reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReportedRequests {
     pub waiting: f64,
-    /// Requests that run.
     pub running: f64,
 }
 
-/// A group of endpoints that scales together: those of one role and one set of models.
+/// A group of endpoints that are scaled together, because they have the same role and models.
 #[derive(Clone, Copy, Debug)]
 pub struct ScalingGroup<'g> {
-    /// The stages that it serves.
     pub role: ScalingRole,
-    /// The cost of its engines' steps.
+    /// The cost of a step of its engines.
     pub step: &'g StepModel,
-    /// The requests that arrive.
     pub mix: RequestMix,
-    /// Whether they were counted for long enough: see [`TrafficWindow::is_measured`].
+    /// Whether `mix` was measured for long enough: see [`TrafficWindow::is_measured`].
     pub measured: bool,
-    /// The room of an engine.
     pub seats: EngineSeats,
     pub endpoints: &'g [OutstandingWork],
-    /// Replicas that start and do not serve yet, as the seconds since each was ordered.
+    /// The time since the order of each replica that does not serve yet, in seconds.
     pub starting: &'g [f64],
     /// Requests that proxies hold until an endpoint has room.
     pub held: f64,
@@ -150,31 +141,31 @@ pub struct ScalingGroup<'g> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingSignal {
     /// The time that the group, starting replicas included, needs for all work in flight or queued,
-    /// in seconds. `None` if nothing is known about its engines, or it has none.
+    /// in seconds. `None` if the group has no engines, or nothing is known about them.
     pub backlog_s: Option<f64>,
-    /// Replicas that the arriving requests keep busy.
+    /// The number of replicas that the arriving requests keep busy.
     pub busy: f64,
-    /// The share of the time in which a replica may be busy, not counting the spare ones.
+    /// The share of the time in which a replica may be busy. Spare replicas are not included.
     pub utilization: f64,
     /// The replicas that the goal needs, within its bounds and not rounded.
     pub desired: f64,
 }
 
-/// The cost of a mean request, seconds of an average replica.
+/// The cost of a mean request, in seconds of an average replica.
 #[derive(Clone, Copy, Debug, Default)]
 struct RequestCost {
     prefill_s: f64,
     decode_s: f64,
-    /// The time of the prefill in an engine with nothing else to do.
+    /// The time of the prefill in an otherwise idle engine.
     alone_s: f64,
-    /// The share of one prompt, and of each uncached token, in the cost of a prefill.
+    /// The prefill time for each prompt, and for each of its uncached tokens, if steps are shared.
     prompt_s: f64,
     uncached_token_s: f64,
 }
 
-/// The signal of `group` for `goal`. Numbers that are negative or not finite count as 0.
+/// Computes the signal of `group` for `goal`. Numbers that are negative or not finite count as 0.
 #[must_use]
-// Thousands of endpoints at most.
+// The casts are exact, because there are thousands of endpoints at most.
 pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
     let cost = RequestCost::from_group(group);
     let [least, most] = [goal.replicas.0, goal.replicas.1.max(goal.replicas.0)].map(f64::from);
@@ -203,7 +194,7 @@ pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
         .sum();
     let later_s = (work.unwrap_or(0.0) + (busy - ready) * startup_s - of_starting).max(0.0);
     let drained = (later_s + busy * drain_s) / (drain_s + wait_s).max(f64::MIN_POSITIVE);
-    // An unknown group is not idle, so it keeps its size.
+    // A group about which nothing is known may have work, so it keeps its size.
     let held = if work.is_none() || !group.measured {
         group.endpoints.len() as f64 + starting
     } else {
@@ -234,8 +225,8 @@ fn known(number: f64) -> f64 {
 // === impl ScalingRole ===
 
 impl ScalingRole {
-    /// The role of endpoints with this value of [`ROLE_LABEL`](scheduler::ROLE_LABEL). `None` if
-    /// they serve no stage that has a step model.
+    /// Returns the role of endpoints with this value of [`ROLE_LABEL`](scheduler::ROLE_LABEL).
+    /// `None` if they serve no stage that has a step model.
     #[must_use]
     pub fn from_label(label: Option<&str>) -> Option<Self> {
         match label {
@@ -246,7 +237,7 @@ impl ScalingRole {
         }
     }
 
-    /// The role in labels and pages.
+    /// Returns the name of the role in labels and pages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -260,7 +251,7 @@ impl ScalingRole {
 // === impl EngineSeats ===
 
 impl EngineSeats {
-    /// The smallest room of these engines. Values that none of them reports are unknown.
+    /// Returns the smallest room of these engines. Values that none of them reports are unknown.
     #[must_use]
     pub fn from_metrics<'m>(metrics: &(impl Iterator<Item = &'m EndpointMetrics> + Clone)) -> Self {
         let least = |of: fn(&EndpointMetrics) -> Option<f64>| {
@@ -276,7 +267,7 @@ impl EngineSeats {
         }
     }
 
-    /// The room if flow control also limits an endpoint to this many requests at once.
+    /// Returns the room if flow control also limits an endpoint to this many requests at once.
     #[must_use]
     pub fn at_most(self, requests: Option<f64>) -> Self {
         let both = requests
@@ -288,7 +279,7 @@ impl EngineSeats {
         }
     }
 
-    /// The maximum number of sequences with `context` tokens each; at least 1.
+    /// Returns the maximum number of sequences with `context` tokens each; at least 1.
     fn batch(&self, context: f64) -> f64 {
         let sequences = self.sequences_max.map_or(SEQUENCES_DEFAULT, known);
         let of_kv = self.kv_tokens.map_or(f64::INFINITY, |tokens| {
@@ -315,8 +306,8 @@ impl RequestCost {
         let ([c0, c1, c2], [e0, e1, e2]) =
             (step.prefill().map(f64::from), step.decode().map(f64::from));
         let context = prompt + output / 2.0;
-        // The model is quadratic in one prompt. Tokens in flight count with the attention of the
-        // mean prompt, so that work is proportional to its tokens.
+        // The model is quadratic in one prompt. The attention of tokens in flight is counted as in
+        // a mean prompt, so that the work of a prompt is proportional to its tokens.
         let mut cost = Self {
             prompt_s: c0 / 1e3 * (uncached / STEP_TOKENS).min(1.0),
             uncached_token_s: (c1 + c2 * (2.0 * prompt - uncached)) / 1e3,
@@ -343,9 +334,9 @@ impl RequestCost {
         self.prefill_s + self.decode_s
     }
 
-    /// The work in flight at all endpoints, in seconds. An endpoint with unknown metrics has at
-    /// least the mean work of the endpoints with known metrics. `None` if no proxy has a request at
-    /// an endpoint and no engine's metrics are known.
+    /// Returns the work in flight at all endpoints, in seconds. An endpoint with unknown metrics
+    /// has at least the mean work of the endpoints with known metrics. `None` if no proxy has a
+    /// request at an endpoint and no engine's metrics are known.
     fn outstanding(&self, endpoints: &[OutstandingWork]) -> Option<f64> {
         let of = |endpoints: &mut dyn Iterator<Item = &OutstandingWork>| {
             endpoints.fold((0_u32, 0.0), |(count, sum), endpoint| {
@@ -373,8 +364,8 @@ impl RequestCost {
         )
     }
 
-    /// The work in flight at an endpoint, in seconds: the work in the proxies' ledgers. Requests
-    /// that only the engine reports count as mean requests.
+    /// Returns the work in flight at an endpoint, in seconds: the requests that proxies have sent
+    /// there, and those that only the engine reports, which count as mean requests.
     fn at(&self, endpoint: &OutstandingWork) -> f64 {
         let OutstandingWork {
             requests,
@@ -385,9 +376,9 @@ impl RequestCost {
         } = *endpoint;
         let requests = known(requests).max(known(prompts));
         let prompts = known(prompts);
-        // If lengths are exponential, the output that is left of a decoding request is on average a
-        // whole mean output (residual life, Kleinrock, section 5.2). Real lengths are nearly
-        // exponential.
+        // A request that decodes has on average a whole mean output left if output lengths are
+        // exponentially distributed, and real ones nearly are (residual life, Kleinrock, section
+        // 5.2).
         let own = prompts * self.prompt_s
             + known(uncached_tokens) * self.uncached_token_s
             + requests * self.decode_s;
@@ -399,7 +390,7 @@ impl RequestCost {
         own + others * self.decode_s + others_waiting * self.prefill_s
     }
 
-    /// The capacity of an endpoint, in average replicas.
+    /// Returns the capacity of an endpoint, in average replicas.
     fn capacity(&self, endpoint: &OutstandingWork) -> f64 {
         let (prefill, decode) = endpoint.speed;
         let [prefill, decode] =

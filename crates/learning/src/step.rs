@@ -1,22 +1,22 @@
 //! Learns a step model from observed steps, one sample at a time and at constant cost.
 //!
-//! Each of the two times is linear in three inputs with non-negative weights. Weights are learned
-//! as multiples of their priors, by least squares of the *relative* error, so a short prefill
-//! counts as much as a long one. Old samples are forgotten. A ridge pulls all weights towards the
-//! one scale that would make the prior right on average. After a handful of samples the scale is
-//! right, and the shape follows when inputs vary. Samples are clipped, so that one stall has little
-//! effect. A new fit judges the newest samples again, so that the very first sample decides
-//! nothing.
+//! Each of the two times, of a prefill and of a decode step, is linear in three inputs with
+//! non-negative weights. Weights are learned as multiples of their priors, by least squares of the
+//! *relative* error, so a short prefill counts as much as a long one. Old samples are forgotten. A
+//! ridge pulls all weights towards one common scale, with which the prior would be right on
+//! average. So the scale is right after a handful of samples, and the single weights follow when
+//! inputs vary. Samples are clipped, so that one stall has little effect. A new fit weighs and
+//! clips the newest samples again, so that the very first sample decides nothing.
 //!
 //! An endpoint's speed is the ratio of its observed times to those of other endpoints for similar
-//! inputs, divided by the same ratio over all endpoints. So a change of the whole pool belongs to
-//! the pool's model. Comparing similar inputs matters for engines that the formula does not fit.
-//! Such engines take longer than expected for some inputs on every endpoint, and an endpoint that
-//! gets more of these inputs is not slower. The knowledge of a speed fades with time, see the
-//! module `speed`.
+//! inputs, divided by the same ratio over all endpoints. So a change of the whole pool changes the
+//! pool's model and no speed. Comparing similar inputs matters for engines that the formula does
+//! not fit. Such engines take longer than expected for some inputs on every endpoint, and an
+//! endpoint that gets more of these inputs is not slower. The knowledge of a speed fades with time,
+//! see the module `speed`.
 //!
-//! Source: the simulations in which the default policy was tuned. In them this learner is as good
-//! as the true formulas.
+//! Source: the simulations in which the default policy was tuned. In them, picks with this learner
+//! are as good as with the true formulas.
 
 mod least_squares_fit;
 mod speed;
@@ -29,12 +29,11 @@ use scheduler::latency::{FirstToken, TokenGap};
 use scheduler::sort::lower_median;
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
-/// Learns a [`StepModel`].
 #[derive(Clone, Debug)]
 pub struct StepLearner {
     prefill: LeastSquaresFit,
     decode: LeastSquaresFit,
-    /// Mean output of the prior.
+    /// The mean output tokens of a request in the prior.
     output_tokens: f64,
     /// The evidence on the speeds, by slot.
     endpoints: Vec<EndpointEvidence>,
@@ -42,7 +41,7 @@ pub struct StepLearner {
     now_ms: u64,
 }
 
-/// Lower bounds of the weights of a fit.
+/// Lower bounds of the weights in a fit.
 #[derive(Clone, Copy, Debug)]
 struct WeightFloors {
     least_ms: [f32; 3],
@@ -65,9 +64,11 @@ struct EndpointEvidence {
 pub(crate) enum Comparison {
     /// Compared with samples of similar inputs.
     Similar,
-    /// Not compared, because its time has another reason. The endpoint is in use.
+    /// Not compared, because something other than speed explains its time. It shows that the
+    /// endpoint is in use.
     Incomparable,
-    /// Not compared, because it may be invented. The speed fades as if there were no sample.
+    /// Not compared, because its sender may have invented it. The speed fades as if there were no
+    /// sample.
     Doubtful,
 }
 
@@ -78,8 +79,8 @@ struct OutputMean {
     requests: f64,
 }
 
-/// Share of the sums that each sample keeps. The fits remember about 1,000 first tokens and 500
-/// gaps.
+/// The factor by which each new sample reduces the sums of a fit. The fits remember about 1,000
+/// first tokens and 500 gaps.
 const PREFILL_KEEP: f64 = 0.999;
 const DECODE_KEEP: f64 = 0.998;
 
@@ -95,7 +96,7 @@ const DECODE_FLOORS: WeightFloors = WeightFloors {
     of_first: [0.0, 2e-4, 1e-6],
 };
 
-/// Valid range of a sample, ms, and the largest number of tokens or requests in one.
+/// The valid range of a sample in ms, and the largest valid number of tokens or requests.
 const SAMPLE_MS: std::ops::RangeInclusive<f32> = 0.01..=600_000.0;
 const SAMPLE_COUNT_MAX: f32 = 16_777_216.0;
 
@@ -131,9 +132,9 @@ impl StepLearner {
     }
 
     /// Lets time pass until `now_ms`, in ms since any fixed time. The evidence on the speeds of
-    /// endpoints without samples fades within about 30 s. Call this about once a second: the time
-    /// since the call before the last sample counts as idle, except for the first 10 s. A time
-    /// earlier than before changes nothing.
+    /// endpoints without samples fades within about 30 s. Call this about once a second. The idle
+    /// time of an endpoint begins 10 s after the call before its last sample. A time earlier than
+    /// before changes nothing.
     pub fn advance(&mut self, now_ms: u64) {
         for row in &mut self.endpoints {
             let idle_from = self.now_ms.max(row.used_ms.saturating_add(IDLE_MS));
@@ -149,8 +150,8 @@ impl StepLearner {
         self.now_ms
     }
 
-    /// The logarithm of the ratio between the time of this prefill and the time on an average
-    /// endpoint. `None` if the sample is impossible.
+    /// Returns the logarithm of the ratio between the time of this prefill and the time on an
+    /// average endpoint. `None` if the sample is impossible.
     pub fn prefill_log(&self, sample: &FirstToken) -> Option<f64> {
         let inputs = prefill_inputs(sample).filter(|_| SAMPLE_MS.contains(&sample.service_ms))?;
         Some(self.prefill.log_of(&inputs, sample.service_ms))
@@ -172,8 +173,8 @@ impl StepLearner {
         queued: bool,
     ) -> bool {
         // First tokens that follow each other closely show a fast endpoint, or one that works on
-        // many prompts at once. If they counted, an endpoint would seem faster the more requests it
-        // gets.
+        // many prompts at once. If they were compared, an endpoint would seem faster the more
+        // requests it gets.
         let comparison = if queued {
             Comparison::Incomparable
         } else {
@@ -259,8 +260,8 @@ impl StepLearner {
         }
     }
 
-    /// Output tokens of a request of the pool: the median of the means of its endpoints, so that
-    /// wrong reports from one engine do not change the number.
+    /// Returns the output tokens of a usual request: the median of the endpoints' means, so that
+    /// wrong reports from one engine have no effect.
     fn output_tokens(&self) -> f64 {
         let known = self.endpoints.iter().map(|row| row.output);
         let known = known.filter(|output| output.requests > 0.0);
@@ -277,7 +278,7 @@ impl StepLearner {
         row.is_some_and(|row| row.prefill.is_some() && row.decode.is_some())
     }
 
-    /// The model as learned so far.
+    /// Returns the model as learned so far.
     pub fn model(&self) -> StepModel {
         let prefill = self.pool(|row| row.prefill);
         let decode = self.pool(|row| row.decode);
@@ -304,13 +305,13 @@ impl StepLearner {
             })
     }
 
-    /// The evidence of all endpoints, of one of the two times.
+    /// Returns the evidence of all endpoints together, for one of the two times.
     fn pool(&self, of: fn(&EndpointEvidence) -> SpeedEvidence) -> SpeedEvidence {
         SpeedEvidence::from_endpoints(self.endpoints.iter().map(of))
     }
 }
 
-/// The inputs of a prefill's time; `None` for an impossible sample.
+/// Returns the inputs of a prefill's time; `None` for an impossible sample.
 fn prefill_inputs(sample: &FirstToken) -> Option<[f64; 3]> {
     let FirstToken {
         uncached_tokens,
@@ -324,7 +325,7 @@ fn prefill_inputs(sample: &FirstToken) -> Option<[f64; 3]> {
     is_possible.then_some([1.0, u, u * (2.0 * n - u)])
 }
 
-/// The inputs of a decode step's time; `None` for an impossible sample.
+/// Returns the inputs of a decode step's time; `None` for an impossible sample.
 fn decode_inputs(sample: &TokenGap) -> Option<[f64; 3]> {
     let counts = [sample.batch, sample.context_tokens];
     let is_possible = counts
@@ -337,7 +338,7 @@ fn decode_inputs(sample: &TokenGap) -> Option<[f64; 3]> {
     ])
 }
 
-/// The row of an endpoint. The row starts empty if it was of another generation.
+/// Returns the row of an endpoint. A row of another generation is emptied first.
 fn row(
     endpoints: &mut Vec<EndpointEvidence>,
     endpoint: EndpointRef,

@@ -1,4 +1,4 @@
-//! The daemon's messages, decoded and applied to a pool. All hosts use this module for it.
+//! Decodes the daemon's messages and applies them to a pool, for all hosts.
 //!
 //! ```text
 //!  message ── DaemonUpdate::decode ──► update ── AppliedVersions::apply ──► pool, Applied
@@ -28,18 +28,18 @@ pub enum DaemonUpdate {
         pool: String,
         /// The current snapshot with the new metrics.
         snapshot: Box<Snapshot>,
-        /// Grows with every message of a term.
+        /// A number that grows with every message of one leader term.
         sequence: u64,
     },
     /// The load and placements of the other proxies of a pool.
     Peers(state::PeerLoad),
     /// The learned models of a pool.
     Learned(Box<proto::LearnedModels>),
-    /// Learned models for the pool with this name. The pool keeps its own models, because they are
+    /// Learned models for the pool with this name, which keeps its own models, because they are
     /// better. The daemon should get the pool's models instead.
     Outweighed(String),
-    /// There is nothing to apply. The pool has no pool update here yet, or a newer daemon sent a
-    /// message of an unknown kind.
+    /// Nothing to apply: this host has no pool update of the pool yet, or a newer daemon sent an
+    /// unknown kind of message.
     Nothing,
 }
 
@@ -312,7 +312,7 @@ impl AppliedVersions {
     }
 }
 
-/// Converts a version to the type that messages use.
+/// Converts a version to the type in messages.
 #[must_use]
 pub fn wire_version(version: Version) -> state::Version {
     state::Version {
@@ -390,7 +390,7 @@ mod tests {
         }
     }
 
-    /// A host that has only a pool.
+    /// A host with nothing but a pool.
     struct BarePool(ManagedPool);
 
     impl AsRef<ManagedPool> for BarePool {
@@ -451,7 +451,7 @@ mod tests {
         );
     }
 
-    /// Models that predict this latency for every request, in ms, if any.
+    /// Models that predict this latency in ms for every request; without one, no latency model.
     fn learned(sequence: u64, latency_ms: Option<f32>, provisional: bool) -> state::DaemonMessage {
         let step = StepModel::from_parts(
             [latency_ms.unwrap_or(10.0), 0.1, 0.0],

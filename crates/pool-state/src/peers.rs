@@ -1,11 +1,12 @@
-//! Sharing a pool's load and placements with the other proxies, by way of the daemon.
+//! Shares a pool's load and placements (which prompts went where) with the other proxies, through
+//! the daemon.
 //!
 //! ```text
 //!  own load, new placements ── ProxyPeers ──► LoadReport ──► daemon
 //!  pool ◄── PeerReport ◄── PeerLoad ◄── daemon
 //! ```
-//! A process with one VM uses [`LocalPeer`]. The filter uses the parts of this module: its VMs also
-//! read each other's reports, and one VM reports for all.
+//! A process with one VM uses [`LocalPeer`]. The filter uses the other types of this module,
+//! because its VMs also read each other's reports, and one VM reports for all.
 
 use proto::load_report::LoadReportHead;
 use proto::placements::PlacementKind;
@@ -14,7 +15,8 @@ use scheduler::{EndpointRef, Timestamp};
 
 use crate::pool::{Ejection, ManagedPool, OwnLoadReport, PeerLoadReport, Placement, peer_kind};
 
-/// A report without changes is repeated at this interval, in ms: four times before it would expire.
+/// The interval at which an unchanged report is repeated, in ms: a quarter of the time after which
+/// a report expires.
 const REPEAT_MS: u64 = SHARE_EXPIRY_MS / 4;
 
 /// The load report of one other VM, or of all other proxies together, as read into a pool.
@@ -29,18 +31,19 @@ pub struct PeerReport {
 /// The number of proxies of a pool, and the time of this process's last report to them.
 #[derive(Debug, Default)]
 pub struct ProxyPeers {
-    /// Proxies of the pool, this one included; 0 before the daemon has reported it.
+    /// The number of the pool's proxies, including this one; 0 before the daemon has sent the
+    /// number.
     proxies: u32,
     sent_at: Timestamp,
 }
 
-/// A process with one VM among the proxies of a pool.
+/// A process with one VM, as one of the proxies of a pool.
 #[derive(Debug)]
 pub struct LocalPeer {
     joined: bool,
     peers: ProxyPeers,
     own: OwnLoadReport,
-    /// The count of the pool's changes that were published.
+    /// The value of [`ManagedPool::changes`] at the last published report.
     published: u64,
     others: PeerReport,
 }
@@ -68,15 +71,15 @@ pub fn take_peer_report(
 pub struct EncodedPlacements {
     /// The confirmed placements.
     pub placements: Vec<u8>,
-    /// The placements that are only claims.
+    /// The placements of all other kinds, such as unconfirmed and withdrawn ones.
     pub claims: Vec<u8>,
 }
 
 // === impl EncodedPlacements ===
 
 impl EncodedPlacements {
-    /// Appends a placement, unless the endpoint had all its blocks cached. `new` has the blocks
-    /// that were not cached there.
+    /// Appends a placement, unless `new` is empty. `new` has those blocks of the prompt that the
+    /// endpoint did not have cached.
     pub fn append(&mut self, kind: PlacementKind, endpoint: EndpointRef, new: &[u64]) {
         if new.is_empty() {
             return;
@@ -107,7 +110,8 @@ impl EncodedPlacements {
     }
 
     /// All placements in the order in which they apply, without those that only workers of one
-    /// process accept from each other. A mark always has the kind [`PlacementKind::OverShare`].
+    /// process accept from each other. A mark, which is no prompt block, always has the kind
+    /// [`PlacementKind::OverShare`].
     pub fn each(&self) -> impl Iterator<Item = (PlacementKind, EndpointRef, Vec<u64>)> {
         let confirmed = placements::each(&self.placements)
             .map(|(endpoint, blocks)| (PlacementKind::Confirmed, endpoint, blocks));
@@ -131,7 +135,8 @@ impl EncodedPlacements {
 // === impl PeerReport ===
 
 impl PeerReport {
-    /// The report of a VM of this process, which expires after `expiry_ms`. No VM is set at first.
+    /// The report of a VM of this process, which expires after `expiry_ms`. Its writer is not set
+    /// yet.
     #[must_use]
     pub fn of_vm(expiry_ms: u64) -> Self {
         Self {
@@ -251,7 +256,8 @@ impl Default for LocalPeer {
 }
 
 impl LocalPeer {
-    /// Makes the process one of the proxies that share. Returns false if it already is one.
+    /// Makes the process one of the proxies that share the pool. Returns false if it already is
+    /// one.
     pub fn join(&mut self) -> bool {
         !std::mem::replace(&mut self.joined, true)
     }

@@ -2,8 +2,8 @@
 //! writer.
 //!
 //! The snapshot comes from the daemon. The ledger, the prefix index and the ejections belong to the
-//! VM. The VM changes its own parts at the pick, before the engine confirms anything, so that the
-//! next pick already takes the last one into account.
+//! VM. The VM changes these three at the pick, before the engine confirms anything, so the next
+//! pick already takes this pick into account.
 //!
 //! Other workers and proxies pick too. Changes that they should see are counted
 //! ([`ManagedPool::changes`]) and published ([`ManagedPool::write_load_report`],
@@ -88,13 +88,13 @@ use crate::queues::FlowQueues;
 use crate::refusal::PickRefusal;
 use scheduler::Timestamp;
 
-/// The number of buckets of the prefix index swept in one tick. This takes about 0.1 ms, so the
-/// removal of an endpoint delays no request.
+/// The number of buckets of the prefix index that one tick sweeps. The sweep takes about 0.1 ms, so
+/// the removal of an endpoint delays no request.
 const SWEEP_BUCKETS: usize = 16_384;
 
-/// The interval at which a decision is recorded for the daemon's console. A record takes 0.1 to 0.4
-/// ms with 256 endpoints and 50 KB, so one worker spends less than a ten-thousandth of its time on
-/// it.
+/// The interval at which a decision is recorded for the daemon's console. With 256 endpoints, a
+/// record takes 50 KB and 0.1 to 0.4 ms, so a worker spends less than a ten-thousandth of its time
+/// on records.
 const SAMPLE_INTERVAL_MS: u64 = 5_000;
 
 /// One pool in one VM.
@@ -142,8 +142,9 @@ impl ManagedPool {
         }
     }
 
-    /// Replaces the daemon's state. Endpoints that stay keep their metrics until newer ones arrive.
-    /// The data of endpoints that have left, or have a new generation, is removed at once.
+    /// Replaces the state that the daemon sent. Endpoints that stay keep their metrics until newer
+    /// ones arrive. The data of endpoints that have left, or have a new generation, is removed at
+    /// once.
     pub fn install(&mut self, snapshot: Snapshot, hash_secret: u128, staleness_max_ms: u32) {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|e| e.id).collect();
         for removed in self.endpoints.refs().iter().filter(|id| !refs.contains(id)) {
@@ -162,7 +163,7 @@ impl ManagedPool {
         self.queues.check_all();
     }
 
-    /// Installs the models that the daemon learned. From now on requests are observed.
+    /// Installs the latency models that the daemon learned. From now on requests are observed.
     pub fn install_models(&mut self, step: StepModel, latency: Option<LatencyModel>) {
         self.endpoints.put_models(LatencyModels {
             step: Arc::new(step),
@@ -262,8 +263,8 @@ impl ManagedPool {
         self.endpoints.failures.ejections.rows()
     }
 
-    /// Returns true for one call in `count` on average, at random. Returns false for 0, and draws
-    /// no random number then.
+    /// Returns true for one call in `count` on average, at random. With 0, returns false and draws
+    /// no random number.
     pub fn sample_one_in(&mut self, count: u32) -> bool {
         count > 0
             && self
@@ -368,7 +369,7 @@ impl ManagedPool {
         self.ledger.counters.count_success(counted, source);
     }
 
-    /// Applies the load that an engine reported with a reply, which is newer than any scrape.
+    /// Applies the load that an engine reported with a reply. This load is newer than any scrape.
     pub fn observe(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointMetrics)) {
         self.endpoints.observe(endpoint, update);
     }

@@ -41,8 +41,8 @@ use scheduler::{EndpointRef, Timestamp};
 pub(crate) use shared::ClaimedEntry;
 pub use shared::FlowTurn;
 
-/// The maximum number of bands. Priorities come from objectives. Further ones share the nearest
-/// band.
+/// The maximum number of bands. Priorities come from objectives. Priorities beyond this number
+/// share the nearest band.
 const BANDS_MAX: usize = 64;
 
 /// The time over which the rate of releases is averaged, in ms.
@@ -82,7 +82,7 @@ pub struct QueuedTicket {
     pub number: u64,
     flow: FlowRef,
     key: u64,
-    /// Whether the band was empty before.
+    /// Whether the band was empty before this request.
     pub(crate) is_first: bool,
 }
 
@@ -145,8 +145,8 @@ impl FlowQueues {
         !self.to_resume.is_empty() || is_due || self.revocations.has_asks()
     }
 
-    /// Records that an endpoint may have got room. The next pass, or the next round of all VMs,
-    /// tries every band again.
+    /// Records that an endpoint may have got room. The next pass, or the next round of passes that
+    /// all VMs make, tries every band again.
     pub fn room_changed(&mut self) {
         if self.is_shared() {
             self.shared.round.room_changed();

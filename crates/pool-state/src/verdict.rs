@@ -14,8 +14,8 @@
 //! The first token of a reply already confirms the placement. A confirmed placement is not
 //! withdrawn.
 //!
-//! A failure is equally strong evidence against its request: `pool/health.rs` defines how many
-//! count.
+//! A failure is equally strong evidence against its request: `pool/health.rs` defines which
+//! failures count.
 
 /// The meaning of an engine's answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

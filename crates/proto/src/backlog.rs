@@ -1,5 +1,5 @@
-//! The requests that the flow control of one proxy, or of all other proxies together, holds in a
-//! pool.
+//! The backlog of a pool: the requests that flow control holds in one proxy, or in all other
+//! proxies together.
 //!
 //! ```text
 //!  priority | requests      one word each, for each band
@@ -9,13 +9,13 @@ use scheduler::flow::QueuedInBand;
 
 use crate::words::{self, pair, unpair};
 
-/// The maximum number of bands that are read. A proxy has no more.
+/// The maximum number of bands that are read, which no proxy exceeds.
 const BANDS_MAX: usize = 64;
 
 /// The maximum number of requests that a proxy can claim to hold in a band.
 const REQUESTS_MAX: u64 = 1_000_000;
 
-/// The bytes of a backlog. Bands without requests are left out.
+/// Encodes a backlog, without the bands that have no requests.
 #[must_use]
 pub fn write(bands: &[QueuedInBand]) -> Vec<u8> {
     let mut bytes = Vec::new();

@@ -18,7 +18,7 @@ use scheduler::{
 use crate::wire_limits::LimitedMessage;
 use crate::{objects, state};
 
-/// The reason why a message was refused. The daemon is at fault, and the same message will be
+/// The reason why a message was refused. The fault is the daemon's, and the same message will be
 /// refused again.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidState {
@@ -28,9 +28,9 @@ pub enum InvalidState {
     OutOfRange(&'static str),
     /// An address is not `ip:port`.
     Address(String),
-    /// A metrics column has another length than the endpoints.
+    /// The length of a metrics column differs from the number of endpoints.
     ColumnLength(&'static str),
-    /// The metrics belong to another pool update than the current one.
+    /// The metrics do not belong to the current pool update.
     OtherPoolUpdate,
     /// The snapshot as a whole breaks a rule.
     Snapshot(InvalidSnapshot),
@@ -41,11 +41,7 @@ pub enum InvalidState {
     /// The words of a model are invalid.
     Model(InvalidModel),
     /// There are more entries of a type than any message needs.
-    TooMany {
-        /// The type of the entries.
-        entries: &'static str,
-        max: usize,
-    },
+    TooMany { entries: &'static str, max: usize },
     /// The bytes end within a field.
     Malformed,
     /// The bytes are not a valid message.
@@ -56,9 +52,8 @@ pub enum InvalidState {
 #[derive(Debug)]
 pub struct PoolUpdate {
     pub pool: String,
-    /// The snapshot; its metrics are unknown.
     pub snapshot: Snapshot,
-    /// Keys the hashes of prompt blocks.
+    /// The key of the hashes of prompt blocks.
     pub hash_secret: u128,
     /// Metrics that were not refreshed for this long, ms, count as unknown.
     pub staleness_max_ms: u32,
@@ -109,8 +104,8 @@ pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidStat
     })
 }
 
-/// Decodes metrics, and returns `onto` with these metrics. The metrics are parallel to the
-/// endpoints of `onto`.
+/// Decodes metrics, and returns `onto` with these metrics. Each column has one number for each
+/// endpoint of `onto`, in order.
 ///
 /// # Errors
 /// Returns [`InvalidState::OtherPoolUpdate`] if the metrics belong to another pool update. Any

@@ -11,24 +11,22 @@ use scheduler::{
 
 use crate::{objects, state};
 
-/// The state of a pool in the daemon, by reference.
+/// The daemon's state of a pool, by reference.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolState<'a> {
-    /// The pool's name.
     pub pool: &'a str,
-    /// Version of the pool update.
     pub version: Version,
     pub endpoints: &'a [Endpoint],
-    /// The pipeline for its requests.
+    /// How requests are scheduled.
     pub pipeline: &'a PipelineSpec,
     pub objects: &'a ObjectsSpec,
-    /// Keys the hashes of prompt blocks.
+    /// The key of the hashes of prompt blocks.
     pub hash_secret: u128,
     /// Metrics that were not refreshed for this long, ms, count as unknown.
     pub staleness_max_ms: u32,
 }
 
-/// The message that carries a pool without its metrics.
+/// Encodes a pool without its metrics.
 #[must_use]
 pub fn encode_pool_update(pool: PoolState<'_>) -> state::PoolUpdate {
     let sets: BTreeSet<&[Box<str>]> = pool
@@ -56,12 +54,12 @@ pub fn encode_pool_update(pool: PoolState<'_>) -> state::PoolUpdate {
     }
 }
 
-// The cast takes the lower half.
+// The cast keeps the lower half.
 fn low(secret: u128) -> u64 {
     secret as u64
 }
 
-/// The message that carries the metrics of the endpoints of `pool_update`, in their order.
+/// Encodes the metrics of a pool's endpoints, in the order of the pool update's endpoints.
 #[must_use]
 pub fn encode_metrics(
     pool: &str,

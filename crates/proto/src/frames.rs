@@ -1,7 +1,6 @@
 //! Several messages in one HTTP body. Before each message is its length: four bytes, least
 //! significant first.
 
-/// Appends a message.
 pub fn push(frames: &mut Vec<u8>, message: &[u8]) {
     // The size is far below 4 GiB: see `MESSAGE_BYTES_MAX`.
     frames.extend(
@@ -12,7 +11,7 @@ pub fn push(frames: &mut Vec<u8>, message: &[u8]) {
     frames.extend(message);
 }
 
-/// The first message and the rest; `None` if there is no complete one.
+/// Splits off the first message; `None` if there is no complete one.
 #[must_use]
 pub fn take(frames: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = frames.split_first_chunk::<4>()?;

@@ -1,5 +1,5 @@
-//! Learned models of a pool, to and from their message. The model itself checks each number. A
-//! message is used as a whole or not at all.
+//! Converts the learned models of a pool from and to their message. The model itself checks each
+//! number. A message is used as a whole or not at all.
 
 use scheduler::Version;
 use scheduler::latency::LatencyModel;
@@ -19,18 +19,18 @@ const ENVELOPE_BYTES: usize = 2_048;
 #[derive(Clone, Debug, PartialEq)]
 pub struct LearnedModels {
     pub pool: String,
-    /// The version of the models, in the same order as the versions of pool updates.
+    /// The version of the models, from the same sequence as the versions of pool updates.
     pub version: Version,
     /// The step model of the pool's engines.
     pub step: StepModel,
     /// The latency model, if it is configured and enough is known.
     pub latency: Option<LatencyModel>,
-    /// Whether they were learned from few requests or from none, because the daemon has just
+    /// Whether the models were learned from few requests or from none, because the daemon has just
     /// started.
     pub provisional: bool,
 }
 
-/// The message with these models; `None` if it would be larger than [`LEARNED_BYTES_MAX`], which
+/// Encodes these models; `None` if the message would be larger than [`LEARNED_BYTES_MAX`], which
 /// every reader refuses.
 #[must_use]
 pub fn encode_learned(learned: &LearnedModels) -> Option<state::LearnedModels> {

@@ -7,7 +7,7 @@
 //! behind feature `grpc`, so that the filter does not contain it. `tests/golden` has bytes of each
 //! format. Later versions must be able to read them.
 
-/// Generated from `state.proto` and committed. A test generates it again and compares.
+/// Generated from `state.proto` and committed. A test compares it with newly generated code.
 #[allow(
     missing_docs,
     unreachable_pub,
@@ -19,7 +19,8 @@ pub mod state {
     include!("gen/switchpoint.state.v1.rs");
 }
 
-/// Generated from `externalscaler.proto` and committed. A test generates it again and compares.
+/// Generated from `externalscaler.proto` and committed. A test compares it with newly generated
+/// code.
 #[cfg(feature = "grpc")]
 #[allow(
     missing_docs,
@@ -63,8 +64,8 @@ mod objects;
 mod encode;
 pub use encode::{PoolState, encode_metrics, encode_pool_update};
 
-/// The newest wire schema that this release speaks. A change that an older reader would
-/// misunderstand raises it.
+/// The newest wire schema that this release speaks. It rises with each change that an older reader
+/// would misunderstand.
 pub const SCHEMA: u32 = 3;
 
 /// The oldest wire schema that this release speaks. It must not be newer than [`SCHEMA`] of the
@@ -72,32 +73,32 @@ pub const SCHEMA: u32 = 3;
 /// other.
 pub const SCHEMA_MIN: u32 = 3;
 
-/// The schema that this release uses with a peer whose newest schema is `peer`: the older of both.
-/// `None` if this release no longer supports that schema.
+/// The schema that this release uses with a peer whose newest schema is `peer`: the older of their
+/// newest schemas. `None` if this release no longer supports that schema.
 #[must_use]
 pub fn common_schema(peer: u32) -> Option<u32> {
     let common = peer.min(SCHEMA);
     (common >= SCHEMA_MIN).then_some(common)
 }
 
-/// The largest message that either side accepts, in bytes: four times 1,024 endpoints with 1 KiB of
-/// labels each.
+/// The largest message that either side accepts, in bytes: four times the size of 1,024 endpoints
+/// with 1 KiB of labels each.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
-/// The largest message a proxy sends, in bytes. The daemon reads hundreds of streams at once, and a
-/// message that never ends can occupy this much memory for each.
+/// The largest message a proxy sends, in bytes. The daemon reads hundreds of streams at once, and
+/// on each stream an unfinished message can occupy this much memory.
 pub const PROXY_MESSAGE_BYTES_MAX: usize = 512 << 10;
 
-/// The maximum number of bytes of the messages of one call, if calls replace the stream. The
-/// largest message from a proxy and its frame fit exactly.
+/// The maximum number of bytes of the messages of one HTTP call, if such calls replace the stream.
+/// The largest message from a proxy and its frame fit exactly.
 pub const CALL_BYTES_MAX: usize = PROXY_MESSAGE_BYTES_MAX + 4;
 
-/// A daemon sends metrics at least this often, changed or not. A filter that gets none knows that
-/// the daemon is gone.
+/// A daemon sends metrics at least at this interval, changed or not. A filter that gets none knows
+/// that the daemon is gone.
 pub const METRICS_INTERVAL_MAX_MS: u64 = 500;
 
 /// Upper bounds of the buckets of every latency histogram in milliseconds (microseconds for
-/// `pick_us`). A last bucket is unbounded.
+/// `pick_us`). The last bucket has no bound.
 pub const HISTOGRAM_BOUNDS: [f64; 20] = [
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0,
     15_000.0, 20_000.0, 30_000.0, 60_000.0, 120_000.0, 300_000.0, 600_000.0,
@@ -108,6 +109,6 @@ pub const HISTOGRAM_BOUNDS: [f64; 20] = [
 pub const SHARE_EXPIRY_MS: u64 = 2_000;
 
 /// The maximum size of placements in one message to a proxy, in bytes: 3,000 blocks. Further
-/// placements wait for the next message, 5 ms later. At that rate the leader's ring of 1 MB lasts
-/// 200 ms, and workers that serve no requests read it every 100 ms.
+/// placements wait for the next message, 5 ms later. At that rate the leader's ring of 1 MB is
+/// overwritten after 200 ms, and even workers without requests read it every 100 ms.
 pub const PLACEMENTS_BYTES_MAX: usize = 24 << 10;

@@ -15,7 +15,6 @@ use crate::wire_limits::LimitedMessage;
 #[derive(Debug)]
 pub struct LimitedCodec<T, U>(PhantomData<(T, U)>);
 
-/// Decodes messages of type `U`.
 #[derive(Debug)]
 pub struct LimitedDecoder<U>(PhantomData<U>);
 
@@ -49,7 +48,7 @@ impl<U: LimitedMessage> Decoder for LimitedDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // The buffer is one piece, so this copies nothing.
+        // The buffer is contiguous, so this call copies nothing.
         let bytes = buffer.copy_to_bytes(buffer.remaining());
         U::decode_limited(&bytes)
             .map(Some)

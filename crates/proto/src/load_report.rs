@@ -1,5 +1,5 @@
-//! The bytes of a load report of a pool. The report has the requests in flight of one VM, one
-//! process, or all other proxies together, and the failures that the sender knows.
+//! The bytes of a load report of a pool. The report has the requests in flight from one VM, one
+//! process, or all other proxies together, and the endpoint failures that the sender knows.
 //!
 //! ```text
 //!  head     vm | written | ring | counts      one word each; counts = loads, SLOs, failures: 16 bits each
@@ -12,8 +12,8 @@
 //!                                             bit 32 of the last word: another proxy reported it,
 //!                                             bit 33: answers were the reason
 //! ```
-//! Loads follow the head, then SLOs, then failures. The writer and the readers in `pool-state`
-//! define how a report changes in place.
+//! Loads follow the head, then SLOs, then failures. `pool-state` defines how a report changes in
+//! place.
 
 use scheduler::in_flight::{EndpointLoad, PendingPrefills};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Timestamp};
@@ -30,18 +30,18 @@ pub const SLOS_BYTES: usize = 2 * WORD;
 pub const FAILURE_BYTES: usize = 4 * WORD;
 
 /// The maximum time, in ms, that an ejection reported by another process may still last. The other
-/// process may be hostile, or its clock may be wrong. The pool limits such an ejection further.
+/// process may be hostile, or its clock may be wrong. The pool may limit such an ejection further.
 pub const PEER_EJECTION_MS_MAX: u64 = 30_000;
 
-/// The maximum number of prompts of one process that can wait at an endpoint. Requests have the
-/// same limit of 16 bits. The reports of all processes that a daemon serves add up without
+/// The maximum number of prompts of one process that can wait at an endpoint. The number of
+/// requests has the same limit. With 16 bits, the sum over all processes of a daemon does not
 /// overflow.
 pub const PROMPTS_MAX: u32 = 0xffff;
 
-/// Marks a failure that another proxy reported. The number of failures is in the same word.
+/// The bit in the word of a failure's number that marks a failure reported by another proxy.
 const OUTSIDE_FLAG: u64 = 1 << 32;
 
-/// Marks a failure whose reason was the endpoint's answers.
+/// The bit in the same word that marks a failure whose reason was the endpoint's answers.
 const BY_ANSWERS_FLAG: u64 = 1 << 33;
 
 /// The head of a report, before its loads.
@@ -49,7 +49,6 @@ const BY_ANSWERS_FLAG: u64 = 1 << 33;
 pub struct LoadReportHead {
     /// The VM that wrote the report; 0 means none.
     pub vm: u64,
-    /// The time when it was written.
     pub written: Timestamp,
     /// The position up to which the writer's placements are published. The host defines its format.
     pub ring: u64,
@@ -59,11 +58,8 @@ pub struct LoadReportHead {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadReportLayout {
     pub head: LoadReportHead,
-    /// The number of loads.
     pub loads: usize,
-    /// The number of SLOs.
     pub slos: usize,
-    /// The number of failures.
     pub failures: usize,
 }
 
@@ -76,9 +72,9 @@ pub struct FailureEntry {
     pub until: Timestamp,
     /// The number of ejections without a success in between; 0 after the endpoint answered again.
     pub failures: u32,
-    /// Whether another proxy reported it.
+    /// Whether another proxy reported the failure.
     pub outside: bool,
-    /// Whether the endpoint's answers were the reason.
+    /// Whether the endpoint's answers were the reason for the failure.
     pub by_answers: bool,
 }
 
@@ -88,7 +84,7 @@ impl LoadReportHead {
     /// Bytes of an empty report.
     pub const BYTES: usize = HEAD_BYTES;
 
-    /// The writer that represents all other proxies together.
+    /// The value of `vm` in the report of all other proxies together.
     pub const OUTSIDE: u64 = u64::MAX;
 
     /// Puts this head before the loads of `report`. Returns false if `report` is too short.
@@ -100,11 +96,12 @@ impl LoadReportHead {
         true
     }
 
-    /// Does [`Self::stamp`] for the report of a writer with another clock. Converts the times in
-    /// the report to the local clock, as if it had been written now. Only this function limits the
-    /// numbers that another process reports, in the daemon and in the proxies. No failure is from
-    /// the future, none ejects for longer than [`PEER_EJECTION_MS_MAX`], and no load has more than
-    /// [`PROMPTS_MAX`] prompts. Returns false, without effect, when the bytes are not a report.
+    /// Stamps the report of a writer with another clock, like [`Self::stamp`]. Converts the times
+    /// in the report to the local clock, as if it had been written now. Only this function limits
+    /// the numbers that another process reports, in the daemon and in the proxies. No failure is
+    /// from the future, none ejects for longer than [`PEER_EJECTION_MS_MAX`], and no load has more
+    /// than [`PROMPTS_MAX`] prompts. Returns false, without effect, when the bytes are not a
+    /// report.
     #[must_use]
     pub fn receive(self, report: &mut [u8]) -> bool {
         let Some(layout) = LoadReportLayout::parse(report) else {
@@ -122,7 +119,7 @@ impl LoadReportHead {
         for failure in layout.failures_mut(report) {
             let [at, since, until, failures] = words::of_bytes(failure);
             let since = self.written.0.saturating_sub(written.saturating_sub(since));
-            // 0 means that the endpoint answered again, and is not a time.
+            // 0 is not a time: it means that the endpoint answered again.
             let until = if until == 0 {
                 0
             } else {
@@ -172,7 +169,7 @@ impl LoadReportLayout {
         words::append(report, &[vm, written.0, ring, counts]);
     }
 
-    /// The loads in the bytes that this layout was read from.
+    /// Returns the loads in the bytes that this layout was read from.
     pub fn loads<'r>(&self, report: &'r [u8]) -> &'r [[u8; LOAD_BYTES]] {
         report
             .get(HEAD_BYTES..self.slos_at())
@@ -218,8 +215,8 @@ impl LoadReportLayout {
 
 // === entries ===
 
-/// The bytes of the load of an endpoint, without its SLOs. A number that is too large for its bits
-/// is replaced by the largest that fits.
+/// Encodes the load of an endpoint, without its SLOs. A number that is too large for its bits
+/// becomes the largest that fits.
 #[must_use]
 #[inline]
 pub fn encode_load(endpoint: EndpointRef, load: &EndpointLoad) -> [u8; LOAD_BYTES] {
@@ -238,7 +235,7 @@ pub fn encode_load(endpoint: EndpointRef, load: &EndpointLoad) -> [u8; LOAD_BYTE
     ])
 }
 
-/// The load of an endpoint; `None` for a slot that no snapshot has.
+/// Decodes the load of an endpoint; `None` for a slot that no snapshot has.
 #[must_use]
 #[inline]
 pub fn decode_load(entry: &[u8; LOAD_BYTES]) -> Option<(EndpointRef, EndpointLoad)> {
@@ -272,8 +269,8 @@ pub fn append_slos(report: &mut Vec<u8>, endpoint: EndpointRef, load: &EndpointL
     );
 }
 
-/// The SLOs of an endpoint, as a load with all other fields 0; `None` for a slot that no snapshot
-/// has.
+/// Decodes the SLOs of an endpoint, as a load with all other fields 0; `None` for a slot that no
+/// snapshot has.
 #[must_use]
 pub fn decode_slos(entry: &[u8; SLOS_BYTES]) -> Option<(EndpointRef, EndpointLoad)> {
     let [at, slos] = words::of_bytes(entry);
@@ -303,7 +300,7 @@ pub fn append_failure(report: &mut Vec<u8>, failure: &FailureEntry) {
     );
 }
 
-/// The failure of an entry; `None` for a slot that no snapshot has.
+/// Decodes a failure; `None` for a slot that no snapshot has.
 #[must_use]
 pub fn decode_failure(entry: &[u8; FAILURE_BYTES]) -> Option<FailureEntry> {
     let [at, since, until, failures] = words::of_bytes(entry);
@@ -317,7 +314,8 @@ pub fn decode_failure(entry: &[u8; FAILURE_BYTES]) -> Option<FailureEntry> {
     })
 }
 
-/// 0 when the loads are the same. Compares words, because the C library compares byte by byte.
+/// Returns 0 if the loads are the same. Compares words, because the C library compares byte by
+/// byte.
 #[must_use]
 #[inline]
 pub fn difference(one: &[u8; LOAD_BYTES], other: &[u8; LOAD_BYTES]) -> u64 {

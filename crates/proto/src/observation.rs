@@ -14,8 +14,8 @@
 use scheduler::latency::{Conditions, FirstToken, Observation, Prediction, RequestEnd, TokenGap};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
-/// The maximum number of observations in a message, and of those that a VM keeps until its host
-/// takes them. At 5,000 requests a second, the maximum covers a tenth of a second.
+/// The maximum number of observations in a message. A VM also keeps at most this many until its
+/// host takes them, which covers a tenth of a second at 5,000 requests per second.
 pub const OBSERVATIONS_MAX: usize = 512;
 
 /// 32-bit words of an observation.
@@ -24,7 +24,8 @@ const WORDS: usize = 26;
 /// Bytes of an observation.
 pub const OBSERVATION_BYTES: usize = 4 * WORDS;
 
-/// The longest time that may be learned, in ms: one hour. A request that takes longer hangs.
+/// The longest time from which the daemon learns, in ms: one hour. A request that takes longer
+/// counts as hanging.
 const MS_MAX: f32 = 3_600_000.0;
 
 /// The largest valid count of tokens or requests. An `f32` represents it exactly.
@@ -40,14 +41,15 @@ pub struct EncodedObservation {
     pub prompt_tokens: Option<u32>,
     /// Prompt tokens that the engine had cached, by its `usage`.
     pub cached_tokens: Option<u32>,
-    /// Whether output tokens were counted by events, because the engine reported none.
+    /// Whether the output tokens are the number of streamed events, because the engine reported no
+    /// number.
     pub estimated: bool,
 }
 
 // === impl EncodedObservation ===
 
 impl EncodedObservation {
-    /// Encodes the observation as little-endian words at fixed places.
+    /// Encodes the observation as little-endian words at fixed positions.
     pub fn to_bytes(&self) -> [u8; OBSERVATION_BYTES] {
         let Self {
             observation,
@@ -244,7 +246,7 @@ fn within_ms(ms: Option<f32>) -> Option<Option<f32>> {
     ms.is_none_or(is_ms).then_some(ms)
 }
 
-// The range is checked before the cast.
+// The guard checks the range before the cast.
 fn whole(count: Option<f32>) -> Option<Option<u32>> {
     count
         .is_none_or(|count| (0.0..=COUNT_MAX).contains(&count))

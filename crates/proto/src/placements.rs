@@ -1,14 +1,14 @@
-//! Placements in a `LoadReport` and in a `PeerLoad`. Each says that an endpoint got a prompt with
-//! these blocks, first block first. Blocks that the endpoint already had cached may be left out.
+//! Placements in a `LoadReport` and in a `PeerLoad`. A placement says that an endpoint got a prompt
+//! with these blocks, in order. Blocks that the endpoint already had cached may be left out.
 //!
 //! ```text
 //!  slot . kind . generation | count | blocks      16, 16 and 32 bits, then words of 64 bits
 //! ```
 //! Confirmed placements and all others ([`PlacementKind`]) have separate fields, so that a release
-//! that knows only confirmed placements gets those. In their field, the kind is 0.
+//! that knows only confirmed placements finds these. In their field, the kind is 0.
 //!
-//! Placements follow each other without a frame, so that the daemon can forward the bytes
-//! unchanged. The placements of one proxy go to all the others some hundred times a second.
+//! Placements follow each other without a frame, so that the daemon can forward the bytes unchanged
+//! some hundred times a second.
 
 use scheduler::EndpointRef;
 
@@ -17,35 +17,31 @@ use crate::words::{self, WORD};
 /// The evidence for a placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementKind {
-    /// The endpoint's reply showed that it worked on the prompt.
+    /// The endpoint's reply showed that it processed the prompt.
     Confirmed,
     /// The endpoint was picked and has not answered.
     Unconfirmed,
     /// The endpoint refused the prompt, so the unconfirmed placement of these blocks is void.
     Withdrawn,
-    /// A peer says that the placement is confirmed, but the peer places more than its share.
+    /// A peer says that the placement is confirmed, but the peer reports more placements than its
+    /// share.
     OverShare,
 }
 
 /// A placement, and the bytes after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodedPlacement<'a> {
-    /// The endpoint that got the prompt.
     pub endpoint: EndpointRef,
-    /// The number of its [`PlacementKind`].
     pub kind: u16,
     /// The block hashes, as words.
     pub blocks: &'a [[u8; WORD]],
-    /// The bytes after it.
     pub rest: &'a [u8],
 }
 
-/// Appends a confirmed placement.
 pub fn push(placements: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64]) {
     push_claim(placements, PlacementKind::Confirmed, endpoint, blocks);
 }
 
-/// Appends a placement of this kind.
 pub fn push_claim(
     claims: &mut Vec<u8>,
     kind: PlacementKind,
@@ -57,7 +53,7 @@ pub fn push_claim(
     words::append(claims, blocks);
 }
 
-/// The first placement; `None` if it is incomplete.
+/// Decodes the first placement; `None` if it is incomplete.
 #[must_use]
 pub fn take(placements: &[u8]) -> Option<EncodedPlacement<'_>> {
     let ([at, count], rest) = words::split(placements)?;
@@ -72,13 +68,12 @@ pub fn take(placements: &[u8]) -> Option<EncodedPlacement<'_>> {
     })
 }
 
-/// All placements, up to the first invalid one. The field of the message sets the kind of its
-/// placements.
+/// Returns all placements, up to the first invalid one. Their kind depends on the message's field.
 pub fn each(placements: &[u8]) -> impl Iterator<Item = (EndpointRef, Vec<u64>)> {
     split(placements).map(|placement| (placement.endpoint, placement.hashes()))
 }
 
-/// All placements that have a kind and are not confirmed, up to the first invalid one.
+/// Returns all placements that have a kind other than confirmed, up to the first invalid one.
 pub fn each_claim(claims: &[u8]) -> impl Iterator<Item = (PlacementKind, EndpointRef, Vec<u64>)> {
     split(claims).filter_map(|claim| {
         let kind = PlacementKind::of_number(claim.kind)
@@ -87,7 +82,7 @@ pub fn each_claim(claims: &[u8]) -> impl Iterator<Item = (PlacementKind, Endpoin
     })
 }
 
-/// All placements as they are encoded, up to the first invalid one.
+/// Returns all placements in their encoded form, up to the first invalid one.
 pub fn split(mut placements: &[u8]) -> impl Iterator<Item = EncodedPlacement<'_>> {
     std::iter::from_fn(move || {
         let first = take(placements)?;
@@ -123,7 +118,7 @@ pub fn pieces(mut placements: &[u8], bytes_max: usize) -> impl Iterator<Item = (
 // === impl PlacementKind ===
 
 impl PlacementKind {
-    /// The number in messages and in shared data.
+    /// Returns the number of this kind in messages and in shared data.
     #[must_use]
     pub fn number(self) -> u16 {
         match self {
@@ -134,7 +129,7 @@ impl PlacementKind {
         }
     }
 
-    /// The kind with this number; `None` for a kind of a newer release.
+    /// Returns the kind with this number; `None` for a kind of a newer release.
     #[must_use]
     pub fn of_number(number: u16) -> Option<Self> {
         [

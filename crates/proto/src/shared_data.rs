@@ -1,7 +1,7 @@
 //! The values that the VMs of one proxy process exchange through Envoy's shared data.
 //!
-//! Each value is a row of [`crate::words`], with two exceptions. A side of the snapshot store has a
-//! message from the daemon after its stamp. The counters of a VM are a serialized
+//! Each value consists of [`crate::words`], with two exceptions. In the snapshot store, a stamp
+//! precedes a message from the daemon. The counters of a VM are a serialized
 //! [`crate::state::VmCounters`]. The filter defines the keys and uses the values. A reader treats a
 //! value that it cannot parse as missing.
 

@@ -1,11 +1,11 @@
 //! The terms that a reader accepts.
 //!
 //! The term of a daemon is the time at which it began to lead, in ms since 1970, or one more than
-//! the last term that it knows. A reader refuses everything older than what it has. So a term from
-//! the far future would make it refuse every later daemon.
+//! the last term that it knows. A reader refuses terms older than its own. So with a term from the
+//! far future, it would refuse every later daemon.
 
-/// How far a term may be ahead of the reader's clock, in ms. The limit is one day, which is far
-/// more than clocks of one deployment differ, and more than terms are raised.
+/// How far a term may be ahead of the reader's clock, in ms. The limit is one day, far more than
+/// the clocks of a deployment differ, or than terms are raised.
 pub const TERM_AHEAD_MS_MAX: u64 = 86_400_000;
 
 /// If a clock shows less than this (2025-01-01 in ms since 1970), it was never set. A reader with

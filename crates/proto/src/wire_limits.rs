@@ -1,27 +1,27 @@
 //! Counts the entries of a message on the wire, before it is decoded. An empty entry takes two
-//! bytes there and some hundred in memory, so a limit on bytes alone does not limit memory.
+//! bytes on the wire and some hundred in memory, so a limit on bytes alone would not limit memory.
 //!
-//! The limits apply to a whole message, by the type of the entries. Together with the maximum size
-//! of a message, they limit its memory: [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX) become 20
-//! MB, and [`PROXY_MESSAGE_BYTES_MAX`](crate::PROXY_MESSAGE_BYTES_MAX) become 16 MB.
+//! Each type of entry has a limit per message. Together with the maximum size of a message, they
+//! limit its memory. A message of [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX) takes up to 20
+//! MB, and one of [`PROXY_MESSAGE_BYTES_MAX`](crate::PROXY_MESSAGE_BYTES_MAX) up to 16 MB.
 
 use scheduler::objects::{OBJECTS_MAX, TARGETS_MAX};
 use scheduler::{ATTRIBUTES_MAX, ENDPOINTS_MAX, PLUGINS_MAX, PROFILES_MAX};
 
 use crate::{InvalidState, state};
 
-/// The maximum depth of messages inside each other: twice what the deepest parameter needs.
+/// The maximum depth of nested messages, which is twice what the deepest parameter needs.
 const DEPTH_MAX: usize = 48;
 
-/// The maximum number of endpoints of an update that is decoded. A pool has room for fewer. The
-/// refusal of an update names its version, which is known only after it is decoded.
+/// The maximum number of endpoints of an update that is decoded. A pool has room for fewer. But to
+/// refuse an update, the proxy must name its version, which is known only after decoding.
 const ENDPOINTS_DECODED_MAX: usize = 4 * ENDPOINTS_MAX;
 
 /// The maximum number of labels of one endpoint, as in discovery.
 const LABELS_PER_ENDPOINT_MAX: usize = 64;
 
-/// The maximum number of names of models, adapters or matches of one pool. With it, names of 14
-/// bytes fill the largest message.
+/// The maximum number of names of models, adapters or matches of one pool. With this many names of
+/// 14 bytes, a message has the maximum size.
 const NAMES_MAX: usize = 1 << 18;
 
 /// The maximum number of parameters and their values in one pipeline: 256 for each plugin.
@@ -33,12 +33,12 @@ pub const POOLS_ASKED_MAX: usize = 256;
 /// The maximum number of VMs in one report: twice the slots for VMs in a process.
 pub const VMS_PER_REPORT_MAX: usize = 1_024;
 
-/// The maximum number of rows of endpoints in one report: 32 VMs that know a full pool, which is
-/// more than its bytes hold.
+/// The maximum number of rows of endpoints in one report: 32 VMs that know a full pool. The
+/// report's maximum size has no room for so many.
 const ENDPOINT_ROWS_MAX: usize = 32 * ENDPOINTS_MAX;
 
 /// The maximum number of rows of models in one report. A filter writes at least 100 bytes for each,
-/// and reports of 256 KiB plus one VM.
+/// and 256 KiB plus the rows of one VM.
 const MODEL_ROWS_MAX: usize = 4_096;
 
 /// The maximum number of rows of bands in one report. A filter writes 40 bytes or more for each.
@@ -47,10 +47,11 @@ const BAND_ROWS_MAX: usize = 8_192;
 /// The maximum number of histograms in one report.
 const HISTOGRAMS_MAX: usize = 3 * MODEL_ROWS_MAX + BAND_ROWS_MAX + VMS_PER_REPORT_MAX;
 
-/// The maximum number of statuses and drop reasons in one report: four for each row of a model.
+/// The maximum number of statuses and drop reasons in one report: four for each row of
+/// [`MODEL_ROWS_MAX`].
 const COUNTS_MAX: usize = 4 * MODEL_ROWS_MAX;
 
-/// A type of message. The number of the type is its row in [`SHAPES`].
+/// A type of message. The number of the type is its index in [`SHAPES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireMessage {
     DaemonMessage,
@@ -94,10 +95,9 @@ pub enum WireMessage {
 
 use WireMessage as M;
 
-/// The number of types.
 const TYPES: usize = 37;
 
-/// The fields of a type that are counted, and how often it may occur.
+/// The fields of a type that are counted, and how often the type may occur in a message.
 #[derive(Clone, Copy, Debug)]
 struct WireShape {
     of: WireMessage,
@@ -120,7 +120,7 @@ struct WireField {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WireContent {
     Message(WireMessage),
-    /// The bytes of a message that is decoded on its own. If they are not a message, only they are
+    /// The bytes of a message that is decoded on its own. If decoding fails, only these bytes are
     /// lost.
     Part(WireMessage),
     /// A repeated text.
@@ -144,7 +144,6 @@ struct EntryCounter {
 
 /// A message whose entries are counted before it is decoded.
 pub trait LimitedMessage: prost::Message + Default {
-    /// The type of the message.
     const TYPE: WireMessage;
 
     /// Decodes the message after its entries were counted.
@@ -193,7 +192,7 @@ const fn varints(number: u64) -> WireField {
     }
 }
 
-/// A type without repeated values.
+/// Creates the shape of a type without repeated values.
 const fn shape(
     of: WireMessage,
     name: &'static str,
@@ -322,7 +321,7 @@ impl EntryCounter {
                     take(&mut bytes, usize::try_from(length).unwrap_or(usize::MAX))?
                 }
                 5 => take(&mut bytes, 4)?,
-                // No writer of this protocol makes groups, and skipping one needs more than a walk.
+                // No writer of this protocol makes groups. Skipping a group is not worth its code.
                 3 => {
                     return Err(InvalidState::TooMany {
                         entries: "groups",
@@ -433,7 +432,7 @@ mod tests {
         assert_eq!(types, descriptors.all_messages().count(), "all are counted");
     }
 
-    /// A field of a message with this content.
+    /// Encodes a field with this content.
     fn field(number: u32, content: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         prost::encoding::encode_varint(u64::from(number << 3 | 2), &mut bytes);
@@ -444,7 +443,7 @@ mod tests {
 
     #[test]
     fn empty_entries_are_refused_before_they_take_memory() {
-        // A path of fields, and the number of the field that repeats.
+        // Each case has a path of fields, and the number of the field that repeats.
         let floods: [(WireMessage, &[u32], u32, &str); 12] = [
             (M::ProxyMessage, &[1], 4, "Hello"),
             (M::ProxyMessage, &[3], 1, "VmCounters"),
@@ -507,10 +506,10 @@ mod tests {
         };
         let update = bytes(M::DaemonMessage, M::Target);
         let proxy = bytes(M::ProxyMessage, M::Observations);
-        // A pool update and metrics do not come in one message. Lists double as they grow.
+        // A pool update and metrics never come in one message. A growing list doubles its capacity.
         assert!(2 * update < 56 << 20, "{update}");
         assert!(2 * proxy < 56 << 20, "{proxy}");
-        // Two bytes for each entry: no message has room for all of them.
+        // An entry takes at least two bytes, so no message has room for all of them.
         let model = size_of::<state::ModelCounters>() * MODEL_ROWS_MAX;
         assert!(model < 2 << 20, "{model}");
     }
@@ -520,7 +519,7 @@ mod tests {
         let report = field(3, &[field(1, &[0xff; 9]), field(1, b"\x0a\x01p")].concat());
         check(M::ProxyMessage, &report).unwrap();
         assert!(state::ProxyMessage::decode(&*report).is_ok());
-        // A group could hide entries from the count.
+        // A group could hide entries from the counter.
         let group = field(3, &field(1, &[0xf3, 0x07, 0xf4, 0x07]));
         assert!(check(M::ProxyMessage, &group).is_err());
     }

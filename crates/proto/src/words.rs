@@ -1,15 +1,14 @@
-//! Little-endian words of 64 bits. All data that one VM or proxy sends to another outside of
-//! protobuf consist of words, so that the data are the same for every build of a schema.
+//! Little-endian words of 64 bits. All data between VMs or proxies consist of words, except
+//! protobuf messages. So every build with the same schema reads and writes the same bytes.
 //!
-//! An endpoint takes one word: 16 bits for its slot, 16 bits for another number, 32 bits for its
-//! generation.
+//! An endpoint takes one word: 16 bits for its slot, 16 bits for another number (such as a kind),
+//! 32 bits for its generation.
 
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
-/// Bytes of a word.
 pub const WORD: usize = 8;
 
-/// The first `N` words and the rest; `None` when there are fewer.
+/// Splits off the first `N` words; `None` if there are fewer.
 #[must_use]
 #[inline]
 pub fn split<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
@@ -22,7 +21,7 @@ pub fn split<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
     Some((words, rest))
 }
 
-/// The words of a value that has exactly `N` of them.
+/// Reads a value that has exactly `N` words.
 #[must_use]
 pub fn read<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
     split(bytes).and_then(|(words, rest)| rest.is_empty().then_some(words))
@@ -52,7 +51,7 @@ pub fn to_bytes<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> 
     bytes
 }
 
-/// The bytes of `words`, followed by `rest`.
+/// Encodes `words`, followed by `rest`.
 #[must_use]
 pub fn write(words: &[u64], rest: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(words.len().saturating_mul(WORD).saturating_add(rest.len()));
@@ -68,34 +67,32 @@ pub fn append(bytes: &mut Vec<u8>, words: &[u64]) {
     }
 }
 
-/// The word with these halves.
+/// Returns the word with these halves.
 #[must_use]
 #[inline]
 pub fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// The halves of a word, low one first.
+/// Returns the halves of a word, the low one first.
 #[must_use]
 #[inline]
-// The casts take the halves of the word.
 pub fn unpair(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-/// The word of an endpoint, with another number.
+/// Encodes an endpoint and another number as a word.
 #[must_use]
 #[inline]
 pub fn of_endpoint(endpoint: EndpointRef, number: u16) -> u64 {
     u64::from(endpoint.slot.0) | u64::from(number) << 16 | u64::from(endpoint.generation.0) << 32
 }
 
-/// The endpoint of a word and the other number in it; `None` for a slot that no snapshot has.
+/// Decodes the endpoint and the other number of a word; `None` for a slot that no snapshot has.
 #[must_use]
 #[inline]
 pub fn endpoint(word: u64) -> Option<(EndpointRef, u16)> {
     let (low, generation) = unpair(word);
-    // The casts take the halves of `low`.
     let slot = low as u16;
     let number = (low >> 16) as u16;
     (usize::from(slot) < ENDPOINTS_MAX).then_some((

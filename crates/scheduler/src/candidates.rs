@@ -1,4 +1,4 @@
-//! The batch that plugins work on: surviving endpoints and their score column.
+//! The candidates for a pick: the endpoints that filters kept, and their scores.
 
 use crate::endpoint::EndpointIndex;
 
@@ -11,24 +11,22 @@ pub struct Candidates {
 }
 
 impl Candidates {
-    /// Candidates with a score of 0 each.
+    /// Returns candidates with a score of 0 each.
     pub fn new(indices: impl IntoIterator<Item = EndpointIndex>) -> Self {
         let indices: Vec<_> = indices.into_iter().collect();
         let scores = vec![0.0; indices.len()];
         Self { indices, scores }
     }
 
-    /// The remaining endpoints.
     pub fn indices(&self) -> &[EndpointIndex] {
         &self.indices
     }
 
-    /// The score of each, parallel to [`Self::indices`]. Always finite.
+    /// Returns the scores, in the order of [`Self::indices`]. They are always finite.
     pub fn scores(&self) -> &[f32] {
         &self.scores
     }
 
-    /// The number of remaining endpoints.
     pub fn len(&self) -> usize {
         self.indices.len()
     }
@@ -37,7 +35,6 @@ impl Candidates {
         self.indices.is_empty()
     }
 
-    /// Keeps the endpoints that `keep` accepts.
     pub fn retain(&mut self, mut keep: impl FnMut(EndpointIndex) -> bool) {
         let mut read = 0;
         let mut write = 0;
@@ -64,8 +61,8 @@ impl Candidates {
         }
     }
 
-    /// Adds `weight * clamp(score, 0, 1)` to every candidate; `scores` is parallel to
-    /// [`Self::indices`]. NaN adds nothing.
+    /// Adds `weight * clamp(score, 0, 1)` to the score of every candidate. `scores` has the order
+    /// of [`Self::indices`]. NaN adds nothing.
     pub fn add(&mut self, weight: f32, scores: &[f32]) {
         for (total, &score) in self.scores.iter_mut().zip(scores) {
             *total += weight * unit(score);

@@ -1,4 +1,4 @@
-//! Deciders: decide whether a stage of this request runs on a separate model server.
+//! Deciders say whether a stage of a request (prefill, encode) runs on a separate model server.
 
 pub(crate) mod always;
 pub(crate) mod prefix_based;

@@ -20,27 +20,27 @@ pub struct RankedList {
 /// The outcome of scheduling one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Send it to an endpoint.
+    /// Send the request to an endpoint.
     Route(Route),
-    /// Refuse it for now (429): the pool could serve it, but a policy forbids this.
+    /// Refuse the request for now (429). The pool could serve it, but a policy forbids that.
     Shed(ShedReason),
-    /// No endpoint can serve it (503).
+    /// No endpoint can serve the request (503).
     Unavailable(UnavailableReason),
     /// A header of the request names a profile that does not exist (400).
     UnknownProfile(Box<str>),
 }
 
-/// The endpoints that a request goes to.
+/// The endpoints to which a request is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// The endpoints to try, best first.
     pub ranked: RankedList,
     /// The endpoint that computes the prompt first, if another endpoint decodes.
     pub prefill: Option<EndpointIndex>,
     /// The endpoints that encode images, videos and audio first. The list is empty if the prefill
     /// endpoint also encodes.
     pub encode: Vec<EndpointIndex>,
-    /// The data-parallel rank that serves the request behind the only endpoint of the list.
+    /// The data-parallel rank that serves the request, if `ranked` has only the endpoint in front
+    /// of it.
     pub data_parallel: Option<EndpointIndex>,
 }
 
@@ -49,7 +49,7 @@ pub struct Route {
 pub enum ShedReason {
     /// The pool is saturated and the request's priority is below zero.
     Saturated,
-    /// An admitter of the pipeline refused it.
+    /// An admitter plugin of the pipeline refused the request.
     Admitter,
     /// No endpoint would meet the SLOs, and the request may be shed.
     Slo,
@@ -62,9 +62,9 @@ pub enum UnavailableReason {
     NoReadyEndpoint,
     /// Endpoints are ready, but the subset hint allows none of them.
     SubsetEmpty,
-    /// Endpoints are ready and allowed, but all of them name other models.
+    /// Endpoints are ready and allowed, but the metadata of each names only other models.
     ModelNotServed,
-    /// Endpoints were ready and allowed, but a filter of the profile dropped the last one.
+    /// Endpoints were ready and allowed, but the filters of the profile dropped all of them.
     Filtered,
 }
 
@@ -72,21 +72,21 @@ pub enum UnavailableReason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DroppedEndpoint {
     pub endpoint: EndpointIndex,
-    /// Name of the plugin.
+    /// The name of the plugin that dropped the endpoint.
     pub by: Box<str>,
 }
 
 /// The reasons for a decision.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Explanation {
-    /// Estimated tokens of the prompt.
+    /// The estimated number of tokens in the prompt.
     pub prompt_tokens: u32,
-    /// Prompt tokens that are not cached, as estimated, parallel to the snapshot's endpoints.
+    /// The estimated number of uncached prompt tokens at each endpoint, in the snapshot's order.
     pub uncached_tokens: Vec<u32>,
     /// The SLOs of the request.
     pub asks: Slo,
-    /// The predicted latency at each endpoint, or the reason why there is none, parallel to the
-    /// snapshot's endpoints. Empty without predictions.
+    /// The predicted latency at each endpoint, or the reason why there is none, in the snapshot's
+    /// order. Empty if latency is not predicted.
     pub predictions: Vec<Result<EndpointPrediction, NoPrediction>>,
     /// Endpoints dropped before any profile ran, in order.
     pub dropped: Vec<DroppedEndpoint>,
@@ -94,14 +94,13 @@ pub struct Explanation {
     pub profiles: Vec<ProfileExplanation>,
 }
 
-/// The result of one profile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProfileExplanation {
     pub name: Box<str>,
     /// Endpoints that the profile dropped, in order.
     pub dropped: Vec<DroppedEndpoint>,
     pub scores: Vec<ScoreColumn>,
-    /// Weighted total of each endpoint that reached the picker.
+    /// The weighted sum of the scores of each endpoint that no filter dropped.
     pub totals: Vec<(EndpointIndex, f32)>,
 }
 
@@ -110,19 +109,19 @@ pub struct ScoreColumn {
     /// Name of the scorer in the profile.
     pub scorer: Box<str>,
     pub weight: f32,
-    /// Unweighted score by endpoint, 0 to 1.
+    /// The unweighted score of each endpoint, 0 to 1.
     pub scores: Vec<(EndpointIndex, f32)>,
-    /// The terms of the scores, by endpoint; empty for a scorer without terms.
+    /// The terms that make up each endpoint's score. Empty for a scorer whose score has no terms.
     pub cost_terms: Vec<CostTerms>,
 }
 
-/// An endpoint and the terms of its cost: name with unit, value.
+/// An endpoint and the terms of its cost. Each term has a name with its unit, and a value.
 pub type CostTerms = (EndpointIndex, Vec<(&'static str, f32)>);
 
 // === impl Route ===
 
 impl Route {
-    /// A route where one endpoint does all the work: the first in the list that answers.
+    /// Returns a route where one endpoint does all the work: the first of the list that answers.
     #[must_use]
     pub fn to(ranked: RankedList) -> Self {
         Self {
@@ -133,7 +132,7 @@ impl Route {
         }
     }
 
-    /// All endpoints that the route names, the list first.
+    /// Returns all endpoints that the route names, those of the ranked list first.
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointIndex> + '_ {
         self.ranked
             .iter()
@@ -146,8 +145,8 @@ impl Route {
 // === impl RankedList ===
 
 impl RankedList {
-    /// A list of at least one endpoint; duplicates and endpoints beyond [`RANKED_MAX`] are left
-    /// out. `None` for an empty order.
+    /// Makes a list of the endpoints in `order`, without duplicates and endpoints beyond
+    /// [`RANKED_MAX`]. Returns `None` if `order` is empty.
     pub fn new(order: impl IntoIterator<Item = EndpointIndex>) -> Option<Self> {
         let mut order = order.into_iter();
         let first = order.next()?;
@@ -171,7 +170,7 @@ impl RankedList {
         }
     }
 
-    /// The picked endpoint.
+    /// Returns the best endpoint, which is tried first.
     pub fn first(&self) -> EndpointIndex {
         self.first
     }

@@ -1,8 +1,8 @@
 //! Saturation detectors measure how full the pool is. As filters, they drop the full endpoints.
 //!
 //! **Unknown is not full.** llm-d counts an endpoint with missing or old metrics as saturated, so
-//! that one late scrape stops a pool. Our detectors leave an endpoint with unknown metrics out of
-//! the mean, and it stays a candidate.
+//! that one late scrape stops a pool. Switchpoint's detectors leave such an endpoint out of the
+//! mean, and it stays a candidate.
 
 pub(crate) mod backlog;
 pub(crate) mod concurrency;
@@ -18,7 +18,7 @@ const HEADROOM: Parameter = Parameter::number(
 
 const IN_FLIGHT_PRODUCER: Parameter = producer_name("inFlightLoadProducerName");
 
-/// Returns the factor for the threshold that follows from the headroom.
+/// Returns 1 + headroom, the factor by which filters raise the threshold.
 fn relaxed(parameters: &Parameters<'_>) -> Result<f32, InvalidParameter> {
     // The number is within the range of an f32.
     let headroom = parameters.number(HEADROOM.name, 0.0..=1e6)? as f32;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 /// and the prefix index of every worker's VM have tables of this size.
 pub const ENDPOINTS_MAX: usize = 1024;
 
-/// The label with the stages that an endpoint serves.
+/// The label that names the stages (such as prefill and decode) that an endpoint serves.
 pub const ROLE_LABEL: &str = "llm-d.ai/role";
 
-/// A small integer that the daemon gives to an endpoint for as long as it is in the pool. Ledger
-/// rows and prefix entries are indexed by slot.
+/// A small integer that the daemon gives to an endpoint for as long as the endpoint is in the pool.
+/// In-flight ledger and prefix index use it as an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u16);
 
@@ -22,9 +22,7 @@ pub struct Generation(pub u32);
 /// An endpoint reference that stays valid after its snapshot is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointRef {
-    /// The slot of its state.
     pub slot: Slot,
-    /// The generation of the endpoint. Its state belongs to this generation.
     pub generation: Generation,
 }
 
@@ -33,7 +31,7 @@ pub struct EndpointRef {
 pub struct EndpointIndex(pub(crate) u16);
 
 impl EndpointIndex {
-    /// Returns the index into the columns parallel to
+    /// Returns the index into lists that have the order of
     /// [`EndpointTable::endpoints`](crate::EndpointTable::endpoints).
     #[must_use]
     pub fn get(self) -> usize {
@@ -44,7 +42,6 @@ impl EndpointIndex {
 /// Whether an endpoint may be picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// The endpoint may be picked.
     Ready,
     /// The endpoint is known but must not be picked: it is starting, failing its probe, or
     /// draining.
@@ -58,17 +55,16 @@ pub struct Endpoint {
     pub id: EndpointRef,
     /// The name of the endpoint in logs and pages: the pod name, or the name in the endpoints file.
     pub name: Box<str>,
-    /// `ip:port`, IPv6 in brackets: the bytes that Envoy gets.
+    /// The address in the form that Envoy gets: `ip:port`, IPv6 in brackets.
     pub address: Box<str>,
-    /// Whether the endpoint may be picked.
     pub readiness: Readiness,
     /// Labels, sorted by key.
     pub labels: Box<[(Box<str>, Box<str>)]>,
     /// Names of the models that the endpoint serves, sorted. An empty list means that it may serve
-    /// any model. Endpoints with the same list share it.
+    /// any model. Endpoints with equal lists share one in memory.
     pub models: Arc<[Box<str>]>,
-    /// How long the endpoint had been in the pool when the snapshot was made, in ms. This age does
-    /// not grow until the next pool update. Ranked lists end with an endpoint that has been in the
+    /// How long the endpoint had been in the pool when the snapshot was made, in ms. It stays the
+    /// same until the next pool update. The last endpoint of a ranked list must have been in the
     /// pool for some time.
     pub age_ms: u64,
 }
@@ -100,7 +96,7 @@ impl Endpoint {
 
 #[cfg(test)]
 impl Endpoint {
-    /// A ready endpoint for tests, of the first generation.
+    /// Returns a ready endpoint of the first generation, for tests.
     pub(crate) fn ready(slot: u16, labels: &[(&str, &str)]) -> Self {
         Self {
             id: EndpointRef {

@@ -18,7 +18,7 @@ use crate::sort::sort_by;
 pub struct EndpointTable {
     endpoints: Arc<[Endpoint]>,
     metrics: Box<[EndpointMetrics]>,
-    /// Identities of the endpoints in one array, because every pick reads all of them.
+    /// The identities of the endpoints in one array, because every pick reads all of them.
     ids: Arc<[EndpointRef]>,
     all_ready: bool,
     /// Whether any endpoint names the models that it serves.
@@ -34,17 +34,15 @@ pub struct EndpointTable {
     pub(crate) latency: Option<Arc<LatencyModel>>,
 }
 
-/// The reason why a snapshot was refused as a whole. The sender has to change it. Sending it again
-/// does not help.
+/// The reason why a snapshot was refused as a whole. It is refused again until the sender changes
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidSnapshot {
     /// More endpoints than [`ENDPOINTS_MAX`].
     TooManyEndpoints(usize),
-    /// The metrics column has another length than the endpoints.
+    /// There are not as many metrics as endpoints.
     MetricsLength(usize),
-    /// Two endpoints have the same slot.
     DuplicateSlot(Slot),
-    /// Two endpoints have the same address.
     DuplicateAddress(Box<str>),
     /// A slot at or above [`ENDPOINTS_MAX`].
     SlotOutOfRange(Slot),
@@ -53,7 +51,6 @@ pub enum InvalidSnapshot {
 // === impl EndpointTable ===
 
 impl EndpointTable {
-    /// Checks the endpoints and their metrics.
     pub(crate) fn seal(
         endpoints: Vec<Endpoint>,
         metrics: Vec<EndpointMetrics>,
@@ -99,7 +96,6 @@ impl EndpointTable {
         })
     }
 
-    /// A table with the same endpoints and newer metrics; only the metrics are copied.
     pub(crate) fn with_metrics(
         &self,
         metrics: Vec<EndpointMetrics>,
@@ -121,8 +117,6 @@ impl EndpointTable {
         })
     }
 
-    /// Updates the metrics of one endpoint in place, from a reply of its engine. Does nothing if
-    /// the endpoint is not in this snapshot.
     pub(crate) fn observe(
         &mut self,
         endpoint: EndpointRef,
@@ -134,58 +128,54 @@ impl EndpointTable {
         }
     }
 
-    /// All endpoints, ready or not.
+    /// Returns all endpoints, ready or not.
     pub fn endpoints(&self) -> &[Endpoint] {
         &self.endpoints
     }
 
-    /// Metrics, parallel to [`Self::endpoints`].
+    /// Returns the metrics, in the order of [`Self::endpoints`].
     pub fn metrics(&self) -> &[EndpointMetrics] {
         &self.metrics
     }
 
-    /// The objects (models, rewrites, objectives) of this pool.
+    /// Returns the objects (models, rewrites, objectives) of this pool.
     pub fn objects(&self) -> &Arc<Objects> {
         &self.objects
     }
 
-    /// The step model of the pool's engines.
     pub fn step(&self) -> &StepModel {
         &self.step
     }
 
-    /// The latency model; `None` where none was learned or prediction is off.
+    /// Returns the latency model. `None` if none was learned, or if prediction is off.
     pub fn latency(&self) -> Option<&LatencyModel> {
         self.latency.as_deref()
     }
 
-    /// The endpoint at a position; `None` for a position of a larger snapshot.
+    /// Returns the endpoint at a position. `None` for a position of a larger snapshot.
     pub fn endpoint(&self, index: EndpointIndex) -> Option<&Endpoint> {
         self.endpoints.get(index.get())
     }
 
-    /// The identity of the endpoint at a position.
     pub fn id(&self, index: EndpointIndex) -> Option<EndpointRef> {
         self.ids.get(index.get()).copied()
     }
 
-    /// The metrics at a position.
     pub fn metrics_of(&self, index: EndpointIndex) -> Option<&EndpointMetrics> {
         self.metrics.get(index.get())
     }
 
-    /// The parsed address at a position. `None` if it is not `ip:port`, so that it cannot be in a
-    /// subset hint.
+    /// Returns the parsed address of an endpoint. `None` if it is not `ip:port`; then no subset
+    /// hint can name it.
     pub fn socket(&self, index: EndpointIndex) -> Option<SocketAddr> {
         self.sockets.get(index.get()).copied().flatten()
     }
 
-    /// A hash of the endpoint's name, equal in every snapshot and on every host.
+    /// Returns a hash of the endpoint's name, equal in every snapshot and on every host.
     pub fn name_hash(&self, index: EndpointIndex) -> u64 {
         self.name_hashes.get(index.get()).copied().unwrap_or(0)
     }
 
-    /// Every position, in order.
     pub fn indices(&self) -> impl Iterator<Item = EndpointIndex> + use<> {
         (0..u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX)).map(EndpointIndex)
     }
@@ -200,8 +190,8 @@ impl EndpointTable {
         self.all_ready
     }
 
-    /// Whether every endpoint may serve this model. True for an empty name (an opaque body), and
-    /// for the target of an object if no metadata names it.
+    /// Whether every endpoint may serve this model. True for an empty name (of an opaque body), and
+    /// for a target model of an object that no endpoint's metadata names.
     #[inline(never)]
     pub fn serves_anywhere(&self, model: &str) -> bool {
         model.is_empty() || (self.objects.targets(model) && !self.is_named(model))
@@ -224,13 +214,13 @@ impl EndpointTable {
             || self.indices().any(by_engine)
     }
 
-    /// Whether any endpoint names this model as one that it serves.
+    /// Whether the metadata of any endpoint names this model.
     pub fn is_named(&self, model: &str) -> bool {
         self.endpoints.iter().any(|endpoint| endpoint.names(model))
     }
 
-    /// Whether this endpoint may serve this model. True if its metadata names the model or no model
-    /// at all, or if its engine reports the model as an adapter.
+    /// Whether this endpoint may serve this model: its metadata names the model or no model at all,
+    /// or its engine reports the model as an adapter.
     #[inline(never)]
     pub fn serves(&self, index: EndpointIndex, model: &str) -> bool {
         let lora = || {
@@ -242,11 +232,11 @@ impl EndpointTable {
             || lora().is_some_and(|lora| lora.reports(model))
     }
 
-    /// The number of adapters that fit into the engine's memory at once, if this model needs one of
-    /// these places. `None` if the engine serves no adapters, or if the engine or the endpoint's
-    /// metadata names the model as a base model. An endpoint's list of models contains adapters
-    /// too. So the list is used only if the engine names no base model. A name that such an engine
-    /// reports as an adapter is an adapter.
+    /// Returns how many adapters fit into the engine's memory at once, if this model is an adapter.
+    /// `None` if the engine serves no adapters, or if the engine or the endpoint's metadata names
+    /// the model as a base model. An endpoint's list of models contains adapters too. So the list
+    /// is used only if the engine names no base model, and not for names that the engine reports as
+    /// adapters.
     pub fn adapter_places(&self, index: EndpointIndex, model: &str) -> Option<u32> {
         let lora = self.metrics_of(index)?.lora.as_ref()?;
         let is_named =
@@ -256,14 +246,13 @@ impl EndpointTable {
         (!is_base).then_some(lora.max)
     }
 
-    /// Whether any endpoint names the models it serves.
     pub fn names_models(&self) -> bool {
         self.names_models
     }
 }
 
-/// Returns the first endpoint that `order` finds equal to another. (`order` is a reference so that
-/// the sort is compiled once.)
+/// Returns the first endpoint that `order` finds equal to another. `order` is a reference so that
+/// the sort is compiled once.
 fn first_duplicate<'e>(
     endpoints: &'e [Endpoint],
     order: &dyn Fn(&Endpoint, &Endpoint) -> Ordering,

@@ -1,5 +1,5 @@
-//! Flow control: which waiting request goes next, and whether an endpoint has room for it. This
-//! module has pure rules. The queues are in `pool-state`.
+//! Flow control: which waiting request is sent next, and whether an endpoint has room for it. This
+//! module only has rules. The queues are in the crate `pool-state`.
 //!
 //! A *band* holds the requests of one priority. A *flow* holds those of one fairness id, or of
 //! one client, within a band.
@@ -30,24 +30,23 @@ use crate::time::Timestamp;
 pub struct FlowCost {
     /// Prompt tokens that the picked endpoint has not cached, as estimated.
     pub prompt: f64,
-    /// Output tokens. Until the request ends, these are the expected ones.
+    /// Output tokens: those expected until the request ends.
     pub output: f64,
 }
 
-/// The service of a flow so far.
+/// The service that a flow has received so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FlowAccount {
     /// The virtual time at which the next request of the flow starts, in tokens.
     pub start: f64,
-    /// The number of the band's turn in which the flow was last served; 0 means never.
+    /// The value of [`BandAccount::turn`] when the flow was last served; 0 means never.
     pub turn: u64,
     /// The weighted tokens received, decayed until the time `attained_at`.
     pub attained: f64,
-    /// The time of `attained`.
     pub attained_at: Timestamp,
 }
 
-/// The service of a band so far.
+/// The service that a band has received so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BandAccount {
     /// The lowest start among the requests that waited when a request was last served, in tokens.
@@ -59,55 +58,54 @@ pub struct BandAccount {
 /// A waiting request, in the form that ordering policies use.
 #[derive(Clone, Copy, Debug)]
 pub struct QueuedFacts {
-    /// The time when the request arrived.
     pub arrived: Timestamp,
-    /// The time when the request is given up.
+    /// The time when the wait of the request ends without service.
     pub expires: Timestamp,
     /// The TTFT SLO of the request, in µs, if it has one.
     pub ttft_slo_us: Option<u32>,
 }
 
-/// The room that a request waits for. A running request may be given up to make this room.
+/// The room that a request waits for. A running request may be aborted to make this room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomAsk {
     /// The endpoint that needs room; `None` if room anywhere in the pool helps.
     pub endpoint: Option<EndpointRef>,
-    /// The priority of the request that waits. Only work of a lower priority is given up.
+    /// The priority of the request that waits. Only requests of a lower priority are aborted.
     pub priority: i32,
 }
 
 /// How full an endpoint or a pool may be for a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoomLimits {
-    /// Whether the request belongs to the highest band in use. Lower bands leave a reserve.
+    /// Whether the request belongs to the highest band in use. Other requests leave a reserve.
     pub critical: bool,
-    /// The saturation that the band may fill.
+    /// The saturation up to which the band may fill the pool.
     pub ceiling: UsageCeiling,
-    /// The share of this room that the proxy may fill, above 0 and up to 1.
+    /// The share of the allowed saturation that this proxy may fill, above 0 and up to 1.
     pub share: f64,
 }
 
-/// The saturation from which on the requests of a band are held; 1 is full.
+/// Requests of a band are held at or above this saturation; 1 is full.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum UsageCeiling {
     /// The same limit at every load.
     Fixed(f64),
-    /// The limit falls as the load rises: 1 - `share` x saturation. Above it, requests pass in one
-    /// of saturation / (1 - saturation) turns. `turn` is the number of the current turn.
+    /// The limit falls as the load rises: 1 - `share` x saturation. Above it, one of saturation /
+    /// (1 - saturation) tries passes.
     Reflective {
-        /// 0 for the highest band, 1 for the lowest, and equal steps for the bands between.
+        /// 0 for the highest band, 1 for the lowest, and between 0 and 1 for others.
         share: f64,
-        /// How often a request of the band was tried before.
+        /// How often a request of the band has been tried before.
         turn: u64,
     },
 }
 
-/// The place of a band among the bands in use, the highest first.
+/// The position of a band among the bands in use, the highest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BandRank {
     /// The number of higher bands.
     pub higher: usize,
-    /// The number of bands; at least 1.
+    /// The number of bands in use; at least 1.
     pub bands: usize,
     /// The priority of the band, and of the highest and the lowest band.
     pub priorities: (i32, i32, i32),
@@ -116,17 +114,17 @@ pub struct BandRank {
 /// Chooses among the flows of a band.
 pub trait FairnessPolicy: PluginDebug + Send + Sync {
     /// Returns the rank of a flow whose first request has waited for `waited_ms`. The flow with the
-    /// lowest rank goes first. If ranks are equal, the ordering policy decides.
+    /// lowest rank is served first. If ranks are equal, the ordering policy decides.
     fn rank(&self, flow: &FlowAccount, band: &BandAccount, waited_ms: f64, now: Timestamp) -> f64;
 
-    /// Called when the first request of a flow arrives, while no other request of the flow waits.
+    /// Records that a request of a flow arrived while no other request of the flow waited.
     fn begin(&self, _flow: &mut FlowAccount, _band: &BandAccount) {}
 
-    /// A request of the band goes to an endpoint now. `lowest` is the lowest rank among the waiting
-    /// flows and the request's own flow, before that flow is charged.
+    /// Records that a request of the band is sent to an endpoint now. `lowest` is the lowest rank
+    /// of the waiting flows and of the request's own flow, before that is charged.
     fn advance(&self, _band: &mut BandAccount, _lowest: f64) {}
 
-    /// Charges the flow for a request that goes to an endpoint now.
+    /// Charges the flow for a request that is sent to an endpoint now.
     fn charge(
         &self,
         flow: &mut FlowAccount,
@@ -139,7 +137,8 @@ pub trait FairnessPolicy: PluginDebug + Send + Sync {
     /// `output` tokens.
     fn settle(&self, flow: &mut FlowAccount, output: f64);
 
-    /// The share of all tokens that a band always gets while it waits behind a higher band.
+    /// Returns the share of all tokens that a band gets at least while it waits behind a higher
+    /// band.
     fn minimum_share(&self) -> f64 {
         0.0
     }
@@ -147,8 +146,8 @@ pub trait FairnessPolicy: PluginDebug + Send + Sync {
 
 /// Orders the requests of a flow.
 pub trait OrderingPolicy: PluginDebug + Send + Sync {
-    /// The key of a request. The request with the lowest key goes first; if keys are equal, the one
-    /// that arrived first.
+    /// Returns the key of a request. The request with the lowest key is sent first; if keys are
+    /// equal, the one that arrived first.
     fn key(&self, request: &QueuedFacts) -> u64;
 }
 
@@ -173,7 +172,6 @@ impl FlowCost {
 // === impl UsageCeiling ===
 
 impl UsageCeiling {
-    /// The ceiling while the load is `saturation`.
     pub fn at(self, saturation: impl FnOnce() -> f64) -> f64 {
         let (share, turn) = match self {
             Self::Fixed(ceiling) => return ceiling,
@@ -183,7 +181,7 @@ impl UsageCeiling {
         if share <= 0.0 || saturation < 1.0 - share * saturation {
             return 1.0;
         }
-        // The number is positive, and no period greater than the greatest makes a difference.
+        // The number is positive. For a large number the cast saturates, which makes no difference.
         let period = libm::round(saturation / (1.0 - saturation)).max(1.0) as u64;
         if saturation < 1.0 && turn.is_multiple_of(period) {
             1.0

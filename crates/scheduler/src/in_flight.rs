@@ -1,16 +1,16 @@
 //! The in-flight ledger: the requests and tokens that this proxy has in flight, by endpoint slot.
 //!
-//! The ledger is newer than any scrape, because a row changes at the pick, not when the engine
-//! confirms it. Every counted request has an [`InFlightTicket`]. A ticket cannot be copied and
-//! [`InFlight::release`] consumes it, so no request is released twice. A ticket that is dropped
-//! without a release stays counted as long as the ledger exists. So callers release tickets in the
-//! one function that ends the state of a request. A VM that traps loses its ledger too.
+//! The ledger is newer than any scrape, because an endpoint's row changes at the pick, and not when
+//! the engine reports the request. Every counted request has an [`InFlightTicket`]. A ticket cannot
+//! be copied and [`InFlight::release`] consumes it, so no request is released twice. A ticket that
+//! is dropped without a release stays counted as long as the ledger exists. So callers release
+//! tickets in the one function that ends a request. A wasm VM that crashes loses its ledger too.
 //!
 //! A row belongs to one generation of one endpoint. The first admission for another generation
 //! resets the row, and tickets of the old generation no longer count.
 //!
-//! Requests with an SLO are also in the queue of their endpoint ([`RunningRequest`]), whose lowest
-//! SLOs are part of its load.
+//! Requests with an SLO are also in a queue of their endpoint ([`RunningRequest`]), whose lowest
+//! SLOs are part of the endpoint's load.
 //!
 //! The load of other workers and proxies is kept separately ([`PeerLoads`]) and added when a load
 //! is read.
@@ -45,7 +45,7 @@ use crate::slo::{Slo, TrackedSlo};
 /// The in-flight ledger. It has one writer, and reads are array look-ups.
 #[derive(Debug, Default)]
 pub struct InFlight {
-    /// Rows by slot, up to the highest slot so far, at most [`ENDPOINTS_MAX`].
+    /// Rows by slot, up to the highest slot used so far, at most [`ENDPOINTS_MAX`].
     rows: Vec<LedgerRow>,
     epochs_started: u64,
     /// Slots whose rows changed since the last [`Self::take_changed`], each once.
@@ -59,7 +59,7 @@ pub struct InFlight {
     suspended: SuspendedCounts,
 }
 
-/// The place of one request in the ledger.
+/// The right to change and to end one request in the ledger.
 #[derive(Debug)]
 #[must_use = "a ticket that is never released stays counted"]
 pub struct InFlightTicket {
@@ -69,20 +69,20 @@ pub struct InFlightTicket {
     /// The load that the request adds to that row.
     load: EndpointLoad,
     past_first_token: bool,
-    /// The expected output of the request, counted in [`EndpointLoad::prefill_tokens`] until the
+    /// The expected output of the request. [`EndpointLoad::prefill_tokens`] includes it until the
     /// request ends.
     output_tokens: u32,
-    /// The place of the request in a queue, if it has an SLO.
+    /// The key of the request in a queue, if it has an SLO.
     entry: Option<RunningKey>,
-    /// The request id for operators, while the request is suspended.
+    /// The request id that operators know, while the request is suspended.
     suspended: Option<Box<str>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct LedgerRow {
     generation: Generation,
-    /// A number for each start of a row, unique in the ledger. When a generation returns, its old
-    /// tickets do not count.
+    /// A number that changes whenever the row is reset, unique in the ledger. So old tickets do not
+    /// count when a generation returns.
     epoch: u64,
     load: EndpointLoad,
     /// Whether the slot is in `changed`.
@@ -91,8 +91,7 @@ struct LedgerRow {
 
 const NOWHERE: u64 = 0;
 
-/// The number of prompts whose mean length is kept: enough for a mean, and few enough to follow the
-/// traffic.
+/// The number of prompts for the mean length: few enough to follow the traffic.
 const PROMPTS_AVERAGED: f32 = 64.0;
 
 const EMPTY: LedgerRow = LedgerRow {
@@ -112,7 +111,7 @@ impl InFlight {
         self.admit_prompt(endpoint, prefill_tokens, prefill_tokens)
     }
 
-    /// Like [`Self::admit`], for a prompt with only `uncached_tokens` not cached.
+    /// Does [`Self::admit`] for a prompt with only `uncached_tokens` not cached.
     pub fn admit_prompt(
         &mut self,
         endpoint: EndpointRef,
@@ -179,7 +178,6 @@ impl InFlight {
         }
     }
 
-    /// Records the time to the first token, ms.
     pub fn first_token_took(&mut self, ticket: &InFlightTicket, ms: f32) {
         if let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) {
             self.queues
@@ -187,7 +185,6 @@ impl InFlight {
         }
     }
 
-    /// Records the time for each further token, ms.
     pub fn tokens_took(&mut self, ticket: &InFlightTicket, ms: f32) {
         if let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) {
             self.queues
@@ -195,7 +192,7 @@ impl InFlight {
         }
     }
 
-    /// Requests of this proxy with an SLO at `endpoint`, the strictest first.
+    /// Returns this proxy's requests with an SLO at `endpoint`, the strictest SLO first.
     pub fn running(&self, endpoint: EndpointRef) -> &[RunningRequest] {
         if self.current_epoch(endpoint) == NOWHERE {
             &[]
@@ -247,12 +244,12 @@ impl InFlight {
         });
     }
 
-    /// The load of `endpoint` from all VMs and proxies.
+    /// Returns the load of `endpoint` from all VMs and proxies.
     pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.own(endpoint).with(self.others.load(endpoint))
     }
 
-    /// The number of requests in [`Self::load`].
+    /// Returns the number of requests in [`Self::load`].
     pub fn requests(&self, endpoint: EndpointRef) -> u32 {
         let own = self
             .row(endpoint.slot)
@@ -261,7 +258,7 @@ impl InFlight {
         own.saturating_add(self.others.requests(endpoint))
     }
 
-    /// The own load of this VM at `endpoint`. Empty for another generation than the row's.
+    /// Returns the load of this VM at `endpoint`. Empty for another generation than the row's.
     pub fn own(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.row(endpoint.slot)
             .filter(|row| row.is_of(endpoint))
@@ -278,8 +275,8 @@ impl InFlight {
         self.last_picks.set(endpoint, pick);
     }
 
-    /// The number of the last pick of `endpoint`. The numbers grow with every pick, and 0 means
-    /// that it was never picked.
+    /// Returns the number of the last pick of `endpoint`. The numbers grow with every pick, and 0
+    /// means never.
     pub fn last_pick(&self, endpoint: EndpointRef) -> u64 {
         self.last_picks.of(endpoint)
     }
@@ -289,8 +286,8 @@ impl InFlight {
         &mut self.others
     }
 
-    /// Records that new metrics of these endpoints arrived, parallel to `metrics`. From now on,
-    /// [`Self::requests_now`] adds the changes since then.
+    /// Records that new `metrics` of these endpoints arrived. From now on, [`Self::requests_now`]
+    /// adds the changes since then.
     pub fn scraped(&mut self, endpoints: &[EndpointRef], metrics: &[EndpointMetrics]) {
         for (endpoint, metrics) in endpoints.iter().zip(metrics) {
             let requests = self.requests(*endpoint);
@@ -298,8 +295,8 @@ impl InFlight {
         }
     }
 
-    /// The number of requests at `endpoint` now: the engine's last report (`metrics`, running and
-    /// queued together) plus the changes since then; see [`requests_now`].
+    /// Returns the number of requests at `endpoint` now: the engine's last report (`metrics`,
+    /// running and queued together) plus the changes since then. See [`requests_now`].
     pub fn requests_now(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> f32 {
         let said = metrics
             .running_requests
@@ -311,7 +308,7 @@ impl InFlight {
         )
     }
 
-    /// Every endpoint with load of our own, by slot.
+    /// Returns every endpoint at which this VM has load, by slot.
     pub fn rows(&self) -> impl Iterator<Item = (EndpointRef, EndpointLoad)> + '_ {
         let endpoint = |(slot, row): (u16, &LedgerRow)| {
             (
@@ -328,8 +325,8 @@ impl InFlight {
             .map(endpoint)
     }
 
-    /// Calls `each` with every own row that changed since the last call. The cost depends only on
-    /// the number of changed rows.
+    /// Calls `each` with every row of this VM that changed since the last call. The cost depends
+    /// only on the number of changed rows.
     pub fn take_changed(&mut self, mut each: impl FnMut(EndpointRef, EndpointLoad)) {
         for slot in self.changed.drain(..) {
             if let Some(row) = self.rows.get_mut(usize::from(slot)) {
@@ -404,15 +401,14 @@ impl InFlight {
                 .is_some_and(|row| row.epoch == ticket.row_epoch)
     }
 
-    /// The epoch that counts requests at `endpoint` from now on; [`NOWHERE`] if its row is of
-    /// another generation.
+    /// Returns the epoch of the row of `endpoint`; [`NOWHERE`] if the row is of another generation.
     fn current_epoch(&self, endpoint: EndpointRef) -> u64 {
         self.row(endpoint.slot)
             .filter(|row| row.is_of(endpoint))
             .map_or(NOWHERE, |row| row.epoch)
     }
 
-    /// The load of the row that counts the ticket, for changes.
+    /// Returns the load of the row that counts the ticket, mutably.
     fn counting(&mut self, ticket: &InFlightTicket) -> Option<&mut EndpointLoad> {
         let slot = ticket.endpoint.slot.0;
         let row = self
@@ -457,12 +453,12 @@ impl InFlightTicket {
         self.endpoint
     }
 
-    /// The load that the request adds.
+    /// Returns the load that the request adds.
     pub fn load(&self) -> EndpointLoad {
         self.load
     }
 
-    /// The SLO of the request, if it is in a queue.
+    /// Returns the SLO of the request, if it is in a queue.
     pub fn slo(&self) -> Slo {
         self.entry.map_or(Slo::default(), |entry| entry.promise.slo)
     }

@@ -3,14 +3,14 @@
 //! There are two models. [`step::StepModel`] is physical: it has the time of a prefill and of a
 //! decode step of this engine in ms, and a relative speed for each endpoint. [`LatencyModel`] is
 //! statistical and uses the step model. It predicts TTFT and TPOT in log space from [`features()`],
-//! with a residual for each endpoint and quantiles of the remaining error. So a slow pod is learned
-//! without labels.
+//! with an offset for each endpoint and quantiles of the remaining error. So the model learns that
+//! a pod is slow without labels that say so.
 //!
-//! The inputs at a pick are [`Conditions`], and only [`features()`] converts them to numbers. The
-//! proxy that predicts and the daemon that learns (crate `learning`) call the same
-//! function, so there is no training/serving skew.
+//! The inputs at a pick are [`Conditions`], and only [`features()`] converts them to numbers. Both
+//! the proxy, which predicts, and the daemon, which learns (crate `learning`), call it, so there is
+//! no training/serving skew.
 //!
-//! A model does not guess. With too little data, or outside the range it has seen,
+//! A model does not guess. With too little data, or outside the range of that data,
 //! [`LatencyModel::predict`] abstains and gives the reason.
 
 mod conditions;

@@ -1,9 +1,8 @@
 //! Endpoint picking as a pure function: the core of Switchpoint.
 //!
 //! A [`Snapshot`] of the pool, a [`Request`] and the proxy's own [`LocalState`] go in; a
-//! [`Decision`] comes out. Nothing here reads a clock, entropy, a file, a socket or the
-//! environment: time and randomness are arguments. So this crate does no I/O, and its decisions are
-//! the same natively and in wasm.
+//! [`Decision`] comes out. This crate reads no clock, entropy, file, socket or environment; time
+//! and randomness are arguments. So its decisions are the same natively and in wasm.
 //!
 //! [`schedule()`] has all the control flow: a profile handler runs profiles. In each profile,
 //! filters narrow the candidates, weighted scorers rank the candidates, and a picker draws a ranked
@@ -13,8 +12,8 @@
 #![cfg_attr(not(test), deny(clippy::float_cmp))]
 #![forbid(unsafe_code)]
 
-// The lowest layer comes first. A module uses only its own layer and the layers above it in this
-// file. One exception: `run` uses two structural filters and the ranking that all pickers share.
+// The modules are listed by layer, the lowest first. A module uses only its own layer and lower
+// ones. One exception: `run` uses two structural filters and the ranking that all pickers share.
 
 // Leaves: numbers, names and texts.
 mod rng;

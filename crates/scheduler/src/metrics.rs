@@ -1,11 +1,11 @@
 //! The last report of a model server about itself.
 
-/// The maximum number of attributes of an endpoint. Each attribute is a metric that the operator
-/// named in a configuration file. The attribute is sent with every refresh of every endpoint.
+/// The maximum number of attributes of an endpoint. An attribute is a metric that the operator
+/// named in a configuration file. It is sent to proxies with every refresh of every endpoint.
 pub const ATTRIBUTES_MAX: usize = 32;
 
-/// The attribute with the maximum number of requests that an engine runs at once, if its metadata
-/// has it. Further requests queue in the engine.
+/// The attribute with the maximum number of requests that an engine runs at once, if known. Further
+/// requests queue in the engine.
 pub const SEQUENCES_MAX_ATTRIBUTE: &str = "max_num_seqs";
 
 /// The last report of a model server. `None` means unknown, which is neither idle nor full.
@@ -13,24 +13,23 @@ pub const SEQUENCES_MAX_ATTRIBUTE: &str = "max_num_seqs";
 pub struct EndpointMetrics {
     /// Requests waiting to be scheduled by the engine.
     pub queue_depth: Option<f32>,
-    /// Requests the engine is running.
+    /// Requests that the engine runs.
     pub running_requests: Option<f32>,
     /// Share of KV-cache blocks in use, 0 to 1.
     pub kv_cache_utilization: Option<f32>,
     /// Tokens in one KV-cache block.
     pub kv_block_tokens: Option<u32>,
-    /// KV-cache blocks of the engine.
+    /// The number of KV-cache blocks of the engine.
     pub kv_blocks: Option<u32>,
     /// LoRA adapters, if the engine serves any.
     pub lora: Option<LoraMetrics>,
-    /// Further numbers by the keys of the configuration (`customMetrics`), sorted by key.
+    /// Further numbers that `customMetrics` configures, sorted by key.
     pub attributes: Box<[(Box<str>, f32)]>,
 }
 
 /// A number that engines report about themselves: a row of [`METRICS`].
 ///
-/// Code that transports, prints or reads all numbers iterates over this table and needs no line for
-/// each number.
+/// Code that sends, prints or reads all numbers iterates over [`METRICS`].
 #[derive(Debug)]
 pub struct MetricDefinition {
     /// The name in messages, records and pages.
@@ -39,7 +38,7 @@ pub struct MetricDefinition {
     pub help: &'static str,
     /// The unit, which defines the valid values.
     pub unit: MetricUnit,
-    /// How the series of several schedulers behind one address become one number.
+    /// How the series of several engines behind one address become one number.
     pub fold: MetricFold,
     /// Reads the number. Whole numbers up to 2^24 are exact; greater numbers are rounded.
     pub get: fn(&EndpointMetrics) -> Option<f32>,
@@ -69,7 +68,6 @@ pub enum MetricFold {
     Min,
 }
 
-/// Requests waiting to be scheduled by the engine.
 pub static QUEUE_DEPTH: MetricDefinition = MetricDefinition {
     name: "queue_depth",
     help: "requests waiting",
@@ -79,7 +77,6 @@ pub static QUEUE_DEPTH: MetricDefinition = MetricDefinition {
     set: |m, value| m.queue_depth = value,
 };
 
-/// Requests the engine is running.
 pub static RUNNING_REQUESTS: MetricDefinition = MetricDefinition {
     name: "running_requests",
     help: "requests running",
@@ -89,7 +86,6 @@ pub static RUNNING_REQUESTS: MetricDefinition = MetricDefinition {
     set: |m, value| m.running_requests = value,
 };
 
-/// Share of KV-cache blocks in use.
 pub static KV_CACHE_UTILIZATION: MetricDefinition = MetricDefinition {
     name: "kv_cache_utilization",
     help: "KV-cache utilisation",
@@ -99,7 +95,6 @@ pub static KV_CACHE_UTILIZATION: MetricDefinition = MetricDefinition {
     set: |m, value| m.kv_cache_utilization = value,
 };
 
-/// Tokens in one KV-cache block.
 pub static KV_BLOCK_TOKENS: MetricDefinition = MetricDefinition {
     name: "kv_block_tokens",
     help: "tokens of a KV block",
@@ -109,7 +104,6 @@ pub static KV_BLOCK_TOKENS: MetricDefinition = MetricDefinition {
     set: |m, value| m.kv_block_tokens = value.map(|tokens| tokens as u32),
 };
 
-/// KV-cache blocks of the engine.
 pub static KV_BLOCKS: MetricDefinition = MetricDefinition {
     name: "kv_blocks",
     help: "KV blocks",
@@ -119,7 +113,7 @@ pub static KV_BLOCKS: MetricDefinition = MetricDefinition {
     set: |m, value| m.kv_blocks = value.map(|blocks| blocks as u32),
 };
 
-/// Every number of [`EndpointMetrics`] that has a field of its own, in the order it is shown.
+/// Every number of [`EndpointMetrics`] that has a field of its own, in the order of display.
 pub static METRICS: [&MetricDefinition; 5] = [
     &QUEUE_DEPTH,
     &RUNNING_REQUESTS,
@@ -131,13 +125,13 @@ pub static METRICS: [&MetricDefinition; 5] = [
 /// The newest `lora_requests_info` series of an engine, and the name of its base model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoraMetrics {
-    /// Adapters loaded and in use.
+    /// Adapters that are loaded and in use.
     pub running: Box<[Box<str>]>,
-    /// Adapters with requests waiting for a place.
+    /// Adapters whose requests wait for room in memory.
     pub waiting: Box<[Box<str>]>,
     /// The number of adapters that fit into memory at once.
     pub max: u32,
-    /// Names of the base model, by the label `model_name` of the engine's metrics and its
+    /// Names of the base model, from the label `model_name` of the engine's metrics and from its
     /// `/v1/models`; empty if unknown. A request for one of these names needs no adapter.
     pub base_models: Box<[Box<str>]>,
 }

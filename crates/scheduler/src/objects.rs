@@ -1,4 +1,4 @@
-//! Configuration about requests instead of endpoints: objectives, models and rewrites of one pool.
+//! Configuration for the requests of one pool: objectives, models and model rewrites.
 //!
 //! The configuration is compiled once into three small tables, which every request reads. The
 //! tables map the name of an objective to its priority, the name of a model to its targets, and the
@@ -6,7 +6,8 @@
 //! and `InferenceModelRewrite` objects. The code that reads these objects sorts them oldest first,
 //! because the older of two conflicting objects wins.
 //!
-//! Rules do not chain: the engine gets the target model, even if other objects also name it.
+//! Rules do not chain. The engine gets the target model, even if another object would rewrite it
+//! too.
 
 use crate::sort::sort_by;
 use std::fmt;
@@ -27,7 +28,8 @@ pub const NAME_BYTES_MAX: usize = 256;
 /// carries the endpoints.
 pub const NAMES_BYTES_MAX: usize = 1 << 20;
 
-/// The largest weight of a target, as in the CRD: sums of [`TARGETS_MAX`] of them fit into 32 bits.
+/// The largest weight of a target, as in the CRD. The sum of [`TARGETS_MAX`] weights fits into 32
+/// bits.
 pub const TARGET_WEIGHT_MAX: u32 = 1_000_000;
 
 /// The objects of a pool as written, oldest first.
@@ -36,9 +38,10 @@ pub struct ObjectsSpec {
     pub objectives: Vec<ObjectiveSpec>,
     /// Models of the pool. If there are any, every other model is unknown.
     pub models: Vec<ModelSpec>,
-    /// The rules of all rewrites: rules of older objects first, rules of one object in its order.
+    /// The rules of all rewrites, those of older objects first, and those of one object in its
+    /// order.
     pub rewrites: Vec<RewriteSpec>,
-    /// If true, only models that an object or an endpoint's metadata names are known, even if the
+    /// If true, a model is unknown unless an object or an endpoint's metadata names it, even if the
     /// pool has no [`ModelSpec`].
     pub strict_models: bool,
 }
@@ -76,8 +79,8 @@ pub struct RewriteSpec {
 pub struct TargetSpec {
     /// The model name at the engine.
     pub model: String,
-    /// The weight, 0 to [`TARGET_WEIGHT_MAX`]. If no target has a weight, all have the same share;
-    /// otherwise targets without a weight get no requests.
+    /// The weight, 0 to [`TARGET_WEIGHT_MAX`]. If no target has a weight, all get equally many
+    /// requests; otherwise targets without a weight get none.
     pub weight: Option<u32>,
 }
 
@@ -99,12 +102,12 @@ pub struct Objects {
     objectives: Box<[(Box<str>, i32)]>,
     /// Models by name.
     models: Box<[(Box<str>, ServedModel)]>,
-    /// Rewrites by model, as positions in `rules`.
+    /// The rewrite for each model that a rule names, as a position in `rules`.
     exact: Box<[(Box<str>, usize)]>,
-    /// The rule for models that no rule names; a position in `rules`.
+    /// The rule for all other models, as a position in `rules`.
     generic: Option<usize>,
     rules: Box<[WeightedTargets]>,
-    /// The targets of all models and rules, by name; the positions have no meaning.
+    /// The targets of all models and rules, by name. The numbers have no meaning.
     targets: Box<[(Box<str>, usize)]>,
     strict_models: bool,
     /// The highest priority that a request can have.
@@ -129,7 +132,7 @@ pub struct ModelRequest<'a> {
     pub model: &'a str,
     /// The name of the request's objective.
     pub objective: Option<&'a str>,
-    /// Another target model, used unless an object says otherwise.
+    /// The target model that the request itself names, used unless an object says otherwise.
     pub rewrite: Option<&'a str>,
 }
 
@@ -142,18 +145,17 @@ pub struct ResolvedModel<'a> {
     pub priority: i32,
 }
 
-/// The request names a model that this pool does not serve. The client has to change the request,
-/// because the same request will fail again.
+/// The request names a model that this pool does not serve. A retry without a change fails again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownModel<'a>(pub &'a str);
 
-/// The reason why objects were refused as a whole. The sender has to change them. Sending them
-/// again does not help.
+/// The reason why objects were refused as a whole. They are refused again until the sender changes
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidObjects {
-    /// There are too many rows of one kind.
+    /// There are too many objects, rules, matches or targets.
     TooMany {
-        /// The kind of the rows.
+        /// What there are too many of.
         what: &'static str,
         count: usize,
         max: usize,
@@ -210,7 +212,7 @@ impl Objects {
         }
         let mut targets = Vec::new();
         for model in models.iter().filter(|model| model.targets.is_empty()) {
-            targets.push((model.name.as_str().into(), 0)); // it is its own target
+            targets.push((model.name.as_str().into(), 0)); // the model is its own target
         }
         for all in models
             .iter()
@@ -252,14 +254,14 @@ impl Objects {
     /// the metadata of an endpoint names a model.
     ///
     /// Targets of an `InferenceModel` have precedence over rewrites, because they are about this
-    /// model in this pool. Next comes a rewrite that names the model, then one for all models.
-    /// Among these the older one wins. Last comes the rewrite in the request itself. An objective
-    /// of this pool has precedence over the model's criticality.
+    /// model in this pool. Next come the oldest rewrite that names the model, and the oldest for
+    /// all models. Last comes the rewrite in the request itself. An objective of this pool has
+    /// precedence over the model's criticality.
     ///
     /// # Errors
     /// Returns [`UnknownModel`] if the request's model (or the model in `rewrite`) is unknown: see
-    /// [`ObjectsSpec::models`] and [`ObjectsSpec::strict_models`]. Also if all targets of the model
-    /// have weight 0.
+    /// [`ObjectsSpec::models`] and [`ObjectsSpec::strict_models`]. Fails in the same way if all
+    /// targets of the model have weight 0.
     pub fn resolve<'a>(
         &'a self,
         asked: ModelRequest<'a>,
@@ -287,7 +289,7 @@ impl Objects {
             Some(targets) if targets.is_empty() => None,
             Some(targets) => Some(targets.choose(rng).ok_or(UnknownModel(asked.model))?),
             None => {
-                // A header must not reach a model that the body could not reach.
+                // A rewrite header must not give access to a model that the body could not name.
                 if let Some(rewrite) = asked.rewrite {
                     self.known(rewrite, &is_served)?;
                     priority = priority.min(find(&self.models, rewrite).map_or(0, |m| m.priority));
@@ -301,7 +303,6 @@ impl Objects {
         })
     }
 
-    /// The highest priority that a request can have.
     pub fn highest_priority(&self) -> i32 {
         self.highest_priority
     }

@@ -1,6 +1,6 @@
 //! Pickers turn scored candidates into the ranked list.
 //!
-//! All three pickers select the top few candidates by a key. The key is the score, a sample
+//! All three pickers select the top few candidates by a key. The key is the score, a random number
 //! weighted by the score, or nothing. Candidates with equal keys are ordered randomly, so that a
 //! tie never favours a position in the pool.
 
@@ -24,15 +24,15 @@ pub(crate) const LIST_LENGTH: Parameter = Parameter::number(
     "length of the ranked list, integer from 1 to 8; 0 uses the profile's length",
 );
 
-/// The length of the ranked list in a picker's parameters; `None` means the length that the profile
-/// sets.
+/// Reads the length of the ranked list from a picker's parameters; `None` means the length that the
+/// profile sets.
 pub(crate) fn list_length(parameters: &Parameters<'_>) -> Result<Option<usize>, InvalidParameter> {
     // The number has a single digit.
     let length = parameters.integer(LIST_LENGTH.name, 0..=RANKED_MAX as u32)?;
     Ok(usize::try_from(length).ok().filter(|&length| length > 0))
 }
 
-/// A candidate's place in the order, by key and then by a random number.
+/// A candidate's position in the order, by key and then by a random number.
 #[derive(Clone, Copy)]
 struct CandidateRank {
     key: f32,
@@ -77,7 +77,7 @@ pub(crate) fn rank(
 mod tests {
     use super::*;
 
-    /// Candidates with these scores, one after another.
+    /// Returns candidates with these scores.
     pub(crate) fn scored(scores: &[f32]) -> Candidates {
         let mut candidates =
             Candidates::new((0..u16::try_from(scores.len()).unwrap()).map(EndpointIndex));

@@ -34,15 +34,15 @@ pub struct Pipeline {
     headers: Vec<Box<str>>,
     session_tokens: Vec<SessionToken>,
     predicts: bool,
-    /// Types of the parsers declared.
+    /// The types of the declared parsers.
     parsers: Vec<&'static str>,
 }
 
-/// The header with the id of a request, which queues of running requests show.
+/// The header with the id of a request, which lists of running requests show.
 pub const REQUEST_ID: &str = "x-request-id";
 
-/// The headers with the fairness id of a request, under the current name and the older one. The
-/// picker reads them only where the operator trusts them.
+/// The headers with the fairness id of a request, by the current and the older name. The picker
+/// reads them only where the operator trusts them.
 pub const FAIRNESS_ID: [&str; 2] = [
     "x-llm-d-inference-fairness-id",
     "x-gateway-inference-fairness-id",
@@ -103,8 +103,8 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Takes the plugins that work when they are declared, or when the pipeline names them.
-    /// Profiles have their own instances of plugins.
+    /// Adds a plugin that works as soon as it is declared, or that the pipeline names. Ignores the
+    /// plugins of profiles, which have their own instances.
     fn declare(&mut self, name: &str, built: Plugin, spec: &PipelineSpec) {
         let (built, headers) = built.split();
         self.read_headers(&headers.read);
@@ -129,7 +129,7 @@ impl Pipeline {
         }
     }
 
-    /// Turns flow control on. If no detector is declared, the backlog detector decides.
+    /// Turns flow control on. If no detector is declared, uses the backlog detector.
     fn hold_requests(
         &mut self,
         settings: FlowSettings,
@@ -152,20 +152,18 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Flow control; `None` where it is off.
+    /// Returns flow control; `None` if it is off.
     pub fn flow_control(&self) -> Option<&FlowControl> {
         self.flow_control.as_ref()
     }
 
-    /// The maximum number of requests that one endpoint may have at once. Flow control holds
-    /// further requests. `None` without flow control, or if its detector has no such limit.
+    /// Returns [`crate::plugin::Detector::requests_max`]; `None` without flow control.
     pub fn requests_max(&self) -> Option<f64> {
         self.flow_control
             .as_ref()
             .and_then(|_| self.detector.requests_max())
     }
 
-    /// Whether the request may go to the endpoints of `route` now.
     pub(crate) fn has_room(
         &self,
         context: &Context<'_>,
@@ -175,12 +173,11 @@ impl Pipeline {
         self.detector.has_room(context, route, limits)
     }
 
-    /// Whether a request needs room at its own endpoint, and not only in the pool.
+    /// Whether a request needs room at its picked endpoint, and not only somewhere in the pool.
     pub fn needs_room_at_endpoint(&self) -> bool {
         self.detector.is_per_endpoint()
     }
 
-    /// How full these endpoints are, by the detector.
     pub(crate) fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         self.detector.saturation(context, endpoints)
     }
@@ -191,18 +188,18 @@ impl Pipeline {
         self.parsers.is_empty() || self.parsers.contains(&parser)
     }
 
-    /// Lower-case names of the request headers that its plugins read: [`crate::Request::headers`]
-    /// needs no others.
+    /// Returns the lower-case names of the request headers that the pipeline reads.
+    /// [`crate::Request::headers`] needs no others.
     pub fn headers(&self) -> &[Box<str>] {
         &self.headers
     }
 
-    /// The settings of producers, declared or by default.
+    /// Returns the settings of declared producers, and the defaults of others.
     pub fn production(&self) -> &ProducerSettings {
         &self.production
     }
 
-    /// Response headers that name an endpoint to the client, which sends them back.
+    /// Returns the response headers that name an endpoint to the client, which sends the name back.
     pub fn session_tokens(&self) -> &[SessionToken] {
         &self.session_tokens
     }
@@ -212,7 +209,7 @@ impl Pipeline {
         self.predicts
     }
 
-    /// How predictions are used; `None` where prediction is off.
+    /// Returns how predictions are used; `None` if prediction is off.
     pub(crate) fn latency_settings(&self) -> Option<LatencySettings> {
         Some(self.production.latency).filter(|settings| self.predicts && settings.predict)
     }
@@ -222,13 +219,11 @@ impl Pipeline {
         self.predicts && self.handler.demands_slo()
     }
 
-    /// Whether a request may be split among endpoints of several roles. In this case the proxy
-    /// sends no request to endpoints that never decode.
+    /// See [`crate::ProfileHandler::disaggregates`].
     pub fn disaggregates(&self) -> bool {
         self.handler.disaggregates()
     }
 
-    /// The stage of a request for which the profile with this name picks an endpoint.
     pub fn stage_of(&self, profile: &str) -> Stage {
         self.handler.stage_of(profile)
     }
@@ -241,7 +236,8 @@ impl Pipeline {
         &*self.handler
     }
 
-    /// Whether to shed the request if these candidates could serve it, and the reason.
+    /// Returns the reason to shed the request although these candidates could serve it, if there is
+    /// one.
     pub(crate) fn sheds(
         &self,
         context: &Context<'_>,

@@ -1,8 +1,8 @@
 //! The plugin traits, their parameters, and the state that a plugin reads.
 //!
-//! A plugin is one file: a doc with its formula and source, its parameters with their defaults, its
-//! `impl`, its tests. The table of all plugins is [`crate::registry::PLUGINS`]; profile handlers
-//! have their trait beside the run of profiles, [`crate::ProfileHandler`].
+//! A plugin is one file with its formula and source, its parameters with their defaults, its `impl`
+//! and its tests. The table of all plugins is [`crate::registry::PLUGINS`]. The trait of profile
+//! handlers, [`crate::ProfileHandler`], is beside the code that runs profiles.
 
 mod closest;
 mod context;
@@ -32,36 +32,36 @@ use crate::rng::Rng;
 
 /// Narrows the candidates.
 pub trait Filter: PluginDebug + Send + Sync {
-    /// Drops endpoints that the request must not or should not go to.
+    /// Drops endpoints that must not or should not serve the request.
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng);
 }
 
 /// Rates the candidates.
 pub trait Scorer: PluginDebug + Send + Sync {
-    /// Writes one score in 0..=1 for each of `endpoints` into `scores`, which is parallel and
-    /// filled with 0. More is better.
+    /// Writes one score in 0..=1 for each of `endpoints` into `scores`, which has the same order
+    /// and is filled with 0. More is better.
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]);
 
-    /// The terms from which each endpoint's score is computed, for `explain`; empty for a scorer
-    /// without terms.
+    /// Returns the terms from which each endpoint's score is computed, for `explain`; empty for a
+    /// scorer without terms.
     fn cost_terms(&self, _context: &Context<'_>, _endpoints: &[EndpointIndex]) -> Vec<CostTerms> {
         Vec::new()
     }
 }
 
-/// Applies SLOs to a profile. With a shedder, endpoints that would be too slow are ranked behind
-/// all others, whatever their score.
+/// Applies SLOs to a profile. In a profile with a shedder, endpoints that would be too slow are
+/// ranked behind all others, whatever their score.
 pub trait Shedder: PluginDebug + Send + Sync {
     /// Whether to shed the request instead of sending it to any of `endpoints`.
     fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool;
 }
 
-/// Draws the ranked list.
+/// Makes the ranked list from the scored candidates.
 pub trait Picker: PluginDebug + Send + Sync {
-    /// The best `max` of the candidates, best first; `None` only when there are none.
+    /// Returns the best `max` candidates, best first; `None` only when there are no candidates.
     fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<RankedList>;
 
-    /// Whether the picker draws by weight, so that a small weight sometimes comes first.
+    /// Whether the picker draws at random by score, so that a low score sometimes comes first.
     fn draws(&self) -> bool {
         false
     }
@@ -76,20 +76,20 @@ pub trait Decider: PluginDebug + Send + Sync {
 /// Measures how full the pool is. In a profile it is a filter: it drops full endpoints, unless all
 /// are full.
 pub trait Detector: Filter {
-    /// The saturation of `endpoints`; 1 or more means full. Endpoints with unknown load are left
-    /// out. The result is 0 if the load of all is unknown.
+    /// Returns the saturation of `endpoints`; 1 or more means full. Endpoints with unknown load are
+    /// left out; 0 if the load of all is unknown.
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64;
 
-    /// The maximum number of requests that one endpoint may have at once, if the detector limits
-    /// this number.
+    /// Returns the maximum number of requests that one endpoint may have at once, if the detector
+    /// limits it.
     fn requests_max(&self) -> Option<f64> {
         None
     }
 
-    /// With flow control, whether the request may go to the endpoints of `route` now. By default it
-    /// may if the saturation of the pool is below the limit, as in llm-d. If some endpoints do not
+    /// Whether flow control may send the request to the endpoints of `route` now. By default it may
+    /// if the saturation of the pool is below the limit, as in llm-d. If some endpoints do not
     /// decode, the saturation of the fuller stage is used. A pool without requests has room,
-    /// whatever its last report says.
+    /// whatever the engines' last reports say.
     fn has_room(&self, context: &Context<'_>, _route: &Route, limits: RoomLimits) -> bool {
         let decodes = |endpoint: &EndpointIndex| {
             context
@@ -109,8 +109,7 @@ pub trait Detector: Filter {
             || saturation() < limits.ceiling.at(|| saturation() / limits.share) * limits.share
     }
 
-    /// Whether [`Self::has_room`] checks only the endpoints of the route, so that room elsewhere
-    /// does not help.
+    /// Whether [`Self::has_room`] checks only the endpoints of the route, and not the pool.
     fn is_per_endpoint(&self) -> bool {
         false
     }

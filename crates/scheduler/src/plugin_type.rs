@@ -1,4 +1,4 @@
-//! A row of the plugin table, and what it builds.
+//! A row of the plugin table, and the plugins that it builds.
 
 use crate::flow::{FairnessPolicy, FlowSettings, OrderingPolicy, UsageLimitPolicy};
 use crate::plugin::{
@@ -12,33 +12,23 @@ use crate::settings::ProducerSetting;
 /// A plugin that was built from its configuration.
 #[derive(Debug)]
 pub enum Plugin {
-    /// Narrows the candidates.
     Filter(Box<dyn Filter>),
-    /// Rates the candidates.
     Scorer(Box<dyn Scorer>),
     /// Narrows the candidates, and rates them.
     FilteringScorer(Box<dyn Filter>, Box<dyn Scorer>),
     /// Rates candidates, and sheds requests that would be late at every endpoint.
     SheddingScorer(Box<dyn Scorer>, Box<dyn Shedder>),
-    /// Draws the ranked list.
     Picker(Box<dyn Picker>),
-    /// Chooses the profiles that run, and combines their results.
     ProfileHandler(Box<dyn ProfileHandler>),
-    /// Decides whether a stage runs on another endpoint.
     Decider(Box<dyn Decider>),
-    /// Measures how full the pool is.
     Detector(Box<dyn Detector>),
-    /// Admits or refuses a request.
     Admitter(Box<dyn Admitter>),
-    /// Chooses among the flows of a band.
     Fairness(Box<dyn FairnessPolicy>),
-    /// Orders the requests of a flow.
     Ordering(Box<dyn OrderingPolicy>),
-    /// Says how much of the pool a band may fill.
     UsageLimit(Box<dyn UsageLimitPolicy>),
     FlowControl(Box<FlowSettings>),
     Producer(ProducerSetting),
-    /// Selects an API whose requests are read; its type.
+    /// Selects an API whose requests are read: the type of the plugin.
     Parser(&'static str),
     /// One of the other plugins, with the client headers that it uses.
     WithHeaders(ClientHeaders, Box<Plugin>),
@@ -47,40 +37,28 @@ pub enum Plugin {
 /// The headers that a plugin exchanges with clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientHeaders {
-    /// Names of the request headers it reads.
+    /// The names of the request headers that the plugin reads.
     pub read: Vec<Box<str>>,
-    /// The response header that its clients send back, if it has one.
+    /// The response header that clients send back to the plugin, if it has one.
     pub session_token: Option<SessionToken>,
 }
 
 /// The phase in which a plugin works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginKind {
-    /// [`Filter`].
     Filter,
-    /// [`Scorer`].
     Scorer,
-    /// [`Picker`].
     Picker,
-    /// [`ProfileHandler`].
     ProfileHandler,
-    /// [`Decider`].
     Decider,
-    /// [`Detector`].
     Detector,
-    /// [`Admitter`].
     Admitter,
-    /// [`FairnessPolicy`].
     Fairness,
-    /// [`OrderingPolicy`].
     Ordering,
-    /// [`UsageLimitPolicy`].
     UsageLimit,
-    /// [`Plugin::FlowControl`]; no file declares it.
+    /// [`Plugin::FlowControl`], which configuration files do not declare.
     FlowControl,
-    /// [`ProducerSetting`].
     Producer,
-    /// [`Plugin::Parser`].
     Parser,
 }
 
@@ -96,7 +74,7 @@ pub struct PluginType {
     /// Where the formula comes from.
     pub source: &'static str,
     pub parameters: &'static [Parameter],
-    /// The state that the plugin reads; if its parameters choose, all state that it may read.
+    /// The state that the plugin reads, or may read if its parameters choose.
     pub needs: &'static [RequiredState],
     /// Builds the plugin from checked parameters. Other crates call [`PluginType::build`].
     pub build: fn(&Parameters<'_>) -> Result<Plugin, InvalidParameter>,
@@ -124,7 +102,7 @@ impl Plugin {
         Self::WithHeaders(headers, Box::new(self))
     }
 
-    /// The plugin and the request headers it reads.
+    /// Returns the plugin and the request headers that it reads.
     #[must_use]
     pub fn split(self) -> (Self, ClientHeaders) {
         if let Self::WithHeaders(headers, plugin) = self {

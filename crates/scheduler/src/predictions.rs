@@ -1,9 +1,9 @@
-//! The predicted latency of one request at each endpoint, and the headroom to the SLOs that are in
-//! force there: the request's own, and the lowest of the requests already there.
+//! The predicted latency of one request at each endpoint, and its headroom: the distance to the
+//! SLOs of the request, and to the lowest SLOs of the requests that are already there.
 //!
 //! The predictions are computed when the first plugin of a decision reads them, for all endpoints
-//! in one pass. They are kept for the other plugins. There is no prediction where prediction is off
-//! or the model abstains: an unknown latency neither meets an SLO nor breaks it.
+//! in one pass. They are kept for the other plugins. If prediction is off or the model abstains,
+//! the latency is unknown, which neither meets an SLO nor breaks it.
 
 mod conditions;
 
@@ -18,13 +18,13 @@ use crate::request::Request;
 use crate::settings::LatencySettings;
 use crate::slo::{Slo, TrackedSlo, ms};
 
-/// The prediction of one time, and its limit.
+/// The prediction of TTFT or of TPOT, and its limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Headroom {
     pub predicted_ms: f32,
-    /// The limit, ms: the lower of the request's own SLO and the lowest at the endpoint. Infinite
-    /// where there is neither. 0 for a request without any SLO, so that the endpoint with the
-    /// lowest latency has the most headroom.
+    /// The limit in ms: the lower of the request's own SLO and the lowest SLO at the endpoint.
+    /// Infinite without both. 0 for a request without any SLO, so that the endpoint with the lowest
+    /// latency has the most headroom.
     pub limit_ms: f32,
     /// Whether the limit comes from other requests at the endpoint, not from the request itself.
     pub of_others: bool,
@@ -42,10 +42,10 @@ pub struct EndpointPrediction {
     pub idle: bool,
 }
 
-/// The column of predictions of one decision.
+/// The predictions for one decision, at each endpoint.
 #[derive(Debug)]
 pub struct Predictions {
-    /// How predictions are used; `None` where prediction is off.
+    /// How predictions are used; `None` if prediction is off.
     settings: Option<LatencySettings>,
     column: OnceCell<Vec<Result<EndpointPrediction, NoPrediction>>>,
     /// The predictions of a recorded decision, instead of the model's.
@@ -55,7 +55,7 @@ pub struct Predictions {
 // === impl Headroom ===
 
 impl Headroom {
-    /// The headroom, ms; negative when the limit is exceeded, infinite without a limit.
+    /// Returns the headroom in ms: negative when the limit is exceeded, infinite without a limit.
     #[must_use]
     pub fn left_ms(self) -> f32 {
         self.limit_ms - self.predicted_ms
@@ -77,7 +77,7 @@ impl EndpointPrediction {
         self.idle || self.meets()
     }
 
-    /// Whether the prediction is within all SLOs that are in force.
+    /// Whether the prediction is within all SLOs, the request's own and those of other requests.
     pub fn meets(&self) -> bool {
         !self.ttft.is_exceeded() && !self.tpot.is_exceeded()
     }
@@ -116,7 +116,7 @@ impl EndpointPrediction {
 // === impl Predictions ===
 
 impl Predictions {
-    /// The predictions of a new decision, from the latency model; none without settings.
+    /// Returns the predictions for a new decision, from the latency model; none without settings.
     pub(crate) fn new(settings: Option<LatencySettings>) -> Self {
         Self {
             settings,
@@ -125,7 +125,7 @@ impl Predictions {
         }
     }
 
-    /// The predictions of a recorded decision.
+    /// Returns the predictions of a recorded decision.
     pub(crate) fn recorded(
         settings: Option<LatencySettings>,
         predicted: Vec<Option<Prediction>>,
@@ -136,7 +136,7 @@ impl Predictions {
         }
     }
 
-    /// The predictions, parallel to the table's endpoints; empty where prediction is off.
+    /// Returns the predictions, in the order of the table's endpoints; empty if prediction is off.
     pub(crate) fn get(
         &self,
         table: &EndpointTable,
@@ -199,8 +199,7 @@ impl Predictions {
     }
 }
 
-/// The SLOs of `request` that later picks have to respect once `endpoint` serves it. Call this
-/// before the load of the request is added to `endpoint`.
+/// Does [`crate::tracked_slo`].
 pub(crate) fn tracked_slo(
     table: &EndpointTable,
     settings: Option<LatencySettings>,
@@ -247,8 +246,7 @@ pub(crate) fn tracked_slo(
     }
 }
 
-/// The SLOs in `slo`, of another proxy's requests, that an idle endpoint could meet with the
-/// shortest prompt.
+/// Does [`crate::possible_slo`].
 pub(crate) fn possible_slo(
     table: &EndpointTable,
     settings: Option<LatencySettings>,
@@ -262,7 +260,7 @@ pub(crate) fn possible_slo(
     met(slo, times, settings)
 }
 
-/// The SLOs that these times to the first token and for each further token keep.
+/// Returns the SLOs that these times, TTFT and TPOT, meet.
 fn met(slo: Slo, times: (f32, f32), settings: LatencySettings) -> Slo {
     let (ttft_ms, tpot_ms) = times;
     Slo {
@@ -273,8 +271,8 @@ fn met(slo: Slo, times: (f32, f32), settings: LatencySettings) -> Slo {
     }
 }
 
-/// The times of a request at an idle endpoint, by the latency model or, where it has no data of an
-/// idle endpoint, by the step model.
+/// Returns the times of a request at an idle endpoint, by the latency model or, if that abstains,
+/// by the step model.
 #[inline(never)] // several callers, and the wasm module should be small
 fn idle_ms(
     table: &EndpointTable,

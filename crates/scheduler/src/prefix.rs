@@ -4,8 +4,7 @@
 //! An engine keeps the KV blocks of prompts it has served and skips their prefill when a prompt
 //! starts with the same text. So the picker cuts a prompt into blocks, hashes each with everything
 //! before it ([`block_hashes`]), and records at every pick which endpoint got which hashes
-//! ([`PrefixIndex`]). The index is an estimate, mostly right and always cheap: engines do not
-//! report what they evict.
+//! ([`PrefixIndex`]). The index is only an estimate, because engines do not report what they evict.
 
 mod keyed_name;
 mod siphash;

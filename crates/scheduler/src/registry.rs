@@ -2,7 +2,8 @@
 //! appears once.
 //!
 //! Only this module knows all plugins. A new plugin needs its own file, its `mod` line, and its row
-//! here. A scorer or filter also needs its formula in the tests' twin, `tests/it/oracle.rs`.
+//! in [`PLUGINS`]. A scorer or filter also needs its formula in the tests' second implementation,
+//! `tests/it/oracle.rs`.
 
 mod reference;
 
@@ -11,8 +12,8 @@ pub use reference::reference_markdown;
 
 use crate::{admitter, decider, detector, filter, flow, handler, parser, picker, producer, scorer};
 
-/// Every plugin, in the order of the printed reference. The structural filters are not in it,
-/// because no configuration may leave them out.
+/// Every plugin, in the order of the printed reference. The structural filters are not in this
+/// table, because no configuration may leave them out.
 pub static PLUGINS: &[PluginType] = &[
     scorer::queue::PLUGIN,
     scorer::kv_cache_utilization::PLUGIN,

@@ -1,4 +1,4 @@
-//! The request in the form that the scheduler uses: facts, not bytes of HTTP.
+//! A request in the form that the scheduler uses.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -14,37 +14,38 @@ pub struct Request<'a> {
     pub model: &'a str,
     /// The endpoints that the proxy allows. `None` allows the whole pool.
     pub subset: Option<&'a SubsetHint>,
-    /// The priority of the request's objective; below 0 may be shed.
+    /// The priority of the request. A request below 0 may be shed.
     pub priority: i32,
     /// Estimated prompt tokens (bytes / bytes per token).
     pub prompt_tokens: u32,
-    /// Hashes of the prompt's blocks, first block first, each chained over all before it; some
-    /// cover several blocks ([`crate::prefix`]).
+    /// Hashes of the prompt's blocks, first block first. Each also depends on all blocks before it,
+    /// and some represent several blocks ([`crate::prefix`]).
     pub prefix_blocks: &'a [u64],
-    /// Tokens in one of those blocks.
+    /// The number of tokens in one of these blocks.
     pub prefix_block_tokens: u32,
     /// The maximum number of output tokens that the client allows, if it sets a limit.
     pub max_tokens: Option<u32>,
-    /// Images, videos and audio clips in the prompt.
+    /// The number of images, videos and audio clips in the prompt.
     pub media_items: u32,
-    /// Name and value of the request headers named by [`crate::Pipeline::headers`].
+    /// Names and values of the request headers that [`crate::Pipeline::headers`] names.
     pub headers: &'a [(&'a str, &'a str)],
     pub slo: Slo,
-    /// Whether the client wants to be scheduled by predictions.
+    /// Whether the client wants the request to be scheduled by predictions.
     pub prediction_based: bool,
     /// The hash of the id of the stored answer that the request continues. 0 if there is none. The
-    /// pool narrows [`Self::subset`] to the endpoint that has the answer. The scheduler sees only
-    /// the narrowed subset.
+    /// scheduler does not use it, because the pool has narrowed [`Self::subset`] to the endpoint
+    /// that has the answer.
     pub stored_id: u64,
 }
 
 impl<'a> Request<'a> {
-    /// The number of blocks that the request's hashes cover.
+    /// Returns the number of blocks that the request's hashes represent.
     pub fn blocks(&self) -> u32 {
         blocks_of(self.prefix_blocks, self.prefix_blocks.len())
     }
 
-    /// The value of a header, its name in any case; the first if it occurs more than once.
+    /// Returns the value of a header, whose name may be in any case; the first value if there are
+    /// several.
     pub fn header(&self, name: &str) -> Option<&'a str> {
         self.headers
             .iter()
@@ -66,12 +67,12 @@ enum SubsetEntry {
     Ip(IpAddr),
 }
 
-/// Maximum entries of a hint that are read: as many as a pool can have endpoints.
+/// The maximum number of entries of a hint that are read: as many as a pool can have endpoints.
 const SUBSET_ENTRIES_MAX: usize = crate::endpoint::ENDPOINTS_MAX;
 
 impl SubsetHint {
-    /// Parses `ip:port`, `[ipv6]:port`, or an address alone, which allows every port of it. Any
-    /// other entry allows nothing, so a hint of only such entries is empty, not absent.
+    /// Parses entries: `ip:port`, `[ipv6]:port`, or an address alone, which allows all its ports.
+    /// Any other entry allows nothing, so a hint of only such entries is empty, not absent.
     pub fn parse<'a>(entries: impl IntoIterator<Item = &'a str>) -> Self {
         let mut entries: Vec<SubsetEntry> = entries
             .into_iter()
@@ -83,7 +84,7 @@ impl SubsetHint {
         Self { entries }
     }
 
-    /// The hint that allows only this address.
+    /// Returns a hint that allows only this address.
     #[must_use]
     pub fn only(socket: SocketAddr) -> Self {
         Self {
@@ -98,7 +99,6 @@ impl SubsetHint {
             .is_ok_and(|socket| self.allows_socket(socket))
     }
 
-    /// Whether the hint allows this parsed address.
     pub fn allows_socket(&self, socket: SocketAddr) -> bool {
         self.entries
             .binary_search(&SubsetEntry::Socket(socket))
@@ -115,7 +115,7 @@ impl SubsetHint {
     }
 }
 
-/// Formats the hint as it is parsed: the entries, comma-separated.
+/// Formats the hint as its entries, comma-separated, which can be parsed again.
 impl fmt::Display for SubsetHint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.entries.iter().enumerate().try_for_each(|(at, entry)| {

@@ -1,4 +1,4 @@
-//! Randomness as a value: the caller seeds it and the scheduler draws from it.
+//! The random generator, a value that the caller seeds and the scheduler draws numbers from.
 
 /// A SplitMix64 generator: eight bytes of state, good enough to break ties and to sample, and
 /// identical on every host.
@@ -8,18 +8,18 @@
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator with this seed.
+    /// Creates a generator with this seed.
     #[must_use]
     pub const fn seeded(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The state, which is a seed for the same future.
+    /// Returns the state. A generator with this seed returns the same numbers from now on.
     pub const fn state(&self) -> u64 {
         self.0
     }
 
-    /// The next 64 uniform bits.
+    /// Returns the next 64 uniform bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -28,21 +28,22 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A uniform number in the open interval (0, 1): never 0, so that its logarithm is finite.
+    /// Returns a uniform number in the open interval (0, 1). It is never 0, so its logarithm is
+    /// finite.
     pub fn open01(&mut self) -> f32 {
         open_unit(self.next_u64())
     }
 
-    /// A uniform index in `0..n`; 0 if `n` is 0. The bias is below 2^-32 for the sizes that a pool
-    /// can have.
+    /// Returns a uniform index in `0..n`, or 0 if `n` is 0. The bias is below 2^-32 for the sizes
+    /// that a pool can have.
     pub fn below(&mut self, n: usize) -> usize {
         let wide = (self.next_u64() >> 32).wrapping_mul(n as u64) >> 32;
         usize::try_from(wide).unwrap_or(0)
     }
 }
 
-/// The middle of one of 2^23 equal parts of (0, 1). With 2^24 parts the half would not fit the
-/// mantissa, and the last part would round to 1.
+/// Returns the middle of one of 2^23 equal parts of (0, 1). With 2^24 parts the middle would not
+/// fit the mantissa, and that of the last part would round to 1.
 fn open_unit(bits: u64) -> f32 {
     // 23 bits and a half fit an f32 mantissa exactly.
     let part = (bits >> 41) as f32;

@@ -15,9 +15,9 @@ use crate::filter::{DecoderFilter, EjectionFilter};
 use crate::plugin::{Context, Filter, PluginDebug, debug_by_show};
 use crate::rng::Rng;
 
-/// How long an endpoint must have been in the pool to be the last of a list. Envoy's workers may
-/// not know a newer endpoint yet, so a list of new endpoints only could fail. Updates take well
-/// under a second.
+/// How long an endpoint must have been in the pool to be the last of a ranked list. Envoy's workers
+/// may not know a newer endpoint yet, so a list with only new endpoints could fail. Updates of
+/// Envoy's workers take well under a second.
 pub const SETTLED_MS: u64 = 5_000;
 
 /// The result of a profile that leaves no endpoint.
@@ -25,7 +25,7 @@ const NOBODY: Decision = Decision::Unavailable(UnavailableReason::Filtered);
 
 /// Chooses the profiles for a request and combines their picks into one decision.
 pub trait ProfileHandler: PluginDebug + Send + Sync {
-    /// The names that the handler refers to; checked when the pipeline is built.
+    /// Returns the names that the handler refers to. They are checked when the pipeline is built.
     fn references(&self) -> Vec<Reference<'_>>;
 
     /// Whether the handler may split a request among endpoints of several roles. In this case the
@@ -39,7 +39,7 @@ pub trait ProfileHandler: PluginDebug + Send + Sync {
         false
     }
 
-    /// The stage of a request for which the profile with this name picks an endpoint.
+    /// Returns the stage of a request for which the profile with this name picks an endpoint.
     fn stage_of(&self, _profile: &str) -> Stage {
         Stage::Serving
     }
@@ -48,13 +48,13 @@ pub trait ProfileHandler: PluginDebug + Send + Sync {
     fn route(&self, run: &mut SchedulingRun<'_>) -> Decision;
 }
 
-/// Something that a plugin refers to by name.
+/// A profile or plugin that a plugin refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference<'a> {
     /// The only profile; an error if there are several.
     OnlyProfile,
     Profile(&'a str),
-    /// The profile with this name. If there is only one profile, its name does not matter.
+    /// The profile with this name, or the only profile, whatever its name.
     ProfileOfSeveral(&'a str),
     /// A plugin of kind decider.
     Decider(&'a str),
@@ -63,7 +63,7 @@ pub enum Reference<'a> {
 /// The stage of a request for which a profile picks an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Serving the request.
+    /// Serving the request: decode, and also prefill unless another endpoint does it.
     Serving,
     /// Computing its prompt first.
     Prefill,
@@ -71,12 +71,12 @@ pub enum Stage {
     Encode,
 }
 
-/// One request on its way through a pipeline, for a profile handler.
+/// The scheduling of one request, in the form in which a profile handler controls it.
 #[derive(Debug)]
 pub struct SchedulingRun<'r> {
     context: Context<'r>,
     profiles: &'r Profiles,
-    /// The endpoints that are ready and allowed.
+    /// The endpoints that are ready and allowed by the proxy.
     allowed: Candidates,
     rng: &'r mut Rng,
     explanation: Option<&'r mut Explanation>,
@@ -103,17 +103,15 @@ impl<'r> SchedulingRun<'r> {
         }
     }
 
-    /// The state that plugins read.
     pub fn context(&self) -> &Context<'r> {
         &self.context
     }
 
-    /// The endpoints that the decision may name: ready, and allowed by the proxy.
+    /// Returns the endpoints that may be picked: ready, and allowed by the proxy.
     pub fn allowed(&self) -> &[EndpointIndex] {
         self.allowed.indices()
     }
 
-    /// The number of profiles.
     pub fn profiles(&self) -> usize {
         self.profiles.count()
     }
@@ -126,7 +124,7 @@ impl<'r> SchedulingRun<'r> {
     /// Runs the only profile.
     ///
     /// # Errors
-    /// Returns the decision if the profile leaves no endpoint or sheds the request.
+    /// Returns the refusal if the profile leaves no endpoint or sheds the request.
     pub fn only_profile(&mut self) -> Result<RankedList, Decision> {
         self.profiles
             .only()
@@ -159,8 +157,8 @@ impl<'r> SchedulingRun<'r> {
             .and_then(|profile| self.run(profile, profile.ranked_max, Some(decoder)))
     }
 
-    /// Runs a profile for a stage before decode. The list has the length of its picker's parameter,
-    /// or one endpoint.
+    /// Runs a profile for a stage before decode. The list has one endpoint unless the picker's
+    /// parameter sets its length.
     ///
     /// # Errors
     /// Returns the decision if the profile leaves no endpoint, does not exist, or sheds the
@@ -220,8 +218,8 @@ impl<'r> SchedulingRun<'r> {
         Ok(second_answers(&context, ranked, profile.puts_late_last()))
     }
 
-    /// The candidates after the profile's filters, without ejected endpoints unless no other
-    /// endpoint is left.
+    /// Returns the candidates after the profile's filters, without ejected endpoints unless only
+    /// those are left.
     fn filtered(
         &mut self,
         profile: &Profile,
@@ -287,7 +285,7 @@ pub(crate) fn narrow(
     }));
 }
 
-/// Adds up the weighted scores, through one column that all scorers share, and records them.
+/// Adds up the weighted scores, and records them.
 fn score(
     context: &Context<'_>,
     profile: &Profile,
@@ -325,8 +323,8 @@ fn score(
     }
 }
 
-/// Draws the list with the profile's picker. If a scorer ranks late endpoints last, only the first
-/// endpoint of a draw may be late, so that the model still learns about late endpoints.
+/// Makes the list with the profile's picker. If late endpoints are ranked last, a random draw may
+/// still put one first, so that the model learns about late endpoints.
 fn pick(
     context: &Context<'_>,
     profile: &Profile,
@@ -380,8 +378,8 @@ fn is_late(context: &Context<'_>, index: EndpointIndex) -> bool {
         .is_some_and(|predicted| !predicted.is_valid())
 }
 
-/// Makes the best settled endpoint the last one of the list, if the list has no settled endpoint
-/// and more than one place.
+/// If no endpoint of the list has been in the pool for [`SETTLED_MS`], and `max` is above 1, makes
+/// the best endpoint that has been the last one.
 fn end_settled(
     table: &EndpointTable,
     candidates: &Candidates,
@@ -394,7 +392,7 @@ fn end_settled(
             .endpoint(index)
             .is_some_and(|e| e.age_ms >= SETTLED_MS)
     };
-    // The first place is not changed, because a new endpoint also has to get requests.
+    // The first endpoint stays, because a new endpoint also has to get requests.
     if max < 2 || ranked.iter().any(settled) {
         return ranked;
     }
@@ -407,9 +405,9 @@ fn end_settled(
     RankedList::new(ranked.iter().take(kept).chain(last.iter())).unwrap_or(ranked)
 }
 
-/// Makes the endpoint that most recently answered the second of the list, because a retry must not
-/// meet another dead endpoint. If late endpoints are ranked last, only endpoints that are not late
-/// are considered, if there are any.
+/// Moves the endpoint that answered most recently to the second place of the list, because a retry
+/// must not meet another dead endpoint. If late endpoints are ranked last, it must not be late,
+/// unless all are.
 fn second_answers(context: &Context<'_>, ranked: RankedList, late_last: bool) -> RankedList {
     let last_answer = |index: &EndpointIndex| {
         context
@@ -429,8 +427,7 @@ fn second_answers(context: &Context<'_>, ranked: RankedList, late_last: bool) ->
         0
     };
     let considered = if in_time > 0 { in_time } else { rest.len() };
-    // If answers are equal, the first in the list wins, so the ranking decides where nothing is
-    // known.
+    // If answers are equal, or none is known, the first in the list wins.
     let Some(best) = (0..considered)
         .rev()
         .max_by_key(|&at| rest.get(at).map_or(0, last_answer))

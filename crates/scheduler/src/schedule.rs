@@ -1,4 +1,5 @@
-//! Decides where a request goes: the control flow of scheduling above its profiles.
+//! Decides which endpoints a request is sent to: filters that always apply, the profile handler,
+//! and explanations.
 
 use crate::candidates::Candidates;
 use crate::decision::{Decision, Explanation, RankedList, Route, UnavailableReason};
@@ -16,8 +17,8 @@ use crate::run::{SchedulingRun, narrow};
 use crate::slo::{Slo, TrackedSlo};
 use crate::snapshot::Snapshot;
 
-/// The filters of every request: their names in explanations, and the result if one leaves no
-/// endpoint.
+/// The filters that apply to every request: the name of each in explanations, and the result if it
+/// leaves no endpoint.
 const STRUCTURAL: [(&str, &dyn Filter, UnavailableReason); 3] = [
     (
         "ready",
@@ -33,11 +34,11 @@ const STRUCTURAL: [(&str, &dyn Filter, UnavailableReason); 3] = [
 ];
 
 /// The share of a prompt that its rendezvous endpoint is assumed to have cached. In the simulation,
-/// 60 % halved the loss from state that is not shared.
+/// 60 % halved what is lost when proxies share no state.
 const HOME_PERCENT: u32 = 60;
 
-/// Decides on `request` by the snapshot's pipeline. The function changes only `rng`; the caller
-/// records the outcome.
+/// Decides on `request` by the snapshot's pipeline. Changes only `rng`; the caller records the
+/// outcome.
 ///
 /// If `explanation` is given, it receives the dropped endpoints and the scores of each scorer. If
 /// not, the decision spends no time on reasons.
@@ -53,8 +54,8 @@ pub fn schedule(
     decide(snapshot, request, local, &predictions, rng, explanation)
 }
 
-/// Repeats an earlier decision: like [`schedule`], but with the predictions of that time,
-/// `predicted`, instead of the current model's.
+/// Repeats an earlier decision: does [`schedule`] with `predicted`, the predictions of that time,
+/// instead of those of the current model.
 #[must_use]
 pub fn schedule_again(
     snapshot: &Snapshot,
@@ -68,8 +69,8 @@ pub fn schedule_again(
     decide(snapshot, request, local, &predictions, rng, explanation)
 }
 
-/// The predicted latency of `request` at each endpoint, parallel to the snapshot's endpoints, or
-/// the reason why there is none. Empty if prediction is off.
+/// Returns the predicted latency of `request` at each endpoint, or the reason why there is none, in
+/// the snapshot's order. Empty if prediction is off.
 #[must_use]
 pub fn predict(
     snapshot: &Snapshot,
@@ -83,8 +84,8 @@ pub fn predict(
     )
 }
 
-/// The SLOs of `request` that later picks have to respect once `endpoint` serves it. Call this
-/// before the load of the request is added to `endpoint`.
+/// Returns the SLOs of `request` that later picks have to respect once `endpoint` serves it. Call
+/// this function before the load of the request is added to `endpoint`.
 #[must_use]
 pub fn tracked_slo(
     snapshot: &Snapshot,
@@ -101,16 +102,16 @@ pub fn tracked_slo(
     )
 }
 
-/// The SLOs in `slo`, of another proxy's requests, that an idle endpoint could meet. All of them if
-/// there is no prediction.
+/// Returns those of another proxy's SLOs in `slo` that an idle endpoint could meet, or all if there
+/// is no prediction.
 #[must_use]
 pub fn possible_slo(snapshot: &Snapshot, endpoint: EndpointRef, slo: Slo) -> Slo {
     let settings = snapshot.pipeline().latency_settings();
     predictions::possible_slo(snapshot.table(), settings, endpoint, slo)
 }
 
-/// Whether `request` may go to the endpoints of `route` now, within the limits of its band. Always
-/// true without flow control.
+/// Whether `request` may be sent to the endpoints of `route` now, within the limits of its band.
+/// Always true without flow control.
 #[must_use]
 pub fn has_room(
     snapshot: &Snapshot,
@@ -128,8 +129,8 @@ pub fn has_room(
         )
 }
 
-/// Whether the limits leave no room at the endpoint even for a request without tokens. Then no
-/// request that needs only this endpoint has room.
+/// Whether the endpoint has no room even for a request without tokens, and so for no request that
+/// needs only this endpoint.
 #[must_use]
 pub fn is_full(
     snapshot: &Snapshot,
@@ -148,7 +149,8 @@ pub fn is_full(
     })
 }
 
-/// The saturation of the endpoints for which `counts` is true, by the pool's detector; 1 is full.
+/// Returns the saturation of the endpoints for which `counts` is true, by the pool's detector; 1 is
+/// full.
 #[must_use]
 pub fn saturation(
     snapshot: &Snapshot,
@@ -249,8 +251,8 @@ fn decide(
     ))
 }
 
-/// If no endpoint has this prompt cached, favours its rendezvous endpoint as if [`HOME_PERCENT`] of
-/// the prompt were cached there.
+/// If no endpoint has any of this prompt cached, favours its rendezvous endpoint as if
+/// [`HOME_PERCENT`] of the prompt were cached there.
 #[cold]
 fn rendezvous_affinity(context: &Context<'_>, allowed: &[EndpointIndex]) -> Vec<u32> {
     let mut affinity = context.local.matched_blocks.to_vec();
@@ -302,7 +304,7 @@ mod tests {
         )
     }
 
-    /// Endpoints from 10.0.0.1:8000 on, by age and queue depth.
+    /// Returns endpoints with these ages and queue depths, from 10.0.0.1:8000 on.
     fn pool(rows: &[(u64, f32)]) -> Snapshot {
         let endpoint = |at: usize, age_ms| Endpoint {
             id: EndpointRef {

@@ -2,7 +2,7 @@
 //!
 //! **Unknown is neither full nor idle.** An endpoint whose metric is missing, stale or not a valid
 //! number gets the mean score of the other candidates, so that the scorer is neutral about it. A
-//! fixed number would attract all traffic in a busy pool and none in an idle one. If no candidate's
+//! fixed score would attract all traffic in a busy pool and none in an idle one. If no candidate's
 //! metric is known, all get [`UNKNOWN`].
 
 pub(crate) mod active_request;
@@ -24,15 +24,15 @@ pub(crate) mod token_load;
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Parameter, producer_name};
 
-/// The score of all candidates if no metric is known. The score is the middle, so that a sampling
-/// picker weighs the other scorers as in an average pool.
+/// The score of all candidates if no metric is known. It is the middle of the range, so that a
+/// random picker weighs the other scorers as in an average pool.
 pub(crate) const UNKNOWN: f32 = 0.5;
 
-/// The name of the prefix index that a plugin reads.
+/// The parameter that names the prefix index that a plugin reads.
 pub(crate) const PREFIX_PRODUCER: Parameter = producer_name("prefixMatchInfoProducerName");
 
-/// Writes the `rating` of each endpoint into the score column. Where the rating is `None`, writes
-/// the mean of the known ratings.
+/// Writes the `rating` of each endpoint as its score. Where the rating is `None`, writes the mean
+/// of the known ratings.
 pub(crate) fn rate(
     endpoints: &[EndpointIndex],
     scores: &mut [f32],
@@ -42,8 +42,8 @@ pub(crate) fn rate(
     give_unknown_the_mean(scores);
 }
 
-/// Min-max normalisation of a load over the candidates: `(max - load) / (max - min)`; 1 for all if
-/// all are equal.
+/// Writes scores by min-max normalisation of a load over the candidates: `(max - load) / (max -
+/// min)`; 1 for all if all are equal.
 pub(crate) fn rate_by_load(
     endpoints: &[EndpointIndex],
     scores: &mut [f32],
@@ -73,15 +73,15 @@ pub(crate) fn rate_by_load(
     give_unknown_the_mean(scores);
 }
 
-/// The share of the values other than `moment` that are before it. `sorted` contains all values,
-/// `moment` included. The result is 0 if there is no other value.
+/// Returns the share of the other values that are below `moment`, or 0 if there is no other value.
+/// `sorted` contains all values, `moment` included.
 pub(crate) fn share_before(sorted: &[u64], moment: u64) -> f32 {
     let before = sorted.partition_point(|&other| other < moment);
     // The casts are exact, because a pool has far fewer than 2^24 endpoints.
     before as f32 / sorted.len().saturating_sub(1).max(1) as f32
 }
 
-/// Writes one finite number for each endpoint into the column, and NaN where the number is unknown.
+/// Writes one finite number for each endpoint into `scores`, and NaN where the number is unknown.
 fn write(
     endpoints: &[EndpointIndex],
     scores: &mut [f32],
@@ -101,7 +101,7 @@ fn give_unknown_the_mean(scores: &mut [f32]) {
     let (sum, count) = known.fold((0.0_f64, 0_u32), |(sum, count), score| {
         (sum + f64::from(score), count + 1)
     });
-    // A mean of f32 numbers from 0 to 1.
+    // The mean is from 0 to 1, so an f32 is precise enough.
     let mean = if count == 0 {
         UNKNOWN
     } else {

@@ -1,5 +1,5 @@
-//! Endpoint names in sessions: a token that a client sends back, and a hash that is the same on
-//! every host.
+//! Endpoint names for session affinity: a token that clients send back, and a hash that is the same
+//! on every host.
 
 use crate::prefix::xxh64;
 
@@ -8,11 +8,11 @@ use crate::prefix::xxh64;
 pub struct SessionToken {
     /// The header, lower-case.
     pub header: Box<str>,
-    /// The profile whose pick the token names. Empty for the endpoint that served.
+    /// The profile whose pick the token names. Empty for the endpoint that served the request.
     pub profile: Box<str>,
 }
 
-/// A hash of a name that is the same on every host.
+/// Returns a hash of a name, the same on every host.
 #[must_use]
 pub fn name_hash(name: &str) -> u64 {
     xxh64(name.as_bytes())
@@ -20,7 +20,7 @@ pub fn name_hash(name: &str) -> u64 {
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// The token that names an endpoint: its name in base64 (RFC 4648 §4, padded).
+/// Returns the token that names an endpoint: its name in base64 (RFC 4648 §4, padded).
 #[must_use]
 pub fn session_token(name: &str) -> String {
     let mut token = String::with_capacity(name.len().div_ceil(3) * 4);
@@ -43,7 +43,7 @@ pub fn session_token(name: &str) -> String {
     token
 }
 
-/// The bytes of a token; `None` if it is not valid.
+/// Decodes a token; `None` if it is not valid.
 pub(crate) fn decode_token(token: &str) -> Option<Vec<u8>> {
     let (quads, rest) = token.as_bytes().as_chunks::<4>();
     let (last, padded) = quads.split_last().filter(|_| rest.is_empty())?;
@@ -58,7 +58,8 @@ pub(crate) fn decode_token(token: &str) -> Option<Vec<u8>> {
     Some(name)
 }
 
-/// Three bytes behind a leading zero; the last `padding` digits count as zero.
+/// Decodes four digits to three bytes behind a leading zero. The last `padding` digits count as
+/// zero.
 fn quad_bytes(quad: &[u8; 4], padding: usize) -> Option<[u8; 4]> {
     let mut bits = 0_u32;
     for (at, byte) in quad.iter().enumerate() {

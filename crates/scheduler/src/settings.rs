@@ -2,36 +2,26 @@
 
 use crate::latency::Prediction;
 
-/// Bytes of prompt text counted as one token: llm-d's estimate.
+/// This many bytes of prompt text count as one token: llm-d's estimate.
 pub const BYTES_PER_TOKEN: usize = 4;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProducerSetting {
-    /// How prompts are cut into blocks, and how many blocks are remembered.
     Prefix(PrefixSettings),
-    /// The load with which a request is counted while it is in flight.
     Load(LoadSettings),
-    /// How tokens are counted.
     Token(TokenSettings),
-    /// Which headers identify the sessions of an agent.
     Identity(IdentitySettings),
-    /// How latency is predicted.
     Latency(LatencySettings),
-    /// No setting: the state that the plugin names always exists.
+    /// No setting, because the state that the plugin names always exists.
     Tracker,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProducerSettings {
-    /// How prompts are cut into blocks, and how many blocks are remembered.
     pub prefix: PrefixSettings,
-    /// The load with which a request is counted while it is in flight.
     pub load: LoadSettings,
-    /// How tokens are counted.
     pub token: TokenSettings,
-    /// Which headers identify the sessions of an agent.
     pub identity: IdentitySettings,
-    /// How latency is predicted.
     pub latency: LatencySettings,
 }
 
@@ -40,11 +30,12 @@ pub struct ProducerSettings {
 pub struct PrefixSettings {
     /// Tokens in one block, at least 64.
     pub block_tokens: u32,
-    /// Blocks of a prompt that are hashed and looked up.
+    /// The maximum number of blocks of a prompt that are hashed and looked up.
     pub blocks_max: usize,
-    /// Blocks remembered for an endpoint whose KV cache size is unknown or not used.
+    /// The blocks remembered for an endpoint whose KV cache size is unknown, or if `auto_tune` is
+    /// false.
     pub blocks_per_endpoint: u32,
-    /// Whether to use the size of an endpoint's KV cache where it is known.
+    /// Whether to use the size of an endpoint's KV cache if it is known.
     pub auto_tune: bool,
 }
 
@@ -71,7 +62,7 @@ pub struct IdentitySettings {
     pub headers: Box<[Box<str>]>,
 }
 
-/// The part of a prediction that is compared with an SLO.
+/// The value of a prediction that is compared with an SLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PredictionPercentile {
     Mean,
@@ -81,7 +72,7 @@ pub(crate) enum PredictionPercentile {
 /// How predictions are used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatencySettings {
-    /// The share of a TPOT SLO that may be used.
+    /// The share of a TPOT SLO that a prediction may use up.
     pub slo_buffer_factor: f32,
     pub predict: bool,
     pub(crate) percentile: PredictionPercentile,
@@ -105,7 +96,6 @@ impl ProducerSettings {
 // === impl PrefixSettings ===
 
 impl PrefixSettings {
-    /// Bytes in one block.
     pub fn block_bytes(&self) -> usize {
         usize::try_from(self.block_tokens)
             .unwrap_or(usize::MAX)
@@ -116,8 +106,8 @@ impl PrefixSettings {
 // === impl LoadSettings ===
 
 impl LoadSettings {
-    /// The output tokens with which a request is counted from its pick to its end, in addition to
-    /// its prompt.
+    /// Returns the output tokens with which a request is counted from its pick to its end, in
+    /// addition to its prompt.
     pub fn output_tokens(&self, prompt_tokens: u32, max_tokens: Option<u32>) -> u32 {
         // The number is not negative. For a large number the cast saturates.
         let expected = (f64::from(prompt_tokens) * self.output_ratio) as u32;
@@ -130,7 +120,7 @@ impl LoadSettings {
 // === impl LatencySettings ===
 
 impl LatencySettings {
-    /// TTFT and TPOT of a prediction to compare with SLOs, ms.
+    /// Returns the TTFT and TPOT of a prediction that are compared with SLOs, ms.
     pub(crate) fn counted(self, prediction: &Prediction) -> (f32, f32) {
         match self.percentile {
             PredictionPercentile::Mean => (prediction.ttft_ms, prediction.tpot_ms),

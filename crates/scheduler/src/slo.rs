@@ -2,7 +2,7 @@
 
 use crate::latency::Prediction;
 
-/// Service level objectives of one request. `None` means no objective.
+/// The latency objectives (SLOs) of one request. `None` means no objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slo {
     /// Time to the first token, µs.
@@ -11,14 +11,12 @@ pub struct Slo {
     pub tpot_us: Option<u32>,
 }
 
-/// The SLOs of a request that was sent to an endpoint, those that later picks have to respect, and
-/// the prediction.
+/// The SLOs and the prediction of a request that was sent to an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrackedSlo {
-    /// The SLOs of the request.
     pub slo: Slo,
-    /// The request's SLOs that the endpoint could meet if it were idle. An SLO that the endpoint
-    /// could never meet would keep other requests away without any benefit.
+    /// The SLOs that later picks have to respect: those that the endpoint could meet if it were
+    /// idle. Others would keep requests away from it without any benefit.
     pub counts: Slo,
     /// The prediction, if there was one.
     pub predicted: Option<Prediction>,
@@ -32,7 +30,7 @@ impl Slo {
         self.ttft_us.is_some() || self.tpot_us.is_some()
     }
 
-    /// The stricter of both, for each SLO.
+    /// Returns the stricter value of each SLO.
     #[must_use]
     pub fn strictest(self, other: Self) -> Self {
         let lowest = |one: Option<u32>, two: Option<u32>| one.into_iter().chain(two).min();
@@ -43,8 +41,7 @@ impl Slo {
     }
 }
 
-/// Microseconds as milliseconds.
-// The last digits of minutes in microseconds may be lost.
+// The cast may lose the last digits of a number of minutes.
 pub(crate) fn ms(us: u32) -> f32 {
     us as f32 / 1_000.0
 }

@@ -11,11 +11,11 @@ use crate::metrics::EndpointMetrics;
 use crate::objects::Objects;
 use crate::pipeline::Pipeline;
 
-/// State version. A newer `term` (each start of the daemon has its own) forces a full snapshot.
-/// Within a term, `sequence` only grows.
+/// The version of a pool's state. Each start of the daemon has its own `term`, and a newer term
+/// forces a full snapshot. Within a term, `sequence` only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// The start of the daemon that wrote the state.
+    /// The number of the daemon's start.
     pub term: u64,
     /// The position within that term.
     pub sequence: u64,
@@ -51,7 +51,7 @@ impl Snapshot {
         })
     }
 
-    /// Other endpoints under the same pipeline and objects.
+    /// Returns a snapshot with other endpoints, and the same pipeline and objects.
     ///
     /// # Errors
     /// Fails as [`Self::try_new`] does.
@@ -78,7 +78,7 @@ impl Snapshot {
         self
     }
 
-    /// Sets this step model instead of [`StepModel::default`].
+    /// Sets the step model, instead of [`StepModel::default`].
     #[must_use]
     pub fn with_step(mut self, step: Arc<StepModel>) -> Self {
         self.table.step = step;
@@ -92,11 +92,10 @@ impl Snapshot {
         self
     }
 
-    /// A snapshot with the same endpoints, pipeline and objects, newer metrics and a newer version;
-    /// only the metrics are copied.
+    /// Returns a snapshot with newer metrics and a newer version. Only the metrics are copied.
     ///
     /// # Errors
-    /// Returns [`InvalidSnapshot::MetricsLength`] when the column is not parallel to the endpoints.
+    /// Returns [`InvalidSnapshot::MetricsLength`] if there are not as many metrics as endpoints.
     pub fn with_metrics(
         &self,
         version: Version,
@@ -113,12 +112,10 @@ impl Snapshot {
         self.version
     }
 
-    /// The pipeline for requests of this pool.
     pub fn pipeline(&self) -> &Pipeline {
         &self.pipeline
     }
 
-    /// The endpoints of the pool, with everything that plugins read about them.
     pub fn table(&self) -> &EndpointTable {
         &self.table
     }
@@ -130,7 +127,7 @@ impl Snapshot {
     }
 }
 
-/// The table is read as if it were the snapshot's own.
+/// The methods of the table are also methods of the snapshot.
 impl Deref for Snapshot {
     type Target = EndpointTable;
 

@@ -1,11 +1,10 @@
 //! One small sort function for this whole crate.
 //!
-//! The sorts of the standard library take two to fifteen KB of code for each type of their items,
-//! and every proxy process needs about a hundred bytes of memory for each byte of the module. The
-//! lists in this crate are short.
+//! A sort of the standard library takes two to fifteen KB of code for each type of item. Each byte
+//! of the wasm module takes about a hundred bytes of memory in every proxy process. The lists in
+//! this crate are short.
 
-/// Sorts in place by heapsort: O(n log n) for any input, in a few hundred bytes of code. The sort
-/// is not stable.
+/// Sorts in place by heapsort: O(n log n) for any input, a few hundred bytes of code, not stable.
 pub fn sort_by<T>(rows: &mut [T], mut before: impl FnMut(&T, &T) -> bool) {
     let count = rows.len();
     for root in (0..count / 2).rev() {
@@ -17,10 +16,10 @@ pub fn sort_by<T>(rows: &mut [T], mut before: impl FnMut(&T, &T) -> bool) {
     }
 }
 
-/// The middle value. For an even number of values, the lower of the two in the middle. `None` if
-/// there are no values. Fewer than half of the values cannot move the result beyond the range of
-/// the others. Of two values, the larger has no effect: claims have no upper limit, but are never
-/// negative.
+/// Returns the middle value, or for an even number of values the lower of the two in the middle.
+/// `None` if there are no values. Fewer than half of the values cannot move the result beyond the
+/// range of the others. Of two values, only the smaller counts, because the values that proxies
+/// claim are not negative but have no upper limit.
 #[must_use]
 pub fn lower_median(mut values: Vec<f64>) -> Option<f64> {
     sort_by(&mut values, |a, b| a < b);
@@ -28,7 +27,7 @@ pub fn lower_median(mut values: Vec<f64>) -> Option<f64> {
     values.get(middle).copied()
 }
 
-/// Moves the row at `root` down to its place within the first `end` rows.
+/// Moves the row at `root` down the heap of the first `end` rows, to where it belongs.
 fn sift<T>(rows: &mut [T], mut root: usize, end: usize, before: &mut dyn FnMut(&T, &T) -> bool) {
     loop {
         let left = 2 * root + 1;

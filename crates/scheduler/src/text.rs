@@ -1,6 +1,6 @@
 //! Texts for documentation.
 
-/// A text for printed documentation. The wasm module prints no documentation, so there the text is
+/// Returns a text for printed documentation. The wasm module prints none, so there the text is
 /// empty and takes no memory.
 #[must_use]
 pub const fn readable(words: &'static str) -> &'static str {

@@ -1,24 +1,23 @@
-//! Time as an argument.
+//! Points in time, which callers pass as arguments.
 
-/// A point in time on a monotonic clock, in nanoseconds. Only differences between two of them have
-/// a meaning.
+/// A point in time on a monotonic clock, in nanoseconds. Only the difference between two timestamps
+/// has a meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
-    /// Milliseconds from `earlier` to here; 0 when `earlier` is later.
+    /// Returns the milliseconds since `earlier`; 0 when `earlier` is later.
     #[must_use]
     pub fn ms_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0) / 1_000_000
     }
 
-    /// Microseconds from `earlier` to here; 0 when `earlier` is later.
+    /// Returns the microseconds since `earlier`; 0 when `earlier` is later.
     #[must_use]
     pub fn us_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0) / 1_000
     }
 
-    /// The time `ms` milliseconds later.
     #[must_use]
     pub fn plus_ms(self, ms: u64) -> Self {
         Self(self.0.saturating_add(ms.saturating_mul(1_000_000)))

@@ -4,8 +4,10 @@ import copy
 import json
 import pathlib
 import re
+import ssl
 import sys
 import unittest
+from datetime import datetime
 
 import cluster
 import helm
@@ -102,6 +104,9 @@ class Install(ChartTest):
         first = self.secrets(namespace)
         ca, leaf = first["sp-ca"], first["sp-daemon-tls"]
         self.assertEqual(leaf["ca.crt"], ca["tls.crt"])
+        times = re.findall(rb"\x17\x0d(\d{12})Z", ssl.PEM_cert_to_DER_cert(helm.decoded(leaf["tls.crt"])))
+        begin, end = (datetime.strptime(time.decode(), "%y%m%d%H%M%S") for time in times)
+        self.assertEqual((end - begin).days, 90)
 
         def upgrade(*settings: str) -> dict[str, dict[str, str]]:
             arguments = [argument for setting in settings for argument in ("--set", setting)]
@@ -115,15 +120,17 @@ class Install(ChartTest):
         self.assertEqual(istio["ca.crt"], leaf["ca.crt"])
         self.assertNotEqual(istio["tls.key"], first["sp-proxy-tls"]["tls.key"])
 
-        # A certificate of which a third of the time is over is renewed, with the same CA.
+        # A certificate is renewed, with the same CA, when a third of its time is over: after 30 days.
         path = f"/api/v1/namespaces/{namespace}/secrets/sp-proxy-tls"
-        secret = self.cluster.request("GET", path)
         made = "switchpoint/made-on-day"
-        secret["metadata"]["annotations"][made] = str(int(secret["metadata"]["annotations"][made]) - 122)
-        secret["metadata"] = {key: secret["metadata"][key] for key in ("name", "namespace", "labels", "annotations")}
-        self.cluster.request("PATCH", f"{path}?fieldManager=helm", secret)
-        renewed = upgrade()
-        self.assertNotEqual(renewed["sp-proxy-tls"]["tls.crt"], first["sp-proxy-tls"]["tls.crt"])
+        today = int(self.cluster.request("GET", path)["metadata"]["annotations"][made])
+        for days, is_kept in ((29, True), (31, False)):
+            secret = self.cluster.request("GET", path)
+            secret["metadata"]["annotations"][made] = str(today - days)
+            secret["metadata"] = {key: secret["metadata"][key] for key in ("name", "namespace", "labels", "annotations")}
+            self.cluster.request("PATCH", f"{path}?fieldManager=helm", secret)
+            renewed = upgrade()
+            self.assertEqual(renewed["sp-proxy-tls"]["tls.crt"] == first["sp-proxy-tls"]["tls.crt"], is_kept, days)
         self.assertEqual(renewed["sp-proxy-tls"]["ca.crt"], first["sp-proxy-tls"]["ca.crt"])
         self.assertEqual(renewed["sp-daemon-tls"], first["sp-daemon-tls"])
         self.assertEqual(upgrade(), renewed)

@@ -1,6 +1,6 @@
-//! The Envoy configuration that Envoy Gateway makes of the manifest. [`patched`] applies only the
-//! manifest's patches, to a small copy of what Envoy Gateway makes of a Gateway and an HTTPRoute.
-//! [`translated`] translates the whole manifest by Envoy Gateway's own translator, if that was
+//! Makes the Envoy configuration that Envoy Gateway makes of the manifest. [`patched`] only applies
+//! the manifest's patches to a small copy of the configuration for a Gateway and an HTTPRoute.
+//! [`translated`] translates the whole manifest with Envoy Gateway's own translator, if this was
 //! built.
 
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const FILTERS: &str = "/listeners/0/default_filter_chain/filters/0/typed_config/
 const CLUSTERS: &str = "/clusters";
 const CODE_AT: &str = "/typed_config/config/vm_config/code";
 
-/// The translator (`egctl`), if `.ci/cluster_tools.py` or the user has built it.
+/// Returns the translator (`egctl`), if `.ci/cluster_tools.py` or the user has built it.
 pub fn translator() -> Option<PathBuf> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
     assets
@@ -26,7 +26,7 @@ pub fn translator() -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// Applies the patches to a bare gateway.
+/// Applies the patches to a configuration without patches.
 ///
 /// # Errors
 /// Fails if a patch is of an unknown kind, or finds nothing to patch.
@@ -85,7 +85,7 @@ pub fn translated(translator: &Path, local: &LocalPorts) -> Result<AssembledConf
     let mut listeners = resources(&configs, "dynamicListeners", "listener");
     let routes = resources(&configs, "dynamicRouteConfigs", "routeConfig");
     let mut clusters = resources(&configs, "dynamicActiveClusters", "cluster");
-    // Drops Envoy Gateway's own readiness listener, whose port may be in use here.
+    // Drops Envoy Gateway's own readiness listener, whose port may be in use on this machine.
     listeners.retain(|listener| listener["name"] == "default/inference/http");
     let ([listener], [route]) = (&mut listeners[..], &routes[..]) else {
         return Err(format!("listeners {listeners:?}").into());
@@ -124,7 +124,7 @@ pub fn translated(translator: &Path, local: &LocalPorts) -> Result<AssembledConf
     })
 }
 
-/// The parts of the translator's output.
+/// Runs the translator, and returns the parts of its output.
 fn translate(translator: &Path, folder: &Path) -> Result<Vec<Value>> {
     const ARGUMENTS: &str = "experimental translate --from gateway-api --to xds --type all \
                              --add-missing-resources -o json";
@@ -141,7 +141,7 @@ fn translate(translator: &Path, folder: &Path) -> Result<Vec<Value>> {
     Ok(configs.ok_or("no configuration of the gateway")?.clone())
 }
 
-/// The resources of a kind, in a list of the translator's output.
+/// Returns the resources of a kind, from a list in the translator's output.
 fn resources(configs: &[Value], list: &str, kind: &str) -> Vec<Value> {
     configs
         .iter()
@@ -153,7 +153,7 @@ fn resources(configs: &[Value], list: &str, kind: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Makes the listener listen here. Returns its HTTP connection manager.
+/// Makes the listener use the test's port. Returns its HTTP connection manager.
 fn localized<'l>(
     listener: &'l mut Value,
     local: &LocalPorts,
@@ -173,8 +173,9 @@ fn localized<'l>(
     Ok(manager.ok_or("no HTTP")?)
 }
 
-/// The manifest with its EnvoyProxy named by the GatewayClass instead of by the Gateway. The
-/// controller renders the bootstrap of an EnvoyProxy that a Gateway names; the translator does not.
+/// Returns the path of a manifest in which the GatewayClass names the EnvoyProxy, not the Gateway.
+/// The translator, unlike the controller, ignores the bootstrap of an EnvoyProxy that a Gateway
+/// names.
 fn for_the_translator(folder: &Path) -> Result<PathBuf> {
     let mut objects = read(FILE)?;
     let proxy = only(&objects, "EnvoyProxy")?["metadata"].clone();
@@ -196,7 +197,7 @@ fn for_the_translator(folder: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// The port of the readiness probe of a proxy's pod.
+/// Returns the port of the readiness probe of a proxy's pod.
 fn probed_port() -> Result<Value> {
     let objects = read(FILE)?;
     let patch = &only(&objects, "EnvoyProxy")?["spec"]["provider"]["kubernetes"]["envoyDeployment"]
@@ -263,7 +264,7 @@ fn patches() -> Result<Vec<Value>> {
         .clone())
 }
 
-/// The clusters that the EnvoyProxy adds to Envoy's bootstrap.
+/// Returns the clusters that the EnvoyProxy adds to Envoy's bootstrap.
 fn own_clusters() -> Result<Vec<Value>> {
     let objects = read(FILE)?;
     let bootstrap = &only(&objects, "EnvoyProxy")?["spec"]["bootstrap"];
@@ -293,7 +294,7 @@ fn substituted(fragment: &Value) -> Vec<Substitution> {
         .collect()
 }
 
-/// Applies a JSON patch to one place.
+/// Applies a JSON patch at one JSON pointer.
 fn set(made: &mut AssembledConfig, at: &str, operation: &Value) -> Result<()> {
     let (parent, key) = at.rsplit_once('/').ok_or("a path without a name")?;
     let fields = made
@@ -321,8 +322,8 @@ fn set(made: &mut AssembledConfig, at: &str, operation: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The configuration that Envoy Gateway makes of a Gateway and an HTTPRoute, without the parts that
-/// do not matter here.
+/// Returns the configuration that Envoy Gateway makes of a Gateway and an HTTPRoute, without the
+/// parts that the tests do not need.
 fn bare(local: &LocalPorts) -> Value {
     let address =
         |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});

@@ -1,6 +1,6 @@
-//! The configuration that istiod makes of an EnvoyFilter and a WasmPlugin according to Istio's
-//! documentation. This module is not istiod: it adds the fields that are known from running
-//! gateways, and supports only the kinds of patches that we ship. Any other kind is an error.
+//! Makes the configuration that istiod makes of an EnvoyFilter and a WasmPlugin according to
+//! Istio's documentation. It adds the fields that are known from running gateways, and supports
+//! only the kinds of patches that we ship. Any other kind is an error.
 
 use std::path::{Path, PathBuf};
 
@@ -19,10 +19,10 @@ const FAULT: &str = "envoy.filters.http.fault";
 const ROUTER: &str = "envoy.filters.http.router";
 const WASM: &str = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm";
 
-/// The configuration of a gateway with the objects of `file`.
+/// Returns the configuration of a gateway with the objects of `file`.
 ///
 /// # Errors
-/// Fails if the objects hold something that is not supported.
+/// Fails if an object has something that is not supported.
 pub fn gateway(file: &str, local: &LocalPorts) -> Result<AssembledConfig> {
     let objects = read(file)?;
     let (routes, cluster) = routes(&only(&objects, "VirtualService")?["spec"]["http"])?;
@@ -51,8 +51,8 @@ pub fn gateway(file: &str, local: &LocalPorts) -> Result<AssembledConfig> {
     Ok(made)
 }
 
-/// The clusters of the gateway's bootstrap, from [`BOOTSTRAP`]'s ConfigMap, which an annotation of
-/// the pod names.
+/// Returns the clusters of the gateway's bootstrap, from [`BOOTSTRAP`]'s ConfigMap, which an
+/// annotation of the pod names.
 fn own_clusters() -> Result<Vec<Value>> {
     let objects = read(BOOTSTRAP)?;
     let text = only(&objects, "ConfigMap")?["data"]["custom_bootstrap.json"]
@@ -155,8 +155,8 @@ fn extension(made: &mut AssembledConfig, meant: &Value, folder: &Path) -> Result
     )
 }
 
-/// The filter that a WasmPlugin without a phase becomes: discovered, placed before fault injection
-/// and CORS, with only the settings that the WasmPlugin API has.
+/// Adds the filter that a WasmPlugin without a phase becomes. Envoy discovers it, it precedes fault
+/// injection and CORS, and has only the settings of the WasmPlugin API.
 fn wasm_plugin(made: &mut AssembledConfig, plugin: &Value, folder: &Path) -> Result<()> {
     let spec = &plugin["spec"];
     if ["phase", "vmConfig", "sha256", "imagePullSecret"]
@@ -182,8 +182,8 @@ fn wasm_plugin(made: &mut AssembledConfig, plugin: &Value, folder: &Path) -> Res
                 "root_id": spec["pluginName"],
                 "failure_policy": policy,
                 "configuration": {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": spec["pluginConfig"].to_string()},
-                // No `vm_id` and no `allow_on_headers_stop_iteration`: the WasmPlugin API has
-                // neither.
+                // `vm_id` and `allow_on_headers_stop_iteration` are missing, because the WasmPlugin
+                // API has neither.
                 "vm_config": {
                     "runtime": "envoy.wasm.runtime.v8",
                     "code": {"remote": {"http_uri": {"uri": spec["url"], "timeout": "30s", "cluster": "_"}}},
@@ -207,7 +207,7 @@ fn filter(name: &str, kind: &str) -> Value {
     json!({"name": name, "typed_config": {"@type": format!("type.googleapis.com/envoy.extensions.filters.http.{kind}")}})
 }
 
-/// The routes of a VirtualService, one for each match, and the cluster of its Service.
+/// Returns the routes of a VirtualService, one for each match, and the cluster of its Service.
 fn routes(http: &Value) -> Result<(Vec<Value>, String)> {
     let mut routes = Vec::new();
     let destination = &http[0]["route"][0]["destination"];
@@ -235,8 +235,8 @@ fn routes(http: &Value) -> Result<(Vec<Value>, String)> {
     Ok((routes, cluster))
 }
 
-/// The configuration that an Istio gateway runs without patches, without the parts that do not
-/// matter here.
+/// Returns the configuration that an Istio gateway runs without patches, without the parts that the
+/// tests do not need.
 fn bare(local: &LocalPorts, routes: &[Value], cluster: &str) -> Value {
     let address =
         |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
@@ -280,8 +280,8 @@ fn bare(local: &LocalPorts, routes: &[Value], cluster: &str) -> Value {
     })
 }
 
-/// The access log that the tests read: the ranked list and the served endpoint, from dynamic
-/// metadata.
+/// Returns the access log that the tests read: the ranked list and the served endpoint, from
+/// dynamic metadata.
 fn access_log() -> Value {
     json!({
         "name": "envoy.access_loggers.stdout",

@@ -7,13 +7,17 @@ use std::time::Duration;
 
 use flate2::write::GzEncoder;
 use flate2::{Compress, Compression, FlushCompress};
+use futures::{StreamExt as _, stream};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Bytes, Frame};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use testbed::client::{ClientReply, Http2Client, RawConnection};
+use testbed::client::{self, ClientReply, Http2Client, RawConnection};
 use testbed::envoy::EnvoyProcess;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 use tokio::io::AsyncWriteExt;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::echo;
@@ -236,6 +240,36 @@ async fn unfinished(stack: &Stack, bytes: usize) -> Result<RawConnection> {
     Ok(raw)
 }
 
+/// A prompt of `bytes` bytes that never ends.
+fn endless(bytes: usize) -> Result<http::Request<client::Body>> {
+    let piece = Ok(Frame::data(Bytes::from(vec![b' '; bytes])));
+    let pieces = stream::iter([piece]).chain(stream::pending());
+    let body = BodyExt::boxed(StreamBody::new(pieces));
+    Ok(http::Request::post("/v1/chat/completions").body(body)?)
+}
+
+/// Uploads `count` prompts that never end, each over its own HTTP/2 connection, until Envoy resets
+/// one.
+async fn upload_until_reset(stack: &Stack, count: usize, bytes: usize) -> Result<()> {
+    let mut uploads = Vec::new();
+    for _ in 0..count {
+        let client = Http2Client::connect(stack.address()).await?;
+        let request = endless(bytes)?;
+        uploads.push(tokio::spawn(async move { client.start(request).await }));
+    }
+    let reset = || async {
+        stack
+            .envoy
+            .stat("overload.envoy.overload_actions.reset_high_memory_stream.count")
+            .await
+            .ok()
+            .filter(|n| *n > 0)
+    };
+    wait_for(LIMIT, "Envoy to reset the streams that hold most", reset).await?;
+    uploads.iter().for_each(JoinHandle::abort);
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_proxy_short_of_memory_refuses_and_recovers() -> Result<()> {
     const HEAP_BYTES_MAX: u64 = 192 << 20;
@@ -293,6 +327,12 @@ async fn a_proxy_short_of_memory_refuses_and_recovers() -> Result<()> {
     .await?;
 
     drop(uploads);
+    overloaded(&stack, false).await?;
+    assert_eq!(
+        stack.post("/v1/chat/completions", &question).await?.status,
+        200
+    );
+    upload_until_reset(&stack, HEAP_BYTES_MAX as usize / BODY_BYTES, BODY_BYTES).await?;
     overloaded(&stack, false).await?;
     assert_eq!(
         stack.post("/v1/chat/completions", &question).await?.status,
@@ -519,14 +559,15 @@ pub(crate) const GIB: usize = 1 << 30;
 /// after a full flush no block refers to earlier ones. The stream has no end, because Envoy stops
 /// reading before it.
 pub(crate) fn gzip(bytes: usize) -> Result<Vec<u8>> {
+    gzip_of(&[b' '; 1 << 20], bytes >> 20)
+}
+
+/// Compresses `times` repetitions of this text.
+fn gzip_of(text: &[u8], times: usize) -> Result<Vec<u8>> {
     const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
-    let mut mib = Vec::with_capacity(64 << 10);
-    Compress::new(Compression::best(), false).compress_vec(
-        &[b' '; 1 << 20],
-        &mut mib,
-        FlushCompress::Full,
-    )?;
-    Ok([&HEADER[..], &mib.repeat(bytes >> 20)].concat())
+    let mut once = Vec::with_capacity(64 << 10);
+    Compress::new(Compression::best(), false).compress_vec(text, &mut once, FlushCompress::Full)?;
+    Ok([&HEADER[..], &once.repeat(times)].concat())
 }
 
 /// `bytes` spaces as zstd blocks that say "this byte, 128 KiB times": a thirty-thousandth of the
@@ -707,6 +748,48 @@ mod slow {
                 200
             );
         }
+        Ok(())
+    }
+
+    /// The bodies inflate to 2 GiB, which is all the memory that the shipped configuration allows.
+    #[tokio::test]
+    async fn ninety_bodies_without_an_end_take_no_room_from_others() -> Result<()> {
+        const HOSTILE: [u8; 4] = [127, 0, 0, 2];
+        const BODIES: usize = 90;
+        const REQUESTS: usize = 190;
+        const MEMORY_KIB_MAX: u64 = (2 << 20) / 10 * 8;
+        let mut stack = Stack::builder().servers(1).start().await?;
+        // Text that compresses to a four-hundredth, which is within the limit for a ratio.
+        let mut text = vec![b' '; 1 << 20];
+        let mut noise = 1_u32;
+        for byte in &mut text[..1_600] {
+            noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *byte = noise.to_be_bytes()[0];
+        }
+        let body = gzip_of(&text, 22)?;
+        let chunk = [format!("{:x}\r\n", body.len()).as_bytes(), &body, b"\r\n"].concat();
+        let chunked = "content-encoding: gzip\r\ntransfer-encoding: chunked";
+        let mut hostile = Vec::new();
+        for _ in 0..BODIES {
+            // The proxy may close a connection before it has read all.
+            hostile.extend(begin(&stack, HOSTILE, chunked, &chunk).await);
+        }
+        let mut served = 0;
+        for _ in 0..REQUESTS {
+            let reply = stack
+                .post("/v1/chat/completions", &echo::chat("is there room?"))
+                .await?;
+            served += usize::from(reply.status == 200);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let memory = memory_kib(&mut stack, "VmHWM")?;
+        println!(
+            "beside {BODIES} bodies of {} bytes, {served} of {REQUESTS} requests served, at most {memory} KiB",
+            body.len()
+        );
+        assert_eq!(served, REQUESTS);
+        assert!(memory < MEMORY_KIB_MAX, "{memory} KiB");
+        drop(hostile);
         Ok(())
     }
 }

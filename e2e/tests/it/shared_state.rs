@@ -1,6 +1,7 @@
 //! Several workers pick as one: each knows the requests of the others, the endpoints that failed at
 //! them, and the prompts they placed.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use e2e::explain::ExplainedDecision;
@@ -300,11 +301,7 @@ flowControl:
   defaultRequestTTL: 4s
 ";
 
-/// A peer reports ten times a second that three of four idle endpoints have the largest load, that
-/// two of the endpoints failed, and that it holds a million requests.
-#[tokio::test]
-async fn a_peer_that_lies_steers_traffic_for_seconds_and_refuses_nothing() -> Result<()> {
-    let config = tempfile::NamedTempFile::new()?;
+fn held(config: &tempfile::NamedTempFile) -> Result<StackBuilder> {
     std::fs::write(config.path(), HELD)?;
     let path = config.path().to_str().ok_or("no path")?;
     let engine = ModelServerOptions {
@@ -313,49 +310,88 @@ async fn a_peer_that_lies_steers_traffic_for_seconds_and_refuses_nothing() -> Re
         chunk_delay_ms: 150,
         ..ModelServerOptions::default()
     };
-    let mut stack = Stack::builder()
+    Ok(Stack::builder()
         .servers_like(4, &engine)
         .concurrency(1)
-        .daemon_arguments(&["--config", path])
-        .envoy_in_turn()
-        .start()
-        .await?;
-    let liar = SimulatedPeer::join(&mut stack).await?;
+        .daemon_arguments(&["--config", path]))
+}
+
+/// The answers that clients get beside a peer that lies.
+#[derive(Debug)]
+struct AnswersBesideLiar {
+    /// The number of answers of each server.
+    served: [u32; 4],
+    slowest: Duration,
+}
+
+/// A peer reports ten times a second that three of four idle endpoints have the largest load, that
+/// two of the endpoints failed, and that it holds a million requests. Meanwhile 12 clients send
+/// requests through these proxies in turn. Returns the answers from `begin` to `end`.
+async fn beside_a_liar(
+    stack: &mut Stack,
+    proxies: &[SocketAddr],
+    begin: Duration,
+    end: Duration,
+) -> Result<AnswersBesideLiar> {
+    let liar = SimulatedPeer::join(stack).await?;
     let lies = async {
         loop {
-            liar.lie(0..3).await?;
+            if let Err(error) = liar.lie(0..3).await {
+                return error;
+            }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        #[expect(unreachable_code, reason = "says the type")]
-        Ok::<(), testbed::Error>(())
     };
+    let stack = &*stack;
     let body = json!({"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]});
-    // A lie about failures is believed for 5 s of each 15 s. A lie about load is believed for up to
-    // 5 s at first.
-    let served = async {
-        let end = Instant::now() + Duration::from_secs(16);
-        let mut served = [0_u32; 4];
-        while Instant::now() < end {
-            for reply in join_all((0..12).map(|_| stack.post("/v1/chat/completions", &body))).await
-            {
+    let answers = async {
+        let mut answers = AnswersBesideLiar {
+            served: [0; 4],
+            slowest: Duration::ZERO,
+        };
+        let lied = Instant::now();
+        while lied.elapsed() < end {
+            let is_counted = lied.elapsed() >= begin;
+            let asked = Instant::now();
+            let clients = proxies.iter().cycle().take(12).map(|proxy| {
+                testbed::client::post(*proxy, "/v1/chat/completions", body.to_string())
+            });
+            let replies = join_all(clients).await;
+            let slowest = asked.elapsed();
+            for reply in replies {
                 let reply = reply?;
                 assert_eq!(reply.status, 200, "{}", reply.text());
-                served[stack.server_of(&reply)?] += 1;
+                if is_counted {
+                    answers.served[stack.server_of(&reply)?] += 1;
+                    answers.slowest = answers.slowest.max(slowest);
+                }
             }
         }
-        Ok::<[u32; 4], testbed::Error>(served)
+        Ok::<AnswersBesideLiar, testbed::Error>(answers)
     };
-    let served = tokio::select! {
-        served = served => served?,
-        ended = lies => return ended,
-    };
-    println!("served beside a liar: {served:?}");
-    let mean = served.iter().sum::<u32>() / 4;
+    tokio::select! {
+        answers = answers => answers,
+        error = lies => Err(error),
+    }
+}
+
+/// A proxy believes a lie about failures for 5 s of each 15 s, and a lie about load for up to 5 s
+/// at first.
+#[tokio::test]
+async fn a_peer_that_lies_steers_traffic_for_seconds_and_refuses_nothing() -> Result<()> {
+    let config = tempfile::NamedTempFile::new()?;
+    let mut stack = held(&config)?.envoy_in_turn().start().await?;
+    let proxies = [stack.address()];
+    let end = Duration::from_secs(16);
+    let answers = beside_a_liar(&mut stack, &proxies, Duration::ZERO, end).await?;
+    println!("beside a liar: {answers:?}");
+    let mean = answers.served.iter().sum::<u32>() / 4;
     assert!(
-        served
+        answers
+            .served
             .iter()
             .all(|count| (mean / 3..=2 * mean).contains(count)),
-        "{mean} requests each, within a factor: {served:?}"
+        "{mean} requests each, within a factor: {answers:?}"
     );
     Ok(())
 }
@@ -508,6 +544,86 @@ mod slow {
             one.hit_rate - alone.hit_rate > 0.05,
             "without sharing the hit rate must be lower: {one:?} {alone:?}"
         );
+        Ok(())
+    }
+
+    /// Counts from the moment at which no lie about load is believed any more, for as long as a lie
+    /// about failures takes to be believed once more.
+    #[tokio::test]
+    async fn a_liar_among_four_proxies_moves_few_requests_and_delays_none() -> Result<()> {
+        let config = tempfile::NamedTempFile::new()?;
+        let mut stack = held(&config)?.start().await?;
+        let second = SecondEnvoy::start(&stack, "second", 1).await?;
+        let third = SecondEnvoy::start(&stack, "third", 1).await?;
+        let proxies = [
+            stack.address(),
+            second.envoy.listener(),
+            third.envoy.listener(),
+        ];
+        let [begin, end] = [5, 20].map(Duration::from_secs);
+        let answers = beside_a_liar(&mut stack, &proxies, begin, end).await?;
+        println!("three proxies beside a liar: {answers:?}");
+        let all: u32 = answers.served.iter().sum();
+        for count in answers.served {
+            assert!(8 * count <= 3 * all, "1.5 times the mean: {answers:?}");
+        }
+        // Before lies about load and backlog had limits, half of the answers took 4 s.
+        assert!(answers.slowest < Duration::from_secs(2), "{answers:?}");
+        Ok(())
+    }
+
+    /// A peer places three times as much as each engine can cache. Before each proxy had a share,
+    /// such placements left three of twelve prompts at their engines. All proxies of this test have
+    /// one address, so the liar has the share of one process.
+    #[tokio::test]
+    async fn placements_that_no_engine_has_move_few_prompts() -> Result<()> {
+        let engine = ModelServerOptions {
+            models: vec!["demo".into()],
+            // 8,192 blocks of the prefix index.
+            num_gpu_blocks: Some(32_768),
+            speed: 0.0,
+            ..ModelServerOptions::default()
+        };
+        let mut stack = Stack::builder()
+            .servers_like(4, &engine)
+            .concurrency(1)
+            .start()
+            .await?;
+        let second = SecondEnvoy::start(&stack, "second", 1).await?;
+        let third = SecondEnvoy::start(&stack, "third", 1).await?;
+        let proxies = [
+            stack.address(),
+            second.envoy.listener(),
+            third.envoy.listener(),
+        ];
+        let liar = SimulatedPeer::join(&mut stack).await?;
+        let ask = async |proxy: usize, prompt: &String| -> Result<usize> {
+            let address = proxies[proxy % proxies.len()];
+            let body = echo::chat(prompt).to_string();
+            let reply = testbed::client::post(address, "/v1/chat/completions", body).await?;
+            stack.server_of(&reply)
+        };
+        // From now on each proxy knows that it has peers.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let prompts: Vec<String> = (0..12)
+            .map(|client| format!("{client} clients. {}", "They go on and on. ".repeat(1_000)))
+            .collect();
+        let mut servers = Vec::new();
+        for (proxy, prompt) in prompts.iter().enumerate() {
+            servers.push(ask(proxy, prompt).await?);
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        liar.place_invented(0..4).await?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut returned = 0;
+        for (proxy, prompt) in prompts.iter().enumerate() {
+            returned += usize::from(ask(proxy + 1, prompt).await? == servers[proxy]);
+        }
+        println!(
+            "{returned} of {} prompts return to their engine",
+            prompts.len()
+        );
+        assert!(returned >= 11, "{returned} of {}", prompts.len());
         Ok(())
     }
 

@@ -84,8 +84,17 @@ async fn what_follows_a_response_goes_to_the_engine_that_made_it() -> Result<()>
         }
         let endpoints: BTreeSet<_> = made.iter().map(|(_, by)| by).collect();
         assert!(endpoints.len() > 1, "{front:?}: {made:?}");
-        // Another worker reads the placements of this worker at most 10 ms later.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        // A worker that has just started learns what the other ones know at its first tick.
+        let (id, by) = made.last().ok_or("no response")?;
+        let body = json!({"previous_response_id": id});
+        let known = || async {
+            for _ in 0..8 {
+                let reply = respond(&stack, &body).await.ok()?;
+                (reply.header("x-served-by") == by).then_some(())?;
+            }
+            Some(())
+        };
+        wait_for(LIMIT, "all workers to know the last response", known).await?;
         for (id, by) in &made {
             followed_up(&stack, id, by).await?;
         }

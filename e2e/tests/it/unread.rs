@@ -9,7 +9,7 @@ use e2e::queued_requests;
 use serde_json::{Value, json};
 use testbed::client::{self, RawConnection};
 use testbed::ports::ReservedPort;
-use testbed::stack::{PickerMode, Stack};
+use testbed::stack::{PickerMode, Stack, StackBuilder};
 use testbed::{Result, wait_for};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -100,7 +100,12 @@ async fn think(mut stream: TcpStream) -> Option<()> {
     stream.write_all(b"data: [DONE]\n\n").await.ok()
 }
 
-async fn start(front: PickerMode, engine: &SizedEngine, folder: &std::path::Path) -> Result<Stack> {
+fn builder(
+    front: PickerMode,
+    engine: &SizedEngine,
+    folder: &std::path::Path,
+    seats: u32,
+) -> Result<StackBuilder> {
     let builder = Stack::builder()
         .front(front)
         .servers(0)
@@ -111,9 +116,11 @@ async fn start(front: PickerMode, engine: &SizedEngine, folder: &std::path::Path
         PickerMode::Filter => builder.picker(json!({"unread_reset_ms": RESET_MS})),
         PickerMode::ExtProc => builder,
     };
-    queued_requests::holding(builder, folder, SEATS)?
-        .start()
-        .await
+    queued_requests::holding(builder, folder, seats)
+}
+
+async fn start(front: PickerMode, engine: &SizedEngine, folder: &std::path::Path) -> Result<Stack> {
+    builder(front, engine, folder, SEATS)?.start().await
 }
 
 /// A number of the only endpoint on `/debug/endpoints`.
@@ -172,6 +179,15 @@ async fn ask(raw: &mut RawConnection, stream: u32, bytes: usize) -> Result<()> {
     raw.write(frame(HEADERS, 4, stream, &fields.concat()))
         .await?;
     raw.write(frame(0, 1, stream, BODY.as_bytes())).await
+}
+
+/// Sends twenty requests. Every seventh is for a reply of 12 MiB, the others for 1 KB.
+async fn ask_twenty(raw: &mut RawConnection) -> Result<()> {
+    for number in 0..20 {
+        let bytes = if number % 7 == 6 { 12 << 20 } else { 1_000 };
+        ask(raw, 2 * number + 1, bytes).await?;
+    }
+    Ok(())
 }
 
 /// Reads until the proxy has reset these streams.
@@ -267,10 +283,7 @@ async fn twenty_unread_replies_take_no_place_of_others_through_ext_proc() -> Res
     let folder = tempfile::tempdir()?;
     let stack = start(PickerMode::ExtProc, &engine, folder.path()).await?;
     let mut raw = windowless(&stack).await?;
-    for number in 0..20 {
-        let bytes = if number % 7 == 6 { 12 << 20 } else { 1_000 };
-        ask(&mut raw, 2 * number + 1, bytes).await?;
-    }
+    ask_twenty(&mut raw).await?;
     let slow = read_slowly(ask_http1(&stack, 24 << 20).await?);
     for _ in 0..20 {
         assert_eq!(honest(&stack, 1_000).await?, 1_000);
@@ -278,4 +291,44 @@ async fn twenty_unread_replies_take_no_place_of_others_through_ext_proc() -> Res
     assert!(slow.await??, "a client that reads slowly is not cut");
     until(&stack, "in_flight", 0).await?;
     Ok(())
+}
+
+/// Run by `make e2e-long`.
+mod slow {
+    use std::time::Instant;
+
+    use futures::future::join_all;
+
+    use super::*;
+
+    /// Requests of others would expire after five seconds.
+    #[tokio::test]
+    async fn requests_beside_unread_replies_do_not_wait() -> Result<()> {
+        const TTL_S: u32 = 5;
+        let engine = SizedEngine::start().await?;
+        let folder = tempfile::tempdir()?;
+        let builder = builder(PickerMode::Filter, &engine, folder.path(), 8)?;
+        queued_requests::hold_for(folder.path(), TTL_S)?;
+        let stack = builder.start().await?;
+        let mut raw = windowless(&stack).await?;
+        ask_twenty(&mut raw).await?;
+        let mut silent = Vec::new();
+        for bytes in [1_000, 1_000_000, 12 << 20] {
+            silent.push(ask_http1(&stack, bytes).await?);
+        }
+        let timed = || async {
+            let began = Instant::now();
+            honest(&stack, 1_000).await?;
+            Ok::<Duration, testbed::Error>(began.elapsed())
+        };
+        let mut slowest = Duration::ZERO;
+        for took in join_all((0..20).map(|_| timed())).await {
+            slowest = slowest.max(took?);
+        }
+        println!("the slowest of 20 requests beside 23 unread replies took {slowest:?}");
+        assert!(slowest < Duration::from_secs(TTL_S.into()));
+        until(&stack, "in_flight", 0).await?;
+        drop(silent);
+        Ok(())
+    }
 }

@@ -1,5 +1,5 @@
-//! Requests that flow control holds while their proxy stops, is replaced, or loses its VM, and ten
-//! thousand of them at once.
+//! Requests that flow control holds while their proxy stops, is replaced, or loses its VM, and
+//! thousands of them at once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -168,21 +168,21 @@ async fn what_a_vm_held_that_trapped_is_answered_by_the_idle_timeout() -> Result
     until_queued(&stack, |held| held == 0).await
 }
 
-#[tokio::test]
-async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
-    const HELD: usize = 10_000;
-    const CONNECTIONS: usize = 20;
-    let folder = tempfile::tempdir()?;
-    let engine = ModelServerOptions {
+/// Streams of a connection to Envoy.
+const STREAMS_MAX: usize = 250;
+
+/// An engine whose streams last long, and whose other replies come at once.
+fn streaming_engine() -> ModelServerOptions {
+    ModelServerOptions {
         models: vec!["demo".into()],
         speed: 0.0,
         chunk_delay_ms: 100,
         ..ModelServerOptions::default()
-    };
-    let mut stack = queued_requests::builder(PickerMode::Filter, folder.path(), &engine)?
-        .start()
-        .await?;
-    // Two streams fill the engine for longer than the test takes.
+    }
+}
+
+/// Fills the engine with streams for longer than a test takes.
+async fn fill(stack: &Stack) -> Result<Vec<EventStream>> {
     let chat = json!({"model": "demo", "stream": true, "max_tokens": 3_000, "ignore_eos": true, "messages": [{"role": "user", "content": "x"}]});
     let mut streams = Vec::new();
     for _ in 0..SEATS {
@@ -191,11 +191,18 @@ async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
         stream.next().await?.ok_or("the stream begins")?;
         streams.push(stream);
     }
-    let before = stack.envoy.process().memory_bytes()?;
+    Ok(streams)
+}
+
+/// Sends as many requests as this number of connections can have.
+async fn send_on(
+    stack: &Stack,
+    connections: usize,
+) -> Result<Vec<JoinHandle<Result<ClientReply>>>> {
     let mut requests = Vec::new();
-    for _ in 0..CONNECTIONS {
+    for _ in 0..connections {
         let client = std::sync::Arc::new(Http2Client::connect(stack.address()).await?);
-        for _ in 0..HELD / CONNECTIONS {
+        for _ in 0..STREAMS_MAX {
             let client = std::sync::Arc::clone(&client);
             let request = queued_requests::request("batch", 1)?;
             requests.push(tokio::spawn(async move {
@@ -203,6 +210,18 @@ async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
             }));
         }
     }
+    Ok(requests)
+}
+
+#[tokio::test]
+async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
+    const HELD: usize = 10_000;
+    let folder = tempfile::tempdir()?;
+    let builder = queued_requests::builder(PickerMode::Filter, folder.path(), &streaming_engine())?;
+    let mut stack = builder.start().await?;
+    let streams = fill(&stack).await?;
+    let before = stack.envoy.process().memory_bytes()?;
+    let requests = send_on(&stack, HELD / STREAMS_MAX).await?;
     until_queued(&stack, |held| held == HELD as u64).await?;
     let each = (stack.envoy.process().memory_bytes()?.saturating_sub(before)) / HELD as u64;
     queued_requests::replace(folder.path(), Some(500))?;
@@ -217,5 +236,32 @@ async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
         "10,000 requests held",
         &format!("all served; {each} bytes of Envoy for each while held"),
     );
+    Ok(())
+}
+
+/// Envoy is stopped until all requests have expired, so one tick finds all of them.
+#[tokio::test]
+async fn three_thousand_requests_expire_at_once() -> Result<()> {
+    const HELD: usize = 3_000;
+    const TTL_S: u32 = 30;
+    let folder = tempfile::tempdir()?;
+    let builder = queued_requests::builder(PickerMode::Filter, folder.path(), &streaming_engine())?;
+    queued_requests::hold_for(folder.path(), TTL_S)?;
+    let mut stack = builder.start().await?;
+    let streams = fill(&stack).await?;
+    let requests = send_on(&stack, HELD / STREAMS_MAX).await?;
+    until_queued(&stack, |held| held == HELD as u64).await?;
+    stack.envoy.process().signal(Signal::STOP)?;
+    tokio::time::sleep(Duration::from_secs(TTL_S.into())).await;
+    stack.envoy.process().signal(Signal::CONT)?;
+    for request in requests {
+        let reply = request.await??;
+        assert_eq!(reply.status, 429, "{}", reply.text());
+    }
+    drop(streams);
+    until_queued(&stack, |held| held == 0).await?;
+    let log = stack.envoy.process().stderr();
+    assert!(!log.contains("Uncaught"), "a VM trapped");
+    note("3,000 requests expire at once", "all got 429");
     Ok(())
 }

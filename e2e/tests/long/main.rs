@@ -12,6 +12,7 @@ mod engines;
 mod flow_control;
 mod hot_restart;
 mod leader_lost;
+mod one_party;
 mod partition;
 mod slo;
 mod soak;

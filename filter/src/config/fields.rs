@@ -1,4 +1,4 @@
-//! The table of plain fields: how each is read, checked and printed.
+//! The table of plain fields: how each field is read, checked and printed.
 
 use exchange::{DecideAt, DestinationFormat, FailureMode, HeaderTrust};
 use scheduler::plugin::readable;
@@ -7,7 +7,7 @@ use scheduler::prefix::ENTRIES_MAX;
 use super::value::ConfigValue;
 use super::{FilterConfig, InvalidConfig, NAME_BYTES_MAX, StateTransport, invalid};
 
-/// One plain field. The `path` of a nested field has a dot.
+/// One plain field. The `path` of a nested field has a dot, as in `state.cluster`.
 pub struct ConfigField {
     pub path: &'static str,
     pub kind: FieldKind,
@@ -53,7 +53,7 @@ pub enum ConfigShape {
     Path,
 }
 
-/// The shortest secret: 16 random characters cannot be guessed.
+/// The minimum length of a secret. 16 random characters cannot be guessed.
 const SECRET_BYTES_MIN: usize = 16;
 
 macro_rules! number {
@@ -342,7 +342,7 @@ impl ConfigShape {
         match self {
             Self::Name => printable && (1..=NAME_BYTES_MAX).contains(&text.len()),
             Self::OptionalName => printable && text.len() <= NAME_BYTES_MAX,
-            // The header names that HTTP/2 allows, so that the proxy cannot refuse it later.
+            // HTTP/2 allows these header names, so the proxy cannot refuse the header later.
             Self::Header => {
                 (1..=128).contains(&text.len())
                     && text

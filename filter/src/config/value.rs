@@ -1,12 +1,11 @@
-//! Reads a configuration into a tree, with the reader of request bodies. `serde_json` would add 10
-//! KB to the module, which has no room for them.
+//! Reads a configuration into a tree, with the JSON reader for request bodies. `serde_json` would
+//! make the module 10 KB larger, which its size limit does not allow.
 
 use exchange::json::{JsonError, JsonKind, JsonReader};
 
-/// The maximum depth of lists and objects in each other. The configuration has a depth of three.
+/// The maximum depth of nested lists and objects. The configuration has a depth of three.
 const DEPTH_MAX: u32 = 8;
 
-/// One value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigValue {
     /// A whole number, 0 or more.
@@ -15,15 +14,15 @@ pub enum ConfigValue {
     Flag(bool),
     List(Vec<ConfigValue>),
     Object(ConfigFields),
-    /// Any other value: null, other numbers, values that are nested too deep.
+    /// Any other value: null, another number, or a value that is nested too deep.
     Other,
 }
 
-/// Members of an object, by name. If names are equal, the last one is used.
+/// Members of an object, by name. If a name occurs twice, the last member is used.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConfigFields(Vec<(String, ConfigValue)>);
 
-/// Reads all of `json`.
+/// Reads `json`, which must be exactly one value.
 ///
 /// # Errors
 /// Returns [`JsonError`] if the text is not JSON, or if other text follows.
@@ -71,13 +70,12 @@ fn read(reader: &mut JsonReader<'_>, json: &[u8], depth: u32) -> Result<ConfigVa
 // === impl ConfigFields ===
 
 impl ConfigFields {
-    /// Removes and returns a member.
     pub fn remove(&mut self, name: &str) -> Option<ConfigValue> {
         let position = self.0.iter().position(|(known, _)| known == name)?;
         Some(self.0.swap_remove(position).1)
     }
 
-    /// Returns the name of any remaining member.
+    /// Returns the name of any member that was not removed.
     #[must_use]
     pub fn left(&self) -> Option<&str> {
         self.0.iter().map(|(name, _)| name.as_str()).min()

@@ -1,5 +1,5 @@
-//! Measures the cost of sharing for a pick, in test builds only (feature `drill`). The drill runs
-//! in a worker's VM, with the real host's shared data.
+//! Measures the cost of sharing for a pick, in test builds only (feature `drill`). The measurement
+//! runs in a worker's VM and uses the shared data of a real Envoy.
 
 use std::cell::{Cell, RefCell};
 
@@ -13,8 +13,8 @@ use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
 use crate::shared_data::vm_table::VmTable;
 use crate::vm::replica::{PoolReplica, decode};
 
-/// The request header that requests the cost of sharing instead of a normal reply. The value of the
-/// header is `peers/endpoints`.
+/// The request header that requests the cost of sharing instead of a normal reply. Its value has
+/// the numbers of peers and endpoints: `peers/endpoints`.
 pub const COST: &[u8] = b"x-drill-cost";
 
 /// The header value that requests the cost of sharing in the last picks of real requests.
@@ -34,14 +34,14 @@ thread_local! {
     static PENDING: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Measures one of the two times that a pick spends on sharing, without the time of reading the
-/// clock, until it is dropped.
+/// Measures one of the two times that a pick spends on sharing, until it is dropped, without the
+/// time of reading the clock.
 #[derive(Debug)]
 pub struct PickTimer<'h, H: Host> {
     host: &'h H,
     began: Timestamp,
     reading_ns: u64,
-    /// Whether the pick was already made.
+    /// Whether this is the time after the pick.
     is_last: bool,
 }
 
@@ -89,8 +89,8 @@ impl<H: Host> Drop for PickTimer<'_, H> {
     }
 }
 
-/// Returns the number of the last picks, and the cost of sharing for them in µs: mean, mean without
-/// the slowest hundredth, median, p99.
+/// Returns the number of recorded picks, and their cost of sharing in µs: mean, mean without the
+/// slowest hundredth, median, p99.
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a call")]
 fn live() -> String {
     let mut picks = PICKS.take();
@@ -103,7 +103,8 @@ fn live() -> String {
             .unwrap_or(0))
     };
     let mean = |picks: &[u64]| us(picks.iter().sum()) / picks.len().max(1) as f64;
-    // The kernel interrupted the slowest picks, because there are more threads than cores.
+    // Without the slowest hundredth, which the kernel interrupted, because there are more threads
+    // than cores.
     let calm = mean(
         picks
             .get(..picks.len().saturating_mul(99) / 100)
@@ -119,8 +120,8 @@ fn live() -> String {
 }
 
 /// Returns the cost of sharing for a pick in this VM with this many peers, each with load at this
-/// many endpoints: JSON with the median time of each call in µs. For the value [`LIVE`], returns
-/// the cost for the last picks.
+/// many endpoints. The result is JSON with the median time of each call, in µs. For the value
+/// [`LIVE`], returns the cost for the last picks.
 ///
 /// `None` when the header is absent.
 pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
@@ -170,7 +171,7 @@ fn replica<H: Host>(host: &H, count: usize) -> Option<PoolReplica> {
     Some(replica)
 }
 
-/// Measures the calls of `me`, while the VMs in the slots before it change their reports.
+/// Measures the calls of `me`. Between calls, the VMs in the slots before it change their reports.
 fn measure<H: Host>(host: &H, me: VmContext<'_>, replica: &mut PoolReplica) -> String {
     let mut row = replica
         .pool
@@ -227,13 +228,14 @@ fn measure<H: Host>(host: &H, me: VmContext<'_>, replica: &mut PoolReplica) -> S
     )
 }
 
-/// A mean would mostly measure the moments when another process had the core.
+/// Returns the median. A mean would mostly measure the moments when another process had the core.
 fn median(mut times: Vec<u64>) -> u64 {
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or(0)
 }
 
-/// Changes a few loads of a load report, like a few picks and ends since the last reading.
+/// Changes a few loads of a load report, as a few picks and ends of requests would since the last
+/// reading.
 fn change_loads(report: &mut [u8], rows: usize, round: usize) {
     let size = report
         .len()
@@ -246,7 +248,7 @@ fn change_loads(report: &mut [u8], rows: usize, round: usize) {
             .wrapping_add(round)
             .checked_rem(rows)
             .unwrap_or(0);
-        // The low byte of the prefill tokens, which are the second word of a load.
+        // Changes the low byte of the prefill tokens, which are the second word of a load.
         if let Some(byte) = report.get_mut(
             entry
                 .saturating_mul(size)

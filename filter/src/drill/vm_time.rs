@@ -1,7 +1,7 @@
-//! Measures the time that a VM spends in the module, in test builds only (feature `drill`): from
-//! each call of the proxy until the module returns, host calls included. What the proxy does after
-//! that, for example to resume a request, does not count. Requests with the headers of drills are
-//! answered here.
+//! Measures the time that a VM spends in the module, in test builds only (feature `drill`). The
+//! time lasts from each call of the proxy until the module returns, host calls included. What the
+//! proxy does after that, for example to resume a request, does not count. This module also answers
+//! requests that have the header of a drill.
 
 use std::cell::Cell;
 
@@ -18,8 +18,8 @@ pub const SPENT: &str = "switchpoint_drill_vm_ns";
 /// Counter: the calls that took at least [`INTERRUPTED_NS`].
 pub const INTERRUPTED: &str = "switchpoint_drill_vm_interrupted";
 
-/// A call that takes this long was interrupted: the kernel gave the core to another thread. No call
-/// of the benchmark computes for a tenth of it.
+/// A call that takes this long was interrupted: the kernel gave the core to another thread. In the
+/// benchmark, no call computes for a tenth of this time.
 const INTERRUPTED_NS: u64 = 1_000_000;
 
 thread_local! {
@@ -27,19 +27,17 @@ thread_local! {
     static PENDING: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// A root context whose calls are measured.
 pub struct TimedRoot<H: Host> {
     context: FilterRoot<H>,
     host: H,
 }
 
-/// The context of a stream whose calls are measured.
 struct TimedStream<H: Host> {
     context: Box<dyn HttpContext>,
     host: H,
 }
 
-/// Measures a call, without the time of reading the clock.
+/// Makes a call and measures it, without the time of reading the clock.
 fn timed<H: Host, R>(host: &H, call: impl FnOnce() -> R) -> R {
     let before = host.now();
     let began = host.now();

@@ -1,4 +1,4 @@
-//! The calls that a test records, or makes fail.
+//! The host calls that a test records, or makes fail.
 
 /// A kind of host call. A test can make each of them fail, except the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

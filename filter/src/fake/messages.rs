@@ -17,7 +17,7 @@ pub fn endpoints(count: usize) -> Vec<String> {
 }
 
 /// Returns a pool update with ready endpoints at these addresses. An address always has the same
-/// identity. The model `alias` is sent as `served`.
+/// identity. The pool update renames the model `alias` to `served`.
 pub fn pool_update_message(pool: &str, version: scheduler::Version, addresses: &[&str]) -> Vec<u8> {
     use proto::state::{self, daemon_message::Message::PoolUpdate};
     let endpoint = |address: &&str| state::Endpoint {

@@ -8,15 +8,15 @@ use super::{
     WriteCondition, percent_decoded,
 };
 
-/// A token that the host never gives to a write, because its counter would have to wrap.
-/// Writing with it succeeds only if there is no value.
+/// A token that the host never gives to a write, because the counter of tokens does not get so far.
+/// A write with it succeeds only if there is no value.
 const ABSENT: u32 = u32::MAX;
 /// WASI's monotonic clock.
 const MONOTONIC: u32 = 1;
 const REALTIME: u32 = 0;
 /// `grpc_status` of a reply that is not gRPC.
 const NOT_GRPC: i32 = -1;
-/// The request side of `proxy_continue_stream`.
+/// Selects the request in `proxy_continue_stream`.
 const REQUEST: u32 = 0;
 
 #[link(wasm_import_module = "env")]
@@ -114,10 +114,10 @@ pub fn install_logger() {
     std::panic::set_hook(Box::new(|info| {
         write_log(log::Level::Error, &format!("panic: {info}"));
     }));
-    // In a second call in one VM, the logger is already in place.
+    // When this function is called again in one VM, the logger is already set.
     let _ = log::set_logger(&Logger);
-    // The host's log level cannot be read yet: while a module starts, the host traps all but a
-    // few calls.
+    // The host's log level cannot be read yet: while a module starts, all but a few host calls
+    // trap.
     log::set_max_level(log::LevelFilter::Info);
 }
 
@@ -233,8 +233,8 @@ impl Host for ProxyWasm {
         check(unsafe { proxy_grpc_cancel(stream) })
     }
 
-    // Calls the SDK, as above. The SDK panics only on statuses that the host never returns for this
-    // call.
+    // Calls the SDK, like `stream_open`. The SDK panics only on statuses that the host never
+    // returns for this call.
     fn call(
         &self,
         cluster: &str,

@@ -1,4 +1,5 @@
-//! The room of a request body that is not yet whole, among those of the VM.
+//! Asks the VM for room for a request body that is not yet complete. All such bodies of a VM share
+//! a limit.
 
 use exchange::{FilterStatus, RequestDriver};
 
@@ -26,7 +27,7 @@ impl<H: Host> FilterHost<H> {
         let room = self.with_vm(|vm| {
             let room = vm.watched().bodies.grow(&body, size, bytes_max, now);
             if room == BodyRoom::AfterRefusals {
-                vm.refuse_bodies_soon();
+                vm.run_root_soon();
             }
             room
         });
@@ -34,7 +35,7 @@ impl<H: Host> FilterHost<H> {
         room
     }
 
-    /// Records that the body is whole or refused, or that the stream has ended.
+    /// Records that the body is complete or refused, or that the stream has ended.
     pub(super) fn body_ends(&mut self) {
         if let Some(body) = self.body.take() {
             self.with_vm(|vm| vm.watched().bodies.remove(&body));

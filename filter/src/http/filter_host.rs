@@ -1,5 +1,6 @@
-//! The host of a stream's driver: translates each of its calls into calls to the proxy ([`Host`])
-//! and the VM. A call that the proxy refuses is counted, and the request goes on without it.
+//! The filter as the host of an exchange's driver. Each call of the driver becomes calls to the
+//! proxy ([`Host`]) and the VM. If the proxy refuses a call, the refusal is counted, and the
+//! request continues.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -22,16 +23,16 @@ use crate::vm::bodies::BodyInProgress;
 use crate::vm::parked_request::ParkedRequest;
 use crate::vm::replica::PoolReplica;
 
-/// The property of a recorded decision. The access log shows it as
+/// The property that has the record of a decision. The access log shows it as
 /// `%FILTER_STATE(wasm.switchpoint_decision:PLAIN)%`.
 const RECORD: &str = "switchpoint_decision";
 
-/// The properties of a request that was held: for how long, and the priority of its band. The
-/// access log shows them like [`RECORD`].
+/// The properties of a request that was held: how long, and the priority of its band. The access
+/// log shows them like [`RECORD`].
 const HELD_MS: &str = "switchpoint_held_ms";
 const BAND: &str = "switchpoint_band";
 
-/// The property in which a route may name its pool. Routes that share a cluster need it.
+/// The property in which a route may name its pool. Only routes that share a cluster need it.
 const ROUTE_POOL: [&str; 5] = [
     "xds",
     "route_metadata",
@@ -50,14 +51,15 @@ pub(super) struct FilterHost<H: Host> {
     pub(super) stream: Weak<dyn ParkedRequest>,
     /// Length of the piece of the response body that the driver took last.
     pub(super) response_bytes: usize,
-    /// Whether the last piece of the response body has come: the stream ends at once.
+    /// Whether the last piece of the response body has arrived. The end of the stream follows at
+    /// once.
     pub(super) is_ending: bool,
     /// Whether the request headers went on before the decision, to a buffer filter that holds them.
-    /// Envoy then allows no change of them.
+    /// After that, Envoy allows no change of these headers.
     pub(super) headers_went_on: bool,
-    /// The request body, while it is in progress and long.
+    /// The request body, if it is long and not yet complete.
     pub(super) body: Option<Rc<BodyInProgress>>,
-    /// The place of the sent request among those that the VM watches.
+    /// The index of the sent request in the VM's `WatchedStreams`.
     pub(super) watch: Option<usize>,
 }
 
@@ -78,8 +80,8 @@ impl<H: Host> RequestHost for FilterHost<H> {
         &self.config.settings
     }
 
-    /// Builds the reply on the ready path. A process is ready even if some workers share nothing;
-    /// the reply has their number.
+    /// Builds the reply on the ready path. A process is ready even if some workers share no load;
+    /// the reply has the number of these workers.
     fn ready_reply(&self) -> LocalReply {
         let vm = self.vm.borrow();
         let ready = vm.is_ready(&self.config);
@@ -193,6 +195,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
     }
 
     fn reply(&mut self, reply: LocalReply) {
+        self.with_vm(|vm| vm.watched().count_local_reply());
         let headers: Vec<(&str, &str)> = reply
             .headers
             .iter()
@@ -214,7 +217,8 @@ impl<H: Host> RequestHost for FilterHost<H> {
         replica.borrow_mut().hold(number, self.stream.clone());
         if replica.borrow().pool.queues().is_shared() {
             let now = self.proxy.now();
-            // If another VM wrote first, this VM looks at the order again soon, and then writes.
+            // If another VM wrote the order first, this VM soon reads the order again and then
+            // writes.
             self.claim(replica, now);
             self.vm
                 .borrow()
@@ -232,7 +236,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
     }
 
     fn release_queued(&mut self, replica: &Self::Pool) {
-        // Freed room that is still to be looked at waits for the end of the stream, which follows.
+        // If freed room was not looked at yet, the end of the stream does that at once.
         if replica.borrow().pool.queues().is_due() {
             self.vm.borrow_mut().release_soon(&mut replica.borrow_mut());
         }
@@ -378,8 +382,8 @@ impl<H: Host> FilterHost<H> {
                 let _timer = crate::drill::sharing_cost::PickTimer::after_pick(&self.proxy);
                 vm.publish_load(replica, now, SharingOccasion::Pick);
             }
-            // Most pieces bring only a further token, which is not published. Changes by the last
-            // piece are published by the end of the stream, which follows at once.
+            // Most pieces bring only one more token, which is not published. The changes by the
+            // last piece are published by the end of the stream, which follows at once.
             PoolUse::ReadResponse if !changed || self.is_ending => {}
             PoolUse::Respond | PoolUse::ReadResponse | PoolUse::Release => {
                 vm.publish_load(replica, now, SharingOccasion::End);
@@ -416,7 +420,7 @@ impl<H: Host> FilterHost<H> {
             .collect(completion, usage.completion_tokens.unwrap_or(0));
     }
 
-    /// Sets a property that a tag of the proxy's span shows.
+    /// Sets a property that appears as a tag in the proxy's trace span.
     fn tag(&self, name: &str, value: &str) {
         let name = ["switchpoint_", name].concat();
         self.proxy
@@ -424,9 +428,9 @@ impl<H: Host> FilterHost<H> {
             .unwrap_or_else(|e| self.failed("a tag", e));
     }
 
-    /// Lets the headers go on to the buffer filter after this one. That filter writes the length of
-    /// the body, which may change before. A filter behind it makes headers of the properties that
-    /// [`Self::forward`] sets.
+    /// Lets the headers go on to the buffer filter after this one. That filter sets the body's
+    /// length, which may change before. A later filter turns the properties of [`Self::forward`]
+    /// into headers.
     pub(super) fn let_headers_go(&mut self) -> FilterStatus {
         self.headers_went_on = true;
         self.proxy
@@ -435,7 +439,7 @@ impl<H: Host> FilterHost<H> {
         FilterStatus::Go
     }
 
-    /// Removes the headers that a client must not set.
+    /// Removes the headers that clients must not set.
     pub(super) fn strip_headers(&self, bytes: &[u8]) {
         let settings = &self.config.settings;
         for (name, _) in HeaderPairs::new(bytes).filter(|(name, _)| settings.removes(name)) {
@@ -446,7 +450,7 @@ impl<H: Host> FilterHost<H> {
         }
     }
 
-    /// The number of attempts that the proxy made.
+    /// Counts the attempts that the proxy made.
     pub(super) fn attempt_count(&self) -> u32 {
         let attempts = self
             .text(&["upstream", "request_attempt_count"])
@@ -463,7 +467,7 @@ impl<H: Host> FilterHost<H> {
             .unwrap_or_default()
     }
 
-    /// Counts a call that the proxy refused, and returns the default value.
+    /// Counts a call that the proxy refused, and returns a default as the call's result.
     pub(super) fn failed<T: Default>(&self, what: &str, error: HostError) -> T {
         self.metrics.count(Stat::HostErrors);
         log::debug!("the proxy refused {what}: {error}");

@@ -18,7 +18,8 @@ use crate::vm::VmState;
 use crate::vm::bodies::{BodyRoom, COUNTED_BYTES_MIN};
 use crate::vm::parked_request::ParkedRequest;
 
-/// A header that Envoy sets only on responses from upstream, not on its own or those of a filter.
+/// A header that Envoy sets only on responses from upstream, not on responses that Envoy or a
+/// filter makes.
 const UPSTREAM_TIME: &[u8] = b"x-envoy-upstream-service-time";
 
 pub struct HttpStream<H: Host>(RefCell<StreamParts<H>>);
@@ -77,10 +78,10 @@ impl<H: Host> HttpStream<H> {
         }
     }
 
-    /// Handles a piece of the request body, which is `size` bytes long so far.
+    /// Handles a piece of the request body. So far, the body has `size` bytes.
     pub fn request_body(&self, size: usize, end_of_stream: bool) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
-        // The driver refuses a body above the limit for one body.
+        // The driver itself refuses a body that exceeds the limit for one body.
         let counts = !end_of_stream
             && driver.awaits_body()
             && (COUNTED_BYTES_MIN..=host.config.settings.body_limit_bytes).contains(&size);
@@ -116,9 +117,9 @@ impl<H: Host> HttpStream<H> {
             .headers(HeaderMap::Response)
             .unwrap_or_else(|e| host.failed("response headers", e));
         // Reading a property costs as much as reading all headers, so a property is read only if it
-        // can have new information. Only responses from upstream have this header. If Envoy is
-        // configured to leave the header out, the property is read. If the first endpoint of the
-        // list answered, no other endpoint failed before it.
+        // can tell more. Only responses from upstream have `UPSTREAM_TIME`. If this header is
+        // missing, perhaps because Envoy is configured so, the property is read. If the first
+        // endpoint of the list answered, no other endpoint failed before it.
         let from_upstream = HeaderPairs::new(&bytes).any(|(name, _)| name == UPSTREAM_TIME);
         let origin = if from_upstream {
             ResponseOrigin::Upstream
@@ -137,8 +138,8 @@ impl<H: Host> HttpStream<H> {
         driver.response_headers(host, &head)
     }
 
-    /// Handles a piece of the response body. `size` is its length; if the body is held, the length
-    /// of the whole body so far.
+    /// Handles a piece of the response body. `size` is the length of the piece or, if the body is
+    /// held, of the whole body so far.
     pub fn response_body(&self, size: usize, last: bool) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.is_ending = last;
@@ -150,7 +151,6 @@ impl<H: Host> HttpStream<H> {
         driver.response_trailers(host);
     }
 
-    /// Handles the end of the stream.
     pub fn end(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.body_ends();

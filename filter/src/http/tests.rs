@@ -1,4 +1,4 @@
-//! Requests of a client to a proxy in memory.
+//! Tests with requests of a client to a proxy in memory.
 
 mod host_calls;
 mod long_bodies;
@@ -131,7 +131,6 @@ impl HttpWorld {
         stream.on_http_response_headers(headers.len(), false)
     }
 
-    /// Returns the content of a buffer.
     fn buffer(&self, buffer: BodyBuffer) -> String {
         String::from_utf8(self.host.http.buffers.borrow()[&(buffer as u32)].clone()).unwrap()
     }
@@ -287,7 +286,7 @@ fn headers_that_the_filter_may_not_hold_go_on_and_properties_say_what_to_set() {
 
 const ALIAS: &str = r#"{"model":"alias","messages":[{"role":"user","content":"alias"}]}"#;
 
-/// Returns a stream that was sent with another model name.
+/// Returns a stream whose request was sent with another model name.
 fn renamed(world: &HttpWorld) -> HttpStreamContext<FakeHost> {
     let length = ALIAS.len().to_string();
     let (mut stream, _) = world.headers(
@@ -728,8 +727,8 @@ fn the_ready_path_tells_of_all_pools() {
     assert!(ask().starts_with("reply 503"));
     world.state("b");
     assert_eq!(ask(), r#"reply 200 {"ready":true}"#);
-    // With more workers than VM slots, the VM serves requests too, and the ready reply has the
-    // number.
+    // If there are more VMs than slots, this VM serves requests too. The ready reply has the number
+    // of VMs without a slot.
     for vm_slot in 0..crate::shared_data::vm_table::VM_SLOTS_MAX as u64 + 2 {
         let row = proto::shared_data::VmEntry {
             vm: 1_000 + vm_slot,
@@ -758,8 +757,8 @@ fn the_ready_path_tells_of_all_pools() {
     );
 }
 
-/// In a retried request, a property names the endpoint that failed. No property is read if the
-/// headers and the address are enough.
+/// After a retry, a property names the endpoint that failed. No property is read if the headers and
+/// the address tell enough.
 #[test]
 fn who_failed_is_known_whichever_way_the_proxy_says_where_a_reply_is_from() {
     const FROM_UPSTREAM: (&str, &str) = ("x-envoy-upstream-service-time", "3");

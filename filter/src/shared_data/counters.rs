@@ -1,7 +1,7 @@
 //! Reports the counters of the VMs to the daemon.
 //!
 //! Each VM writes a cumulative row for each pool into shared data, and the leader sends the rows of
-//! all running VMs. Rows are cumulative, so a lost or late report loses nothing.
+//! all running VMs. So a lost or late report loses nothing.
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::queues::BandCounters;
@@ -26,7 +26,7 @@ fn key(pool: &str, slot: u16) -> String {
 
 /// Writes this VM's row of a pool.
 pub fn write<H: Host>(host: &H, vm: u64, slot: u16, replica: &mut PoolReplica) {
-    // If the host refuses, the row is written a second later.
+    // If the host refuses the write, the row is written a second later.
     let row = state::VmCounters {
         decision: replica.pool.take_sample(),
         ..row(vm, replica)
@@ -38,7 +38,8 @@ pub fn write<H: Host>(host: &H, vm: u64, slot: u16, replica: &mut PoolReplica) {
     );
 }
 
-/// Returns the rows of one pool from all running VMs, in as many reports as their size needs.
+/// Returns the rows of one pool from all running VMs, split into as many reports as their size
+/// needs.
 pub fn gather<H: Host>(
     host: &H,
     pool: &str,
@@ -114,7 +115,7 @@ fn endpoints(pool: &ManagedPool, counters: &PoolCounters) -> Vec<state::Endpoint
             failed: c.failed,
             ..row(c.endpoint, pool.in_flight().own(c.endpoint))
         });
-    // Endpoints that have left the pool, with the requests that are still in flight there.
+    // Endpoints that have left the pool while requests are still in flight at them.
     let is_removed = |at: &EndpointRef| counters.endpoints().iter().all(|c| c.endpoint != *at);
     let removed = pool
         .in_flight()

@@ -1,10 +1,10 @@
-//! Messages that must not be decoded again, because a VM was lost while decoding them.
+//! Refuses messages that already crashed a VM while it decoded them.
 //!
-//! The leader decodes each message before the other VMs, under a mark in shared data. A leader that
-//! traps leaves its mark behind. The next leader finds it, and from then on refuses messages with
-//! that content. The loss of a VM fails all streams of a worker. So after each loss the leader also
-//! stays away from the daemon for some time, longer after each loss. The pauses limit how often
-//! changing content can kill a VM.
+//! The leader decodes each message before the other VMs do. While it decodes, a mark in shared data
+//! names the message. A leader that traps leaves its mark behind. The next leader finds the mark,
+//! and from then on refuses messages with that content. The loss of a VM fails all streams of a
+//! worker. So after each loss the leader also stays away from the daemon for a pause, which grows
+//! with each loss. The pauses limit how often changing content can kill a VM.
 
 use exchange::Timestamp;
 use proto::shared_data::{CRASH_DIGESTS_MAX, CrashRecord, DecodingMark};
@@ -18,8 +18,8 @@ const KEY: &str = "switchpoint/1/crash_guard";
 /// The pause after the first loss, in ms. The pause doubles with each further loss.
 const PAUSE_MS: u64 = 10_000;
 
-/// Fields that differ each time the same content is sent, each as the path of field numbers from
-/// [`proto::state::DaemonMessage`]: versions, sequences and ages.
+/// The fields that differ each time the daemon sends the same content, each as the path of field
+/// numbers from [`proto::state::DaemonMessage`]: versions, sequences and ages.
 const VOLATILE: &[&[u32]] = &[&[2, 2], &[2, 3, 7], &[3, 2], &[3, 3]];
 
 /// The messages that are known to have crashed a VM while it decoded them.
@@ -46,7 +46,7 @@ impl CrashGuard {
         (crash_guard, mark.is_some())
     }
 
-    /// The time from which the leader may contact the daemon again.
+    /// Returns the time from which the leader may contact the daemon again.
     #[must_use]
     pub fn pause_ends(&self) -> Timestamp {
         match u32::try_from(self.record.digests.len()) {
@@ -58,7 +58,7 @@ impl CrashGuard {
         }
     }
 
-    /// Decodes a message under the mark; `None` if the message crashed a VM before.
+    /// Decodes a message under the mark in shared data; `None` if the message crashed a VM before.
     pub fn decode_guarded<H: Host, T>(
         &self,
         host: &H,
@@ -98,8 +98,8 @@ fn read<H: Host>(host: &H, key: &str) -> Vec<u8> {
 }
 
 /// Returns a digest of a message without its [`VOLATILE`] fields. If the bytes are not a message,
-/// returns a digest of the bytes. The function only skips fields, so it cannot fail in the same way
-/// as decoding.
+/// returns a digest of the bytes. This function decodes no field, so it cannot crash in the way
+/// that decoding can.
 fn content(message: &[u8]) -> u64 {
     let mut lasting = Vec::with_capacity(message.len());
     match collect(message, &mut Vec::new(), &mut lasting) {
@@ -108,7 +108,8 @@ fn content(message: &[u8]) -> u64 {
     }
 }
 
-/// Appends the other fields of the message at `path`; `None` if the bytes are not fields.
+/// Appends to `lasting` the fields of the message at `path` that are not volatile; `None` if the
+/// bytes are not fields.
 fn collect(mut bytes: &[u8], path: &mut Vec<u32>, lasting: &mut Vec<u8>) -> Option<()> {
     while !bytes.is_empty() {
         let (tag, rest) = varint(bytes)?;

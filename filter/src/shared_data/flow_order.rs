@@ -14,7 +14,7 @@ use crate::host::{Host, HostError, WriteCondition};
 pub struct FlowOrder {
     key: String,
     order: SharedOrder,
-    /// The condition of the next write; `None` after a write.
+    /// The condition for the next write (the token of the last reading); `None` after a write.
     read: Option<WriteCondition>,
 }
 
@@ -31,7 +31,7 @@ impl FlowOrder {
         }
     }
 
-    /// Reads the order. Returns false if the proxy refuses.
+    /// Reads the order. Returns false if the proxy refuses the read.
     fn read<H: Host>(&mut self, host: &H) -> bool {
         let Ok(shared) = host.shared(&self.key) else {
             return false;
@@ -46,7 +46,8 @@ impl FlowOrder {
         true
     }
 
-    /// Reads the requests that the other VMs hold, before a request that may have to be held.
+    /// Reads the requests that the other VMs hold, before this VM decides whether a request must
+    /// wait.
     pub fn read_into<H: Host>(
         &mut self,
         host: &H,
@@ -59,8 +60,8 @@ impl FlowOrder {
         }
     }
 
-    /// Adds up the requests that all VMs of the process hold, in the bytes that other proxies get.
-    /// Makes no host call if no VM holds any.
+    /// Adds up the requests that all VMs of the process hold, and encodes the sums for the other
+    /// proxies. Makes no host call if no VM holds any.
     pub fn backlog<H: Host>(
         &mut self,
         host: &H,
@@ -78,8 +79,8 @@ impl FlowOrder {
         backlog::write(&sum)
     }
 
-    /// Reads the order and decides on the next step of this VM. The VM may or may not resume a
-    /// request now.
+    /// Reads the order and decides on the next step of this VM. `may_resume` is true if the VM may
+    /// resume a request now.
     pub fn turn<H: Host>(
         &mut self,
         host: &H,
@@ -91,13 +92,13 @@ impl FlowOrder {
         if self.read(host) {
             return pool.flow_turn(&mut self.order, vm, may_resume, now);
         }
-        // The next tick tries again.
+        // The next tick tries the reading again.
         pool.queues_mut().rest();
         FlowTurn::Rest
     }
 
-    /// Writes the requests that this VM holds now into the order. Returns the VM to wake after the
-    /// order is written.
+    /// Writes the requests that this VM holds now into the order. Returns the VM that must be woken
+    /// after the order is written.
     pub fn put(&mut self, pool: &mut ManagedPool, vm: u64, now: Timestamp) -> Option<u64> {
         pool.write_order(&mut self.order, vm, now)
     }

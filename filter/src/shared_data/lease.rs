@@ -1,10 +1,10 @@
 //! Elects the leader of the process. The leader is the VM that holds the daemon's stream and writes
 //! its messages into shared data.
 //!
-//! The lease is one shared value, a [`LeaseValue`], changed only by compare-and-swap on the
-//! process's monotonic clock. Every change of the holder raises the epoch, and everything that a
-//! leader writes has its epoch. So a leader that was stalled for longer than its lease cannot undo
-//! newer writes.
+//! The lease is one shared value, a [`LeaseValue`]. VMs change it only by compare-and-swap, and its
+//! times are those of the process's monotonic clock. Every change of the holder raises the epoch,
+//! and everything that a leader writes names its epoch. So a leader that was stalled for longer
+//! than its lease cannot undo newer writes.
 //!
 //! No host call reports which VM belongs to the main thread. The VM of the main thread never gets a
 //! request. So a VM that has served a request leaves the lease to VMs that have not, and a leader
@@ -15,16 +15,15 @@ use proto::shared_data::LeaseValue;
 
 use crate::host::{Host, Result, WriteCondition};
 
-/// The key of the lease.
 const KEY: &str = "switchpoint/1/leader";
-/// How long a VM that serves requests leaves a free lease to the VMs that do not. The time is a few
+/// How long a VM that serves requests leaves a free lease to the VMs that do not. This is a few
 /// ticks.
 const DEFER_MS: u64 = 500;
-/// How long a leader leads before it hands over. The time prevents the lease from moving often
+/// How long a leader leads before it hands over. Without this time, the lease would move often
 /// during a busy start.
 const DWELL_MS: u64 = 10_000;
-/// The maximum number of attempts at a compare-and-swap. A failure means that another VM succeeded,
-/// and there is only one lease.
+/// The maximum number of attempts at a compare-and-swap. An attempt fails only if another VM has
+/// just changed the lease, so a few attempts are enough.
 const TRIES_MAX: usize = 4;
 
 /// A VM's part in the election of the leader.
@@ -46,7 +45,7 @@ struct HeldLease {
 // === impl LeaderElection ===
 
 impl LeaderElection {
-    /// Creates the part of the VM `vm` in the election.
+    /// Creates the state with which the VM `vm` takes part in the election.
     #[must_use]
     pub fn new(vm: u64) -> Self {
         Self {
@@ -57,7 +56,7 @@ impl LeaderElection {
     }
 
     /// Takes, renews or loses the lease, which lasts `term_ms` without renewal. `serves` is true if
-    /// this VM has ever had a request. Returns the epoch while this VM leads.
+    /// this VM has ever served a request. Returns the epoch while this VM leads.
     pub fn poll<H: Host>(
         &mut self,
         host: &H,

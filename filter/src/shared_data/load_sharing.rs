@@ -6,13 +6,13 @@
 //!  pick ◄── reports of the others, at most every 2 ms ── rings of the others, at most every 10 ms
 //! ```
 //! A response that changes the load (a first token, an end) also triggers a reading, at shorter
-//! intervals, because no request waits for it. So under traffic, a pick mostly finds that both were
-//! read just before.
+//! intervals, because no request waits for it. So under traffic, most picks find that reports and
+//! rings were just read.
 //!
 //! No VM is woken on the request path, because a wake-up costs up to 35 µs for each thread, while a
-//! reading costs 0.7 µs for each VM. Reports are better than gauges, which are atomics of the
-//! process. Reading a hundred endpoints with two numbers each costs 15 µs as gauges, and a VM that
-//! traps would leave its share in the gauges forever.
+//! reading costs 0.7 µs for each VM. Load reports are better than proxy-wasm gauges, which are
+//! atomics of the process. Reading two gauges for each of a hundred endpoints takes 15 µs, and a VM
+//! that traps would leave its load in them forever.
 
 mod receive;
 
@@ -31,7 +31,7 @@ pub use receive::ROW_EXPIRY_MS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharingOccasion {
-    /// A request waits for its decision.
+    /// A request waits for the pick of its endpoint.
     Pick,
     /// A response passes or has ended; no decision waits.
     End,
@@ -50,41 +50,40 @@ pub struct VmContext<'a> {
     pub vm_table: &'a VmTable,
 }
 
-/// The state of sharing for one pool.
+/// The state of load sharing for one pool.
 #[derive(Debug)]
 pub struct LoadSharing {
     pool: Box<str>,
     own: PublishedLoad,
     /// The other VMs, by VM slot.
     peers: Vec<PeerVm>,
-    /// The other proxies together, as the leader reports them.
+    /// The other proxies together, as the leader forwards their load.
     outside: PeerVm,
-    /// The requests that the other proxies hold, and the key of that value.
+    /// The requests that the other proxies hold, and the key of this value in shared data.
     outside_held: (Vec<QueuedInBand>, String),
     /// The number of other VMs that pick.
     picking: u64,
     read: ReadTimes,
-    /// The time when a loss in a ring was last noticed.
+    /// The time when this VM last noticed that ring segments were lost.
     lost_at: Option<Timestamp>,
-    /// Whether the sum of the reports is current for the reports last read and the pool update.
+    /// Whether the summed load is up to date with the reports last read and with the pool update.
     summed: bool,
 }
 
-/// The load that this VM publishes.
 #[derive(Debug)]
 struct PublishedLoad {
     /// This VM's slot, and the key of its report.
     place: Option<(u16, String)>,
     report: OwnLoadReport,
     ring: PlacementRingWriter,
-    /// The count of the pool's changes at the last publication.
+    /// The pool's number of changes at the last publication.
     changes: Option<u64>,
     ring_position: RingPosition,
-    /// Whether the report says that this VM holds requests.
+    /// Whether the report says that this VM holds requests (flow control).
     holds: bool,
 }
 
-/// When this VM last read; `None` before the first time.
+/// The times when this VM last read; `None` before the first reading.
 #[derive(Debug, Default)]
 struct ReadTimes {
     /// The reports of VMs that pick.
@@ -97,8 +96,8 @@ struct ReadTimes {
 // === impl LoadSharing ===
 
 impl LoadSharing {
-    /// Creates the state for `pool`, a name from the filter's configuration, so that keys are a
-    /// fixed set.
+    /// Creates the state for `pool`. Pool names come from the configuration, so keys are a fixed
+    /// set.
     #[must_use]
     pub fn new(pool: &str) -> Self {
         Self {
@@ -127,13 +126,13 @@ impl LoadSharing {
         }
     }
 
-    /// Records that there is another pool update, so endpoints may have other generations.
+    /// Records that a new pool update is in force, so the generations of endpoints may differ.
     pub fn pool_update_changed(&mut self) {
         self.summed = false;
     }
 
-    /// Publishes this VM's changes since the last time. At a tick, a VM that has load or holds
-    /// requests also publishes an unchanged load, so that the load does not expire.
+    /// Publishes this VM's changes since the last publication. At a tick, a VM that has load or
+    /// holds requests also publishes an unchanged load, so that the load does not expire.
     pub fn publish<H: Host>(
         &mut self,
         host: &H,
@@ -170,7 +169,7 @@ impl LoadSharing {
                 written: now,
                 ring: own.ring.position().to_marked_word(holds),
             };
-            // If the host refuses, the next change or tick publishes it.
+            // If the host refuses the write, the next change or tick publishes the load.
             let is_published = host
                 .share(
                     key,
@@ -196,16 +195,17 @@ impl LoadSharing {
     ) {
         let in_place_of_ring = RemotePeers::of_message(&peers, delay_us).to_word();
         if !peers.backlog.is_empty() {
-            // The word has a mark that makes readers read this value.
+            // The `ring` field of the report has a mark that makes readers read this value too.
             let _ = host.share(&self.outside_held.1, &peers.backlog, WriteCondition::Any);
         }
         if let Some(report) = take_peer_report(&mut peers, in_place_of_ring, now) {
-            // If the host refuses, the report is sent again in a few ms.
+            // If the host refuses the write, the daemon sends a newer report in a few ms.
             let _ = host.share(&self.outside.key, &report, WriteCondition::Any);
         }
         self.set_vm_slot(me);
         for (kind, endpoint, blocks) in EncodedPlacements::take(&mut peers).each() {
-            // All blocks count as known, because they came from other proxies and must not go back.
+            // All blocks count as known, because they came from other proxies and must not be sent
+            // back to them.
             self.own
                 .ring
                 .append(host, kind, endpoint, &blocks, u32::MAX);
@@ -213,22 +213,21 @@ impl LoadSharing {
         self.own.ring.flush(host);
     }
 
-    /// Whether placements from other VMs or proxies do not arrive here. True in two cases: another
-    /// proxy has reported nothing for long and the daemon is silent too (its last metrics were
-    /// received at `metrics_at`), or segments of a VM's ring were lost recently.
+    /// Whether this VM lacks placements. This is so if the other proxies and the daemon (last
+    /// metrics at `metrics_at`) have been silent for long, or if ring segments were lost recently.
     #[must_use]
     pub fn are_peers_unreachable(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> bool {
         self.alone_of(metrics_at, now) > 0
             || self.lost_at.is_some_and(|at| !is_long_since(Some(at), now))
     }
 
-    /// Whether the load of the other proxies is known.
+    /// Whether this VM has a current load report of the other proxies.
     pub fn knows_peers(&self, now: Timestamp) -> bool {
         self.outside.report.is_current(now)
     }
 
-    /// The last known number of proxies, if nothing is received from the other proxies; otherwise
-    /// 0.
+    /// Returns the last known number of proxies if nothing arrives from the other proxies;
+    /// otherwise 0.
     pub fn alone_of(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> u32 {
         let reported_at = self.outside.report().head().written;
         let proxies = self.remote_peers().proxies;
@@ -239,12 +238,12 @@ impl LoadSharing {
         }
     }
 
-    /// The reports of the other VMs of this process, as last read.
+    /// Returns the load reports of the other VMs of this process, as last read.
     pub fn reports(&self) -> impl Iterator<Item = &PeerLoadReport> {
         self.peers.iter().map(PeerVm::report)
     }
 
-    /// The ring positions of all VMs, this one included: VM slot, VM, position.
+    /// Returns the ring positions of all VMs, this one included: VM slot, VM number, position.
     pub fn rings(&self) -> impl Iterator<Item = (u16, u64, RingPosition)> + '_ {
         let ring =
             |(vm_slot, peer): (u16, &PeerVm)| (vm_slot, peer.report.writer(), peer.ring_position());
@@ -260,7 +259,7 @@ impl LoadSharing {
             .chain(own)
     }
 
-    /// The state of the other proxies, as far as it is known.
+    /// Returns the state of the other proxies, as far as it is known.
     fn remote_peers(&self) -> RemotePeers {
         RemotePeers::of_word(self.outside.report().head().ring)
     }

@@ -1,10 +1,11 @@
-//! The observations on their way from each VM to the daemon's learner. The observations are in a
-//! ring of segments in shared data, of fixed size.
+//! Passes observations (measured times of ended requests) from each VM to the daemon. Each VM
+//! writes them into a ring of fixed size: segments in shared data.
 //!
-//! Rows are numbered from 0 for the lifetime of their VM, and a segment has the number of its first
-//! row. So a slow reader, or a new leader, finds the oldest existing row. The daemon sees by the
-//! numbers which rows were lost, and which it already has. Learning from a sample is as good as
-//! learning from all rows. So no writer waits, and the oldest rows are overwritten.
+//! The observations, or rows, are numbered from 0 for the lifetime of their VM, and a segment has
+//! the number of its first row. So a slow reader, or a new leader, finds the oldest existing row.
+//! The daemon sees by the numbers which rows were lost, and which it already has. Learning from a
+//! sample is as good as learning from all rows. So no writer waits, and the oldest rows are
+//! overwritten.
 
 use proto::observation::OBSERVATION_BYTES;
 use proto::shared_data::{OBSERVATION_SEGMENT_ROWS as SEGMENT_ROWS, SegmentHead};
@@ -13,8 +14,8 @@ use proto::state;
 use super::RingOwner;
 use crate::host::{Host, WriteCondition};
 
-/// The number of segments of a ring. With reads every 100 ms, it has room for 5,000 requests per
-/// second in each VM and pool.
+/// The number of segments of a ring. If the leader reads every 100 ms, a ring has room for 5,000
+/// requests per second in each VM and pool.
 const SEGMENTS: u64 = 16;
 /// A VM's own ring.
 #[derive(Debug, Default)]
@@ -25,7 +26,7 @@ pub struct ObservationRingWriter {
     segment: Vec<u8>,
 }
 
-/// Reads another VM's ring, and keeps the position.
+/// Reads another VM's ring, and keeps the position up to which it has read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ObservationRingReader {
     vm: u64,
@@ -42,7 +43,7 @@ fn key(pool: &str, vm_slot: u16, number: u64) -> String {
 // === impl ObservationRingWriter ===
 
 impl ObservationRingWriter {
-    /// Appends `rows` of the owner, and writes the segment.
+    /// Appends `rows` to the owner's ring, and writes the segment.
     pub fn append<H: Host>(
         &mut self,
         host: &H,
@@ -79,7 +80,7 @@ impl ObservationRingWriter {
     }
 
     fn flush<H: Host>(&self, host: &H, pool: &str) {
-        // If the host refuses, the numbers have a gap.
+        // If the host refuses the write, the readers find a gap in the numbers.
         let _ = host.share(
             &key(pool, self.vm_slot, self.next.saturating_sub(1)),
             &self.segment,

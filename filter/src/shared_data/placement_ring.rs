@@ -1,10 +1,10 @@
-//! The placements that each VM publishes to the other VMs: a ring of segments in shared data, of
-//! fixed size.
+//! The placements that each VM publishes to the other VMs. A placement says which endpoint got the
+//! blocks of a prompt. Each VM has a ring of fixed size: segments in shared data.
 //!
-//! A segment has its VM and a number that grows. The place of a segment in the ring is its number
-//! modulo [`SEGMENTS`]. The VM's load report has the write position of its ring, so a reader never
-//! reads beyond it. A segment with another number than expected was overwritten before it was read.
-//! The reader counts and skips the gap. Because it lacks the placements of the gap, it uses
+//! A segment names its VM, and has a number that grows. Its index in the ring is this number modulo
+//! [`SEGMENTS`]. The VM's load report has the write position of its ring, so a reader never reads
+//! beyond that position. A segment with another number than expected was overwritten before it was
+//! read. The reader counts and skips the gap. Because it lacks the placements of the gap, it uses
 //! rendezvous endpoints for cold prompts for some time ([`super::load_sharing`]).
 
 use proto::placements::PlacementKind;
@@ -17,14 +17,14 @@ use super::RingOwner;
 use crate::host::{Host, WriteCondition};
 
 /// The maximum number of bytes of a segment. The VM writes the segment again with each placement,
-/// which takes about 0.15 µs. A reader takes 0.8 µs for it.
+/// which takes about 0.15 µs. Reading a segment takes 0.8 µs.
 const SEGMENT_BYTES_MAX: usize = 8 << 10;
-/// Segments of a ring: 1 MB for each VM and pool that picks, enough for 300 prompts of 400 blocks.
-/// A worker that does not pick reads every 100 ms, so a worker that picks may place 3,000 such
-/// prompts per second.
+/// The number of segments of a ring. A ring takes 1 MB for each pool and each VM that picks, and
+/// has room for 300 prompts of 400 blocks. A worker that does not pick reads every 100 ms, so a
+/// worker that picks may place 3,000 such prompts per second.
 pub const SEGMENTS: u64 = 128;
-/// The cost of reading a segment in a reader's budget, in blocks. The host call takes about as long
-/// as this many inserts.
+/// The cost of reading a segment in a reader's budget, in blocks. The host call takes as long as
+/// inserting this many.
 const LOOK_BLOCKS: usize = 32;
 
 /// A VM's own ring.
@@ -39,7 +39,7 @@ pub struct PlacementRingWriter {
     is_unwritten: bool,
 }
 
-/// Reads another VM's ring, and keeps the position.
+/// Reads another VM's ring, and keeps the position up to which it has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlacementRingReader {
     vm: u64,
@@ -102,13 +102,11 @@ impl PlacementRingWriter {
         }
     }
 
-    /// The VM that the ring belongs to.
     #[must_use]
     pub fn vm(&self) -> u64 {
         self.vm
     }
 
-    /// The position up to which the ring is written.
     #[must_use]
     pub fn position(&self) -> RingPosition {
         self.position
@@ -126,7 +124,7 @@ impl PlacementRingWriter {
         known: u32,
     ) {
         let mut known = known as usize;
-        // The pick is published even if the prompt was not read, because the order of picks counts.
+        // A pick is published even if its prompt was not read, because the order of picks counts.
         for piece in blocks
             .chunks(RECORD_BLOCKS_MAX)
             .chain(blocks.is_empty().then_some(blocks))
@@ -155,11 +153,12 @@ impl PlacementRingWriter {
     }
 
     /// Writes the current segment, if it has placements that were not written yet. The end of a
-    /// request adds no placement.
+    /// request adds none.
     pub fn flush<H: Host>(&mut self, host: &H) {
         if std::mem::take(&mut self.is_unwritten) {
             self.position.bytes = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);
-            // If the host refuses, the segment is a gap for the readers until the next flush.
+            // If the host refuses the write, readers find a gap in place of the segment until the
+            // next flush.
             let key = key(&self.pool, self.vm_slot, self.position.segment);
             self.is_unwritten = host
                 .share(&key, &self.segment, WriteCondition::Any)
@@ -183,8 +182,8 @@ impl PlacementRingWriter {
 
 impl PlacementRingReader {
     /// Reads the placements that the VM wrote since the last call, up to `end` and within the
-    /// budget. For a new VM, it starts at the VM's oldest segment. `take` returns the cost of a
-    /// record in blocks. Returns true if nothing was left to read.
+    /// budget. For a new VM, the reading starts at the VM's oldest segment. `take` returns the cost
+    /// of a record in blocks. Returns true if nothing was left to read.
     pub fn read<H: Host>(
         &mut self,
         host: &H,
@@ -248,8 +247,8 @@ impl PlacementRingReader {
         true
     }
 
-    /// Reads the new records of a segment. Returns false if the budget ended before the segment,
-    /// and `None` if the segment is not the expected one.
+    /// Reads the new records of a segment. Returns false if the budget ended before the segment
+    /// did, and `None` if the segment is not the expected one.
     fn segment<H: Host>(
         &mut self,
         host: &H,

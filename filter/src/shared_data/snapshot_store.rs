@@ -1,12 +1,12 @@
-//! The snapshot store of one pool, in shared data for all VMs. The store has the daemon's messages
-//! as the leader received them.
+//! The snapshot store of one pool: shared data from which all VMs read the daemon's messages, as
+//! the leader received them.
 //!
-//! A small head has the current version, and names one of two sides. The named side has the current
-//! message. A writer fills the other side and then switches the head. So a reader finds a complete
-//! message or, during a race, a message that the head does not name. After a race the reader reads
-//! again at the next wake-up. All writes are compare-and-swap, and fail if a later leader's epoch
-//! or a newer version was written. So a stalled leader can neither undo newer writes nor damage the
-//! current side.
+//! A small value, the head, has the current version, and names one of two buffers (sides). The
+//! named side has the current message. A writer fills the other side and then switches the head. So
+//! a reader finds a complete message or, during a race, a message that the head does not name.
+//! After a race the reader reads again at the next wake-up. All writes are compare-and-swap, and
+//! fail if a later leader's epoch or a newer version was written. So a stalled leader can neither
+//! undo newer writes nor damage the current side.
 
 use exchange::Timestamp;
 use proto::shared_data::{MessageStamp, SnapshotHead};
@@ -15,10 +15,10 @@ use scheduler::Version;
 use crate::host::{Host, HostError, Result, SharedValue, WriteCondition};
 
 /// The maximum number of attempts at a compare-and-swap. Only two leaders at the same time can
-/// conflict, and one of them is about to stop.
+/// conflict, and one of them soon stops leading.
 const TRIES_MAX: usize = 4;
 
-/// The keys of one pool.
+/// The keys of one pool's values in shared data.
 #[derive(Clone, Debug)]
 pub struct SharedSnapshotStore {
     head: String,
@@ -30,7 +30,6 @@ pub struct SharedSnapshotStore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadReading {
     pub head: SnapshotHead,
-    /// The token, which changes with every write.
     pub token: u32,
 }
 
@@ -73,14 +72,14 @@ impl SharedSnapshotStore {
         }
     }
 
-    /// Makes the store of the learned models of `pool`. The models have their own version, and are
-    /// stored in the place of pool updates.
+    /// Makes the store of the learned models of `pool`. The models have their own version, and a
+    /// store for models keeps them where other stores keep pool updates.
     #[must_use]
     pub fn for_models(pool: &str) -> Self {
         Self::with_prefix(&format!("switchpoint/1/learned/{pool}"))
     }
 
-    /// Returns the current head; `None` if none was ever written.
+    /// Returns the current head; `None` if no head was ever written.
     ///
     /// # Errors
     /// Returns the error of the host.
@@ -218,7 +217,7 @@ impl SharedSnapshotStore {
     }
 }
 
-/// Fills a side, unless a later leader has filled it.
+/// Fills a side of the store, unless a later leader has filled it.
 fn write_side<H: Host>(
     host: &H,
     key: &str,

@@ -2,10 +2,10 @@
 //!
 //! The first [`VM_SLOTS_MAX`] rows are VM slots. The names of the data that a VM shares (queue,
 //! counters, load report, ring) contain the number of its slot. So the names are a fixed set,
-//! because the host never frees a key of shared data. Further VMs have rows without a slot. VMs
-//! without a slot pick with their own state, share nothing, are woken only by their ticks, and take
-//! the first slot that becomes free. A row without a heartbeat for [`EXPIRY_MS`] is free. A VM that
-//! was stalled for that long finds another VM in its row and enrols again.
+//! because the host never frees a key of shared data. Further VMs have rows without a slot. Such
+//! VMs pick with their own state, and share nothing. They wake only at their ticks, and take the
+//! first slot that becomes free. A row without a heartbeat for [`EXPIRY_MS`] is free. A VM that was
+//! stalled for that long finds another VM in its row and enrols again.
 
 use exchange::Timestamp;
 use proto::shared_data::VmEntry;
@@ -13,12 +13,12 @@ use proto::shared_data::VmEntry;
 use crate::host::{Host, Result, WriteCondition};
 
 /// The number of VM slots of a process. Each worker thread and the main thread have a VM. The
-/// number is more than twice the VMs on 192 cores, because all VMs may be replaced at once, and
-/// slots of lost VMs are free only after [`EXPIRY_MS`]. The table has 32 bytes for each row, and
-/// each VM reads it every 100 ms.
+/// number is more than twice the number of VMs on 192 cores, because all VMs may be replaced at
+/// once, and slots of lost VMs are free only after [`EXPIRY_MS`]. The table has 32 bytes for each
+/// row, and each VM reads it every 100 ms.
 pub const VM_SLOTS_MAX: usize = 512;
-/// The number of rows of the table, including those without a slot. Beyond that number, VMs are not
-/// in the table.
+/// The number of rows of the table, including rows without a slot. If there are more VMs, the table
+/// leaves some out.
 const ROWS_MAX: usize = 2 * VM_SLOTS_MAX;
 /// The interval at which a VM writes its heartbeat.
 pub const HEARTBEAT_MS: u64 = 1_000;
@@ -26,7 +26,6 @@ pub const HEARTBEAT_MS: u64 = 1_000;
 /// VM survives a long blocking call on its thread.
 pub const EXPIRY_MS: u64 = 5_000;
 
-/// The key of the table.
 const KEY: &str = "switchpoint/1/vms";
 /// The maximum number of attempts at a compare-and-swap. Conflicts come from the heartbeats of
 /// other VMs, one per second from each.
@@ -71,7 +70,7 @@ impl VmTable {
             .filter(move |(_, row)| is_alive(row, now))
     }
 
-    /// The number of running VMs without a slot.
+    /// Counts the running VMs without a slot.
     #[must_use]
     pub fn without_vm_slot(&self, now: Timestamp) -> usize {
         self.rows
@@ -87,7 +86,7 @@ impl VmTable {
         let _ = self.place(row);
     }
 
-    /// Puts a VM into a slot of the shared table, in place of any other VM.
+    /// Puts a VM into a slot of the shared table. Replaces a VM that is already there.
     #[cfg(test)]
     pub fn vm_slot(host: &crate::fake::FakeHost, slot: u16, row: VmEntry) {
         let (mut vm_table, _) = Self::load(host).unwrap();
@@ -104,8 +103,8 @@ impl VmTable {
         .unwrap();
     }
 
-    /// Puts `row` into the slot of its VM, otherwise into a free slot, otherwise into a row without
-    /// a slot. Returns the slot, if there is one.
+    /// Writes `row` in place of its VM's previous row. A new VM gets a free slot or, if there is
+    /// none, a row without a slot. Returns the slot, if the VM has one.
     fn place(&mut self, row: VmEntry) -> Option<u16> {
         let enrolled = self.rows.iter().position(|r| r.vm == row.vm);
         let in_slot = enrolled.filter(|at| *at < VM_SLOTS_MAX);

@@ -10,7 +10,7 @@
 //! /switchpoint/state/hear   no body; held by the daemon until it
 //!                           has messages                           ──▶ 200 and messages; then the next call
 //! ```
-//! A call cannot be cancelled. The response to a call of a closed connection is ignored.
+//! A call cannot be cancelled. So the response to a call of a closed connection is ignored.
 
 use std::fmt;
 
@@ -21,29 +21,26 @@ use crate::config::{StateConfig, StateTransport};
 use crate::host::{BodyBuffer, HeaderMap, Host, HostError, Result};
 use crate::pairs::HeaderPairs;
 
-/// The longest message that the proxy receives on the stream, in bytes: slightly more than the
-/// protocol's limit. With this number, its encoding (E1 80 80 02) is valid UTF-8, which the SDK
-/// requires of a serialized message.
+/// The maximum length, in bytes, of a message that the proxy receives on the stream. It slightly
+/// exceeds the protocol's limit. The encoding of this number (E1 80 80 02) is valid UTF-8, which
+/// the SDK requires of a serialized message.
 const RECEIVE_BYTES_MAX: u32 = 4_194_304 + 97;
 
-/// The maximum number of bytes that wait for the daemon: bytes that it has not taken or, on a
-/// stream, bytes sent since its last message. A daemon sends a message every second, and 200 VMs
-/// send at most about 10 MiB in a second. If the daemon is further behind, the link is closed,
-/// because waiting bytes use the proxy's memory.
+/// The maximum number of bytes that wait for the daemon. With HTTP calls, these are the bytes that
+/// the daemon has not taken; on a stream, the bytes sent since its last message. A daemon sends a
+/// message every second, and 200 VMs send at most about 10 MiB in a second. If the daemon is
+/// further behind, the link is closed, because waiting bytes use the proxy's memory.
 const WAITING_BYTES_MAX: usize = 4 * MESSAGE_BYTES_MAX;
 
 /// The header that names the connection in each of its calls.
 const SESSION: &str = "x-switchpoint-session";
 
-/// An open connection.
 #[derive(Debug)]
 pub enum StateConnection {
-    /// A gRPC stream.
     Stream(GrpcStream),
     Calls(HttpCalls),
 }
 
-/// A gRPC stream.
 #[derive(Debug)]
 pub struct GrpcStream {
     number: u32,
@@ -57,7 +54,7 @@ pub struct GrpcStream {
 pub enum ConnectionFailure {
     /// The proxy refused a call that the connection needs.
     Refused(HostError),
-    /// The daemon reads too slowly.
+    /// The daemon reads too slowly, and too many bytes wait.
     Full,
 }
 
@@ -65,11 +62,11 @@ pub enum ConnectionFailure {
 #[derive(Debug)]
 pub struct HttpCalls {
     session: String,
-    /// Messages that were not sent yet, with their frames.
+    /// Messages that were not sent yet, with the gRPC frame of each.
     outbox: Vec<u8>,
     send_call: Option<u32>,
     receive_call: Option<u32>,
-    /// Whether the daemon knows the connection.
+    /// Whether the daemon has answered a call of this connection.
     known: bool,
 }
 
@@ -78,7 +75,6 @@ pub struct HttpCalls {
 pub struct CallResponse {
     /// `:status`; `None` if there was no answer.
     pub status: Option<Vec<u8>>,
-    /// The body of the answer.
     pub body: Vec<u8>,
 }
 
@@ -300,7 +296,7 @@ impl HttpCalls {
             }
         }
         self.known = true;
-        // If the daemon answers without a message, it is called again at the next tick.
+        // If the daemon answered without a message, the next call follows at the next tick.
         let continues = is_sent || !answer.body.is_empty();
         Ok(if is_sent {
             (Vec::new(), continues)
@@ -310,7 +306,7 @@ impl HttpCalls {
     }
 }
 
-/// Splits an outbox into the messages for the next call and the rest. The daemon accepts no larger
+/// Splits an outbox into the messages for the next call and the rest. The daemon refuses a larger
 /// body.
 fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
     let mut size = 0;
@@ -327,9 +323,9 @@ fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
     outbox.split_at_checked(size).unwrap_or((outbox, &[]))
 }
 
-/// Returns a serialized `envoy.config.core.v3.GrpcService`. The host also accepts the bare name of
-/// a cluster, but tries the message first, and some names are valid messages by accident. Names
-/// have at most 48 bytes, so that every length in the message is one ASCII byte.
+/// Returns a serialized `envoy.config.core.v3.GrpcService`. The host accepts the bare name of a
+/// cluster too. But it first tries to read the text as a message, and some names happen to be valid
+/// messages. Names have at most 48 bytes, so that every length in the message is one ASCII byte.
 fn service(config: &StateConfig) -> String {
     #[derive(Clone, PartialEq, Message)]
     struct GrpcService {

@@ -15,17 +15,14 @@ use crate::vm::replica::PoolReplica;
 /// The parts of the VM that a leader uses during one callback.
 #[derive(Debug)]
 pub struct LeaderContext<'a, H> {
-    /// The proxy.
     pub host: &'a H,
     pub vm: u64,
-    /// The root context of the current callback.
     pub root: u32,
-    /// Epoch of the lease.
     pub epoch: u64,
     pub now: Timestamp,
     pub config: &'a FilterConfig,
-    /// The pools, borrowed for this callback. Functions called from here use these references, and
-    /// borrow no cell.
+    /// The pools, borrowed for this callback. The called functions use these references, and borrow
+    /// no cell.
     pub replicas: Vec<&'a mut PoolReplica>,
     /// The identity of this VM, if the VMs share state.
     pub me: Option<VmContext<'a>>,
@@ -97,8 +94,8 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         Ok(ack)
     }
 
-    /// Handles an update that could not be published. Returns a refusal if it is a pool update that
-    /// is not in use.
+    /// Handles an update that could not be published. If the update is a pool update that is not in
+    /// use, returns a refusal.
     fn not_published(&mut self, update: &DaemonUpdate, why: PublishError) -> Option<state::Ack> {
         let replica = self
             .replicas
@@ -106,7 +103,7 @@ impl<'a, H: Host> LeaderContext<'a, H> {
             .find(|replica| update.pool() == Some(&replica.name))?;
         if why == PublishError::NotNewer && !matches!(update, DaemonUpdate::Metrics { .. }) {
             // The update was sent again, or is older than one that a former leader received. The
-            // content of the store is right.
+            // store has the right content.
             let _ = replica.refresh(self.host);
         }
         let DaemonUpdate::PoolUpdate(pool_update) = update else {
@@ -118,7 +115,7 @@ impl<'a, H: Host> LeaderContext<'a, H> {
         } else if replica.version() == pool_update.snapshot.version() {
             return None;
         } else {
-            // The version in the store's head is in force, even if its message cannot be read here.
+            // The version in the store's head is in force, even if this VM cannot read its message.
             let held = replica
                 .stored_version(self.host)
                 .unwrap_or_default()

@@ -1,5 +1,5 @@
-//! Publishes the load of all VMs of this process to the other proxies of a pool: the sum of their
-//! load reports, and their placements. The leader does this.
+//! The leader publishes the load of all VMs of its process to the other proxies of a pool: the sum
+//! of the VMs' load reports, and their placements.
 //!
 //! The leader publishes only if the daemon has reported other proxies, and then every few ms while
 //! anything changes.
@@ -14,9 +14,9 @@ use crate::shared_data::RingOwner;
 use crate::shared_data::load_sharing::LoadSharing;
 use crate::shared_data::placement_ring::{PlacementRingReader, ReadBudget};
 
-/// The maximum number of blocks of placements in one message, apart from the last record: 1.6 to 3
-/// MB per second. With more traffic, ring segments are overwritten before they are read, which is
-/// counted.
+/// The maximum number of blocks of placements in one message, which the last record may exceed.
+/// This allows 1.6 to 3 MB per second. With more traffic, ring segments are overwritten before the
+/// leader reads them, and count as lost.
 const BLOCKS_MAX: usize = 1_024;
 /// After this long without a change, in ms, traffic counts as stopped.
 const QUIET_MS: u64 = 1_000;
@@ -25,13 +25,12 @@ const QUIET_MS: u64 = 1_000;
 const BUSY_TICK_MS: u32 = 5;
 /// Tick period without traffic, in ms: the delay until the first request in a burst is published.
 const QUIET_TICK_MS: u32 = 10;
-/// The maximum delay, in ms, that a returned stamp may show. A later stamp is ignored, because the
-/// daemon was away in the meantime.
+/// The maximum delay, in ms, of a stamp (a report's time, which the daemon returns). A later stamp
+/// is ignored, because the daemon was away.
 const DELAY_MAX_MS: u64 = proto::SHARE_EXPIRY_MS;
-/// The mean delay gives each new measurement a weight of one part in this many.
+/// The mean delay gives each new measurement a weight of 1 / `DELAYS`.
 const DELAYS: u32 = 8;
 
-/// The state of publishing for one pool.
 #[derive(Debug, Default)]
 pub struct PeerPublisher {
     peers: ProxyPeers,
@@ -47,11 +46,11 @@ pub struct PeerPublisher {
     delay: ReportDelay,
 }
 
-/// The age of other proxies' reports on arrival here, and of this proxy's reports on arrival there.
-/// The two ages are assumed to be equal.
+/// The delay between two proxies: the age of other proxies' reports on arrival here, which is
+/// assumed to equal the age of this proxy's reports on arrival there.
 #[derive(Debug, Default)]
 struct ReportDelay {
-    /// The stamp that came back last.
+    /// The last stamp that the daemon returned.
     stamp: u64,
     /// A recent mean of the delay, µs. 0 before the first measurement.
     mean_us: u32,
@@ -60,9 +59,9 @@ struct ReportDelay {
 // === impl ReportDelay ===
 
 impl ReportDelay {
-    /// Handles a stamp that came back. If the stamp is new, a report of this process was forwarded.
-    /// Then returns the delay of the oldest change in that report, in µs. The stamp takes as long
-    /// to return as the report takes to the other proxies.
+    /// Handles a stamp that the daemon returned. A new stamp shows that a report of this process
+    /// was forwarded. Then returns the delay of the oldest change in that report, in µs. The stamp
+    /// takes as long to return as the report takes to reach the other proxies.
     fn receive(&mut self, stamp: u64, now: Timestamp) -> Option<u32> {
         let before = std::mem::replace(&mut self.stamp, stamp);
         let delay = now.us_since(Timestamp(stamp));
@@ -92,13 +91,15 @@ impl PeerPublisher {
         self.delay.receive(message.stamp, now)
     }
 
-    /// The mean age of other proxies' reports on arrival, µs; 0 before the first measurement.
+    /// Returns the mean age of other proxies' reports on arrival, µs; 0 before the first
+    /// measurement.
     #[must_use]
     pub fn delay_us(&self) -> u32 {
         self.delay.mean_us
     }
 
-    /// The tick period at which changes are published; `None` while there is no other proxy.
+    /// Returns the tick period at which changes are published; `None` while there is no other
+    /// proxy.
     #[must_use]
     pub fn tick_ms(&self, now: Timestamp) -> Option<u32> {
         let busy = now.ms_since(self.changed_at) < QUIET_MS;

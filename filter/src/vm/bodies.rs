@@ -1,13 +1,12 @@
 //! The request bodies of one VM that are not complete yet. Their total size is bounded. A client
-//! that sends slowly, or sends few bytes that a decompressor makes large, takes no room from
-//! others.
+//! takes no room from others by sending slowly, or by sending few bytes that a decompressor makes
+//! large.
 //!
-//! Each client has an equal share, which applies only while other clients need room: one client
-//! alone may use the whole total. If there is no room, one body of the clients above their share is
-//! refused: the body that has cost most, in bytes times time. A new body does not displace bodies
-//! of the same client that arrive fast. In that case the new body is refused. So at any time the VM
-//! holds at most twice the total and one piece: the VM holds a body of another stream until a root
-//! context refuses it.
+//! Each client has an equal share of the total, which applies only while other clients need room.
+//! If there is no room, the VM refuses the costliest body (bytes times time) of the clients above
+//! their share. A body does not displace fast bodies of its own client: then it is refused itself.
+//! A refused body of another stream stays in memory until a root context refuses it. So the VM
+//! holds at most twice the total and one piece.
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
@@ -16,11 +15,11 @@ use exchange::Timestamp;
 
 use super::parked_request::ParkedRequest;
 
-/// The minimum length of a body that is counted. For a shorter body, Envoy needs little more memory
-/// than for a stream without a body.
+/// The minimum length of a body that counts toward the total. For a shorter body, Envoy needs
+/// little more memory than for a stream without a body.
 pub const COUNTED_BYTES_MIN: usize = 16_384;
 
-/// A body that has been arriving for less time is not slow. In this time a line of 10 Mbit/s
+/// A body is slow once it has been arriving for this time. In this time a line of 10 Mbit/s
 /// delivers a prompt of 250,000 tokens.
 const SLOW_MS: u64 = 1_000;
 
@@ -41,14 +40,13 @@ struct ClientBodies {
     bytes: Cell<usize>,
 }
 
-/// All bodies in progress of a VM.
+/// All unfinished request bodies of a VM.
 #[derive(Default)]
 pub struct BodiesInProgress {
     bodies: Vec<Rc<BodyInProgress>>,
     clients: Vec<Rc<ClientBodies>>,
     /// The bytes of all bodies that are not refused.
     bytes: usize,
-    /// The streams to refuse.
     refused: Vec<Weak<dyn ParkedRequest>>,
 }
 
@@ -57,13 +55,13 @@ pub struct BodiesInProgress {
 pub enum BodyRoom {
     /// There is room in the total.
     Free,
-    /// There is room, because bodies of other streams are refused.
+    /// There is room, because the VM refuses bodies of other streams.
     AfterRefusals,
-    /// There is no room: refuse this body.
+    /// There is no room, and this body must be refused.
     None,
 }
 
-/// Adds to a cell. Bodies are far too short to overflow it.
+/// Adds to a cell, which cannot overflow, because bodies are far too short.
 fn add(cell: &Cell<usize>, amount: usize) {
     cell.set(cell.get().saturating_add(amount));
 }
@@ -75,12 +73,13 @@ fn subtract(cell: &Cell<usize>, amount: usize) {
 // === impl BodyInProgress ===
 
 impl BodyInProgress {
-    /// Whether the body has been arriving for a long time.
+    /// Whether the body has been arriving for at least `SLOW_MS`.
     pub fn is_slow(&self, now: Timestamp) -> bool {
         now.ms_since(self.since) >= SLOW_MS
     }
 
-    /// Bytes times milliseconds so far. The number of bytes decides between two new bodies.
+    /// Returns the cost so far, in bytes times milliseconds. The number of bytes decides between
+    /// two new bodies.
     fn cost(&self, now: Timestamp) -> (u64, usize) {
         let bytes = self.bytes.get();
         (
@@ -93,7 +92,7 @@ impl BodyInProgress {
 // === impl BodiesInProgress ===
 
 impl BodiesInProgress {
-    /// Begins a body of this client.
+    /// Begins to count a body of this client.
     pub fn begin(
         &mut self,
         client: u64,
@@ -158,9 +157,9 @@ impl BodiesInProgress {
         self.refuse(body);
     }
 
-    /// The streams to refuse. Only a root context may refuse them.
-    pub fn take_refused(&mut self) -> Vec<Weak<dyn ParkedRequest>> {
-        std::mem::take(&mut self.refused)
+    /// Returns the next stream to refuse. Only a root context may refuse it.
+    pub fn next_refused(&mut self) -> Option<Weak<dyn ParkedRequest>> {
+        self.refused.pop()
     }
 
     /// Stops counting the body.
@@ -178,7 +177,7 @@ impl BodiesInProgress {
         }
     }
 
-    /// The body that has cost most, among the clients above their share.
+    /// Returns the costliest body of the clients above their share.
     fn costliest(
         &self,
         newest: &BodyInProgress,
@@ -280,7 +279,8 @@ mod tests {
             [false, true, false, false, false],
             "20 MiB x 900 ms of a client above its share"
         );
-        assert_eq!(all.take_refused().len(), 1);
+        assert!(all.next_refused().is_some());
+        assert!(all.next_refused().is_none());
     }
 
     #[test]

@@ -24,6 +24,7 @@ impl<H: Host> VmState<H> {
         stream: u32,
         size: usize,
     ) -> Vec<Rc<dyn ParkedRequest>> {
+        self.watched.begin_callback();
         let now = self.host.now();
         if !self.link.is(stream) {
             return Vec::new();
@@ -42,7 +43,7 @@ impl<H: Host> VmState<H> {
         self.take_due(now)
     }
 
-    /// Handles a stream that the other side closed.
+    /// Handles a stream that the daemon or the network closed.
     pub fn on_stream_closed(&mut self, root: u32, stream: u32, why: &str) {
         let now = self.host.now();
         if !self.link.is(stream) {
@@ -63,6 +64,7 @@ impl<H: Host> VmState<H> {
         call: u32,
         answer: CallResponse,
     ) -> Vec<Rc<dyn ParkedRequest>> {
+        self.watched.begin_callback();
         let now = self.host.now();
         let outcome = self.with_leader(root, now, |link, leader| {
             link.on_response(leader, call, answer)

@@ -1,4 +1,4 @@
-//! A request that waits, or that the VM watches, in the form that the VM uses.
+//! A stream as the VM sees it: a request that waits, or that the VM watches.
 
 use std::rc::Weak;
 
@@ -11,7 +11,7 @@ pub trait ParkedRequest {
     /// Whether the request still waits.
     fn waits(&self) -> bool;
     /// Decides again, or releases the held piece, because state arrived, the deadline passed, or
-    /// the pool named the request.
+    /// flow control lets the request try again.
     fn retry(&self);
     /// Checks a sent request that may make no progress.
     fn check_reply(&self, now: Timestamp);
@@ -21,7 +21,6 @@ pub trait ParkedRequest {
 
 pub(super) struct ParkingEntry {
     pub(super) deadline: Timestamp,
-    /// The client, as a hash.
     pub(super) client: u64,
     pub(super) replica: SharedReplica,
     pub(super) request: Weak<dyn ParkedRequest>,

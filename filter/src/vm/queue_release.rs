@@ -1,4 +1,4 @@
-//! How a VM takes its turn in the order of held requests.
+//! Resumes held requests, which the VMs of a process do in turn, in one shared order.
 
 use std::rc::Rc;
 
@@ -18,21 +18,68 @@ pub(super) const WAKES_MAX: usize = 1_024;
 /// The message that wakes a VM whose held request is next.
 pub(super) const QUEUED_WAKE: &[u8] = b"held";
 
-/// The maximum number of checks in a row of the order of held requests that find none to resume.
+/// The maximum number of consecutive checks of the order that find no request to resume.
 const TURNS_MAX: usize = 64;
+
+/// How often between two ticks a VM may wake itself and then find nothing to resume: each of a few
+/// VMs may write the order of held requests first. Envoy runs such a wake-up before anything else
+/// of the thread, so without a limit a fault here would stop the thread.
+const IDLE_RELEASES_MAX: u8 = 64;
 
 // === impl VmState ===
 
 impl<H: Host> VmState<H> {
-    /// Makes a root context resume held requests of the pool, in this VM or in the VM that is next.
+    /// Begins to resume held requests. Returns false if none is due. In that case no host call is
+    /// made.
+    pub fn begin_release(&mut self) -> bool {
+        let due = self.is_release_due();
+        self.releasing = if due {
+            QueueRelease::Running
+        } else {
+            QueueRelease::Idle
+        };
+        due
+    }
+
+    fn is_release_due(&self) -> bool {
+        self.replicas
+            .iter()
+            .any(|replica| replica.borrow().pool.has_due())
+    }
+
+    /// Returns the next held request to resume.
+    pub fn next_queued(&mut self) -> Option<Rc<dyn ParkedRequest>> {
+        let now = self.host.now();
+        self.replicas
+            .iter()
+            .find_map(|replica| self.next_queued_of(&mut replica.borrow_mut(), now))
+    }
+
+    /// Stops resuming held requests. Requests that are still due wait for a wake-up. After
+    /// [`IDLE_RELEASES_MAX`] wake-ups that resumed nothing they wait for the next tick.
+    pub fn end_release(&mut self, resumed: bool) {
+        self.releasing = QueueRelease::Idle;
+        if !self.is_release_due() {
+            return;
+        }
+        if !resumed {
+            self.ticks.idle_releases = self.ticks.idle_releases.saturating_add(1);
+        }
+        if self.ticks.idle_releases < IDLE_RELEASES_MAX {
+            self.wake_self();
+        }
+    }
+
+    /// Resumes held requests of the pool soon, in a root context of this VM or of the VM that is
+    /// next.
     pub fn release_soon(&mut self, replica: &mut PoolReplica) {
         if self.releasing == QueueRelease::Idle && !self.pass_turn(replica, self.host.now()) {
             self.wake_self();
         }
     }
 
-    /// Wakes this VM, so that a root context resumes held requests. Without a VM slot, the next
-    /// tick does this.
+    /// Wakes this VM, so that a root context resumes held requests. If this VM has no slot, it does
+    /// so at its next tick.
     pub(super) fn wake_self(&mut self) {
         if self.releasing == QueueRelease::Idle
             && self.vm_slot.slot.is_some()
@@ -45,8 +92,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// The next held request of a pool. While VMs share an order, returns a request only if this VM
-    /// has the turn.
+    /// Returns the next held request of a pool. While VMs share an order, returns a request only if
+    /// it is this VM's turn.
     pub(super) fn next_queued_of(
         &self,
         replica: &mut PoolReplica,
@@ -73,7 +120,7 @@ impl<H: Host> VmState<H> {
                 FlowTurn::Write(_) => {}
                 FlowTurn::Resume(number) | FlowTurn::Try(number) => {
                     if let Some(stream) = replica.queued_stream(number) {
-                        // The loads are read after the order; `SharedOrder` has the reason.
+                        // The loads must be read after the order (see `SharedOrder`).
                         self.receive_loads(replica, now, SharingOccasion::Claim);
                         return Some(stream);
                     }
@@ -83,8 +130,8 @@ impl<H: Host> VmState<H> {
         None
     }
 
-    /// Takes the turn of this VM without resuming a request. Returns false if a root context must
-    /// resume a request, because a request of this VM is next.
+    /// Takes this VM's turn in the order without resuming a request. Returns false if a root
+    /// context must resume a request, because a request of this VM is next.
     pub(super) fn pass_turn(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
         let Some(me) = self
             .vm_context()
@@ -110,8 +157,8 @@ impl<H: Host> VmState<H> {
         false
     }
 
-    /// Checks the endpoints where requests made room, after this VM has published its load: see
-    /// [`exchange::ManagedPool::look_at_freed`]. If this VM knows of no room, it first reads the
+    /// After this VM has published its load, checks the endpoints where requests made room
+    /// ([`exchange::ManagedPool::look_at_freed`]). If this VM knows of no room, it first reads the
     /// loads of the other VMs.
     pub fn look_at_freed(&self, replica: &mut PoolReplica, now: Timestamp) {
         let queues = replica.pool.queues();
@@ -121,7 +168,7 @@ impl<H: Host> VmState<H> {
         replica.pool.look_at_freed(now);
     }
 
-    /// Writes the order, then wakes the other VM. Returns false if another VM wrote since the last
+    /// Writes the order, then wakes the VM `wake`. Returns false if another VM wrote since the last
     /// reading.
     fn write_order(&self, replica: &mut PoolReplica, wake: Option<u64>, now: Timestamp) -> bool {
         let is_written = replica.flow_order.write(&self.host, &mut replica.pool);
@@ -131,7 +178,7 @@ impl<H: Host> VmState<H> {
         is_written
     }
 
-    /// Wakes another VM, which holds the request that goes next.
+    /// Wakes another VM, because its held request is next.
     fn wake(&self, vm: u64, now: Timestamp) {
         let row = self
             .vm_slot
@@ -144,7 +191,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Asks other VMs for the room that requests in this VM lack.
+    /// Asks other VMs to make the room that held requests of this VM need.
     fn pass_asks(&self, replica: &mut PoolReplica, now: Timestamp) {
         for ask in replica.pool.queues_mut().take_asks() {
             let others = self
@@ -162,7 +209,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Asks the next VM of the table for room. `left` is the number of VMs that may still be asked.
+    /// Asks the next VM of the table to make room. `left` is the number of VMs that may still be
+    /// asked.
     fn pass_ask(&self, pool: &str, ask: RoomAsk, left: u32, now: Timestamp) {
         let Some(left) = left.checked_sub(1) else {
             return;
@@ -186,8 +234,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Handles another VM's message that asks for room: gives up a running request, or asks the
-    /// next VM.
+    /// Handles another VM's message that asks for room: ends a running request of low priority, or
+    /// asks the next VM.
     pub(super) fn on_ask(
         &self,
         replica: &mut PoolReplica,
@@ -195,7 +243,7 @@ impl<H: Host> VmState<H> {
         left: u32,
         now: Timestamp,
     ) {
-        // By reading the loads, this VM learns that the other VM holds requests, and wakes it.
+        // This reading also shows that the other VM holds requests, so this VM will wake it.
         self.receive_loads(replica, now, SharingOccasion::Claim);
         if !replica.pool.queues_mut().give_room(ask, now) {
             self.pass_ask(&replica.name, ask, left, now);
@@ -214,8 +262,8 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Writes the requests that this VM holds, and the claim of a pick. Returns false if another VM
-    /// wrote since the last reading.
+    /// Writes into the order the requests that this VM holds, and the load claimed by a pick.
+    /// Returns false if another VM wrote since the last reading.
     pub fn claim(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
         match self
             .vm_context()

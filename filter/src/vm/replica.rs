@@ -1,10 +1,9 @@
-//! The state of one pool in one VM: what the daemon sent and this VM has applied, and what the VM
-//! knows itself.
+//! The state of one pool in one VM: the daemon's messages as applied by this VM, and what the VM
+//! itself knows.
 //!
 //! A replica changes only in [`PoolReplica::apply`], as a whole or not at all, and never while a
-//! request is being decided. (A VM that replaced a lost VM applies the state before its first
-//! request.) [`PoolReplica::apply`] takes a result of [`decode`]. The leader decodes messages from
-//! the daemon, and every other VM decodes the messages in the snapshot store.
+//! request is being decided. [`PoolReplica::apply`] takes a result of [`decode`]. The leader
+//! decodes messages from the daemon, and every other VM decodes the messages in the snapshot store.
 
 use std::cell::RefCell;
 use std::ops::Deref;
@@ -31,22 +30,21 @@ use crate::shared_data::snapshot_store::{
 use crate::shared_data::vm_table::VmTable;
 use crate::state_link::peer_publisher::PeerPublisher;
 
-/// A replica that the streams of a pool and the VM use in turn.
+/// A replica that the VM and the streams of a pool use in turn.
 pub type SharedReplica = Rc<RefCell<PoolReplica>>;
 
 #[derive(Debug)]
 pub struct PoolReplica {
     /// The daemon's name of the pool.
     pub name: Box<str>,
-    /// The state for decisions.
+    /// The state from which endpoints are picked.
     pub pool: ManagedPool,
-    /// Times that picks took, µs.
     pub pick_us: CountHistogram,
-    /// Sharing between this VM and the other VMs.
+    /// The state of load sharing with the other VMs.
     pub sharing: LoadSharing,
     /// The order of the requests that all VMs hold.
     pub flow_order: FlowOrder,
-    /// Publishes to other proxies while this VM leads.
+    /// Publishes load to other proxies while this VM leads.
     pub peer_publisher: PeerPublisher,
     /// The versions of the daemon's messages that are in force here.
     applied: AppliedVersions,
@@ -58,17 +56,16 @@ pub struct PoolReplica {
     held: QueuedStreams,
 }
 
-/// The streams that the pool holds, by number. A stream stays here until it ends.
+/// The streams of requests that the pool holds or may give up, by number.
 #[derive(Debug, Default)]
 struct QueuedStreams {
-    /// The streams, ordered by number.
     streams: Vec<(u64, Weak<dyn ParkedRequest>)>,
-    /// The number of streams after ended ones were last removed.
+    /// The number of streams that were left when ended streams were last removed.
     alive: usize,
 }
 
-/// The list is pruned when it reaches this length plus twice its length after the last pruning.
-/// Until then, ended streams stay in the list.
+/// Ended streams are removed when the list reaches this length plus twice its length after the last
+/// removal.
 const ENDED_STREAMS_MAX: usize = 64;
 
 /// A snapshot store, and this VM's position in it.
@@ -95,7 +92,7 @@ impl FollowedStore {
         Self { store, head: None }
     }
 
-    /// Returns the head, if it has changed since its messages were last read.
+    /// Returns the head, if it changed after its messages were last read.
     fn changed_head<H: Host>(&self, host: &H) -> Result<Option<HeadReading>> {
         Ok(self
             .store
@@ -138,8 +135,8 @@ impl AsRef<ManagedPool> for PoolReplica {
 }
 
 impl PoolReplica {
-    /// Records the stream of a request that is held, or may be given up. Numbers rise, and a
-    /// request keeps its own.
+    /// Records the stream of a request that is held, or may be given up. New requests have higher
+    /// numbers, and a request keeps its number.
     pub fn hold(&mut self, number: u64, stream: Weak<dyn ParkedRequest>) {
         if self.held.get(number).is_none() {
             self.held.push(number, stream);
@@ -160,8 +157,8 @@ impl PoolReplica {
         None
     }
 
-    /// Makes a pool without state and without a prefix index. A tick, or the first request, creates
-    /// the index.
+    /// Makes a pool without state and without a prefix index, which a tick or the first request
+    /// creates.
     #[must_use]
     pub fn new(name: &str, seed: u64) -> Self {
         Self {
@@ -184,19 +181,19 @@ impl PoolReplica {
         self.pool.snapshot().is_some()
     }
 
-    /// The versions of the daemon's messages that are in force here.
+    /// Returns the versions of the daemon's messages that are in force in this VM.
     #[must_use]
     pub fn applied(&self) -> &AppliedVersions {
         &self.applied
     }
 
-    /// The version of the pool update in force here.
+    /// Returns the version of the pool update that is in force in this VM.
     #[must_use]
     pub fn version(&self) -> Version {
         self.applied.pool_update()
     }
 
-    /// The time when the present metrics were received; `None` before any.
+    /// Returns the time when the present metrics were received; `None` if there are none.
     #[must_use]
     pub fn metrics_at(&self) -> Option<Timestamp> {
         self.applied.metrics_at()
@@ -280,9 +277,9 @@ impl PoolReplica {
         applied
     }
 
-    /// Applies what is new in the stores, and returns what it was, in order. A message that cannot
-    /// be decoded counts as [`Applied::Nothing`]. The message stays in the store, and the current
-    /// state stays in use.
+    /// Applies the new messages of the stores, and returns what was applied, in order. A message
+    /// that cannot be decoded counts as [`Applied::Nothing`]: it stays in the store, and the
+    /// current state stays in use.
     ///
     /// # Errors
     /// Returns the error of the host.
@@ -291,8 +288,8 @@ impl PoolReplica {
         let Some(seen) = self.snapshots.changed_head(host)? else {
             return Ok(applied);
         };
-        // A side that is being replaced is read again later. A side that cannot be decoded is not
-        // read again.
+        // A side that a leader is replacing is read again later. A side that cannot be decoded is
+        // not.
         let mut settled = true;
         if seen.head.version > self.version() {
             match self.snapshots.store.pool_update(host, seen.head)? {
@@ -328,15 +325,15 @@ impl PoolReplica {
 
     fn apply_stored(&mut self, stored: &StoredMessage) -> Option<Applied> {
         match decode(stored.message(), |_| Some(&*self)) {
-            // A leader that did not have better models yet has stored these.
+            // These models were stored by a leader that did not have better models yet.
             Ok(DaemonUpdate::Outweighed(_)) => None,
             Ok(update) => Some(self.apply(update, stored.received)),
             Err(_) => Some(Applied::Nothing),
         }
     }
 
-    /// Reads the observations that the VMs of this process wrote since the last time. Returns one
-    /// message for each VM that has any.
+    /// Reads the observations that the VMs of this process wrote since the last reading. Returns
+    /// one message for each VM that wrote any.
     pub fn read_observations<H: Host>(
         &mut self,
         host: &H,

@@ -1,4 +1,4 @@
-//! The place of a VM among the VMs of its process.
+//! A VM's slot among the VMs of its process, and its heartbeats.
 
 use exchange::Timestamp;
 use proto::shared_data::VmEntry;
@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::shared_data::counters;
 use crate::shared_data::vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmTable};
 
-/// The VM's place among the VMs of the process.
+/// The VM's slot among the VMs of the process.
 #[derive(Debug, Default)]
 pub(super) struct VmSlot {
     pub(super) slot: Option<u16>,
@@ -22,7 +22,8 @@ pub(super) struct VmSlot {
 // === impl VmState ===
 
 impl<H: Host> VmState<H> {
-    /// Writes the heartbeat of this VM, and makes its queue wake the root context of this tick.
+    /// Writes the heartbeat of this VM, and registers the VM's queue for the root context of this
+    /// tick.
     pub(super) fn keep_vm_slot(&mut self, root: u32, now: Timestamp) {
         let due = self
             .vm_slot
@@ -33,7 +34,8 @@ impl<H: Host> VmState<H> {
             self.write_heartbeat(now);
             self.write_counters();
         } else if let Ok(vm_table) = VmTable::read(&self.host) {
-            // So this VM knows a new VM from now on, and not only from the next heartbeat.
+            // With this table, the VM knows a new VM at once, and not only from its next heartbeat
+            // on.
             self.vm_slot.vm_table = vm_table;
         }
         if let (Some(slot), true) = (self.vm_slot.slot, self.vm_slot.root != root) {
@@ -77,8 +79,8 @@ impl<H: Host> VmState<H> {
                     );
                 }
             }
-            // The next tick tries again. No other VM takes the slot until the last heartbeat has
-            // expired.
+            // The next tick tries the heartbeat again. No other VM takes the slot before the last
+            // heartbeat expires.
             None if self
                 .vm_slot
                 .heartbeat
@@ -92,7 +94,7 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// The number of VMs of the process without a VM slot, by the VM table that was last read.
+    /// Counts the VMs of the process without a VM slot, by the table last read.
     #[must_use]
     pub fn without_vm_slot(&self) -> usize {
         self.vm_slot.vm_table.without_vm_slot(self.host.now())

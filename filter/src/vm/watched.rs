@@ -1,5 +1,5 @@
-//! The streams on which the VM acts from a root context: sent requests that may make no progress,
-//! and bodies without room.
+//! The streams on which the VM acts in callbacks of a root context: sent requests that may make no
+//! progress, and bodies for which there is no room.
 
 use std::rc::{Rc, Weak};
 
@@ -8,24 +8,33 @@ use exchange::Timestamp;
 use super::bodies::BodiesInProgress;
 use super::parked_request::ParkedRequest;
 
-/// The interval at which sent requests are checked, in ms: a fifth of the shortest time without a
-/// byte after which a request is judged.
+/// The interval at which sent requests are checked, in ms: a fifth of the shortest silence after
+/// which the filter acts on a request.
 const CHECK_MS: u64 = 1_000;
+
+/// The maximum number of local replies in one callback of a root context. Envoy sends them after
+/// the callback. Each reply calls the VM, and before that call returns, Envoy sends the next reply.
+/// So each reply takes more of the stack, and V8 allows about 1 MB: this leaves 15 KB for each.
+const LOCAL_REPLIES_MAX: usize = 64;
 
 #[derive(Default)]
 pub struct WatchedStreams {
     pub bodies: BodiesInProgress,
-    /// The sent requests of this VM that have not ended, and empty places.
+    /// The sent requests of this VM that have not ended, and free entries.
     replies: Vec<Option<Weak<dyn ParkedRequest>>>,
-    /// The empty places.
     free: Vec<usize>,
+    /// When the last round of checks began.
     checked: Timestamp,
+    /// The place that the round has come to, if it has not ended.
+    place: Option<usize>,
+    /// The local replies since the last callback of a root context began.
+    local_replies: usize,
 }
 
 // === impl WatchedStreams ===
 
 impl WatchedStreams {
-    /// Watches a sent request from now on. Returns its place.
+    /// Watches a sent request from now on. Returns its index.
     pub fn watch_reply(&mut self, stream: Weak<dyn ParkedRequest>) -> usize {
         let place = self.free.pop().unwrap_or(self.replies.len());
         match self.replies.get_mut(place) {
@@ -43,13 +52,32 @@ impl WatchedStreams {
         }
     }
 
-    /// Returns the number of places to check now; 0 if no check is due.
-    pub fn due_replies(&mut self, now: Timestamp) -> usize {
-        if now.ms_since(self.checked) < CHECK_MS {
-            return 0;
-        }
-        self.checked = now;
-        self.replies.len()
+    /// Returns the next place to check now, if a check is due.
+    pub fn next_place(&mut self, now: Timestamp) -> Option<usize> {
+        let place = match self.place {
+            Some(place) => place,
+            None if now.ms_since(self.checked) < CHECK_MS => return None,
+            None => {
+                self.checked = now;
+                0
+            }
+        };
+        self.place = (place < self.replies.len()).then(|| place.saturating_add(1));
+        self.place.map(|_| place)
+    }
+
+    /// Begins a callback of a root context.
+    pub fn begin_callback(&mut self) {
+        self.local_replies = 0;
+    }
+
+    pub fn count_local_reply(&mut self) {
+        self.local_replies = self.local_replies.saturating_add(1);
+    }
+
+    /// Whether this callback may send another local reply.
+    pub fn may_reply(&self) -> bool {
+        self.local_replies < LOCAL_REPLIES_MAX
     }
 
     pub fn reply(&self, place: usize) -> Option<Rc<dyn ParkedRequest>> {

@@ -1,5 +1,5 @@
-//! Spread of traffic over engines of every kind, and over pools with broken engines, on a real
-//! Envoy: the figures of `docs/reference/engines.md`.
+//! Measures how a real Envoy spreads traffic over engines of every kind, and over pools with broken
+//! engines, for `docs/reference/engines.md`.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use testbed::engine_page::{MatrixRow, MatrixShape};
 use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::Stack;
 
-/// (workers of each proxy, number of proxies)
+/// The number of workers of each proxy, and the number of proxies.
 const SHAPES: [(u32, u32); 4] = [(4, 1), (1, 1), (2, 1), (2, 2)];
 
 /// How much to measure.

@@ -1,9 +1,9 @@
-//! Flow control on a real Envoy: chat beside a wave of batch requests of two tenants, through one
-//! worker, through four, and through two proxies of four workers. The last run kills the daemon in
-//! the middle of the wave. [`cost`] measures the cost of flow control for a request.
+//! Measures flow control on a real Envoy: chat beside a wave of batch requests of two tenants,
+//! through one worker, through four, and through two proxies of four workers. The last run kills
+//! the daemon in the middle of the wave. [`cost`] measures the cost of flow control for a request.
 //!
-//! The engines are simulated, and a fifth as fast as measured ones, so that they are the limit
-//! and not this machine.
+//! The engines are simulated, and a fifth as fast as measured ones, so that they and not this
+//! machine are the bottleneck.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -30,14 +30,13 @@ mod load;
 
 use load::{CLASSES, TrafficClass};
 
-/// Engines: Llama 3.1 8B on one H100 each.
+/// The number of engines. Each is Llama 3.1 8B on one H100.
 const SERVERS: usize = 2;
 
 /// How long chat runs before the wave begins.
 const WAVE_BEGINS: Duration = Duration::from_secs(4);
 const CHAT_AFTER: Duration = Duration::from_secs(4);
-/// Shares are measured from this time of the wave on, because both tenants have held requests by
-/// then.
+/// Shares are measured from this time in the wave on, when both tenants have held requests.
 const SHARES_AFTER: Duration = Duration::from_secs(8);
 
 const SHAPES: [FleetShape; 3] = [
@@ -105,13 +104,13 @@ pub(crate) struct FlowRow {
     pub(crate) failures: usize,
     /// Requests that were held.
     pub(crate) held: i64,
-    /// Tokens offered in the wave, relative to those served in its second part.
+    /// Tokens/s offered in the wave, divided by those served in its second part.
     pub(crate) load: f64,
     pub(crate) chat_p50_ms: f64,
     pub(crate) chat_p99_ms: f64,
     /// Tokens/s of each class while the wave lasts.
     pub(crate) tokens_per_s: Vec<(String, f64)>,
-    /// Share of batch tokens of the tenant that requests less.
+    /// The share of the batch tokens that the tenant got that requests less.
     pub(crate) small_share: f64,
 }
 
@@ -210,7 +209,7 @@ impl WaveRun {
             .count()
     }
 
-    /// Times to the first token of the chats that arrived while the wave lasted.
+    /// Returns the times to the first token of the chats that arrived while the wave lasted.
     fn chat_ms(&self, wave: Duration) -> Vec<f64> {
         let in_wave = |seen: &&ReplayResult| (WAVE_BEGINS..WAVE_BEGINS + wave).contains(&seen.at);
         self.classes[0]
@@ -220,7 +219,7 @@ impl WaveRun {
             .collect()
     }
 
-    /// The times when the five longest chats arrived, in s, and their times to the first token, in
+    /// Returns when the five slowest chats arrived, in s, and their times to the first token, in
     /// ms.
     fn longest_chats(&self, wave: Duration) -> Vec<(f64, f64)> {
         let in_wave = |seen: &&ReplayResult| (WAVE_BEGINS..WAVE_BEGINS + wave).contains(&seen.at);
@@ -235,8 +234,8 @@ impl WaveRun {
         times
     }
 
-    /// Tokens/s of a class in the part of the wave where all tenants have held requests. Includes
-    /// the requests whose first token came in that time.
+    /// Returns the tokens/s of a class in the part of the wave in which all tenants have held
+    /// requests: those of requests whose first token came in that time.
     fn tokens_per_s(&self, class: usize, wave: Duration) -> f64 {
         let part = WAVE_BEGINS + SHARES_AFTER..WAVE_BEGINS + wave;
         let began = |seen: &&ReplayResult| {

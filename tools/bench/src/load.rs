@@ -11,7 +11,7 @@ use tokio::process::Command;
 /// The core to which all processes are pinned in runs with one connection.
 const CORE: &str = "0";
 
-/// Load to send to one address.
+/// The load to send to one address.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadRun {
     pub(crate) target: SocketAddr,
@@ -21,7 +21,7 @@ pub(crate) struct LoadRun {
     /// Open loop: requests/s that are sent independently of earlier answers. `None` means a closed
     /// loop: each connection sends its next request after the answer to the last.
     pub(crate) rate: Option<u32>,
-    /// HTTP/2 without TLS, in place of HTTP/1.1.
+    /// Whether to use HTTP/2 without TLS instead of HTTP/1.1.
     pub(crate) http2: bool,
     /// The query of the path, with its `?`. The query controls how the servers answer.
     pub(crate) query: &'static str,
@@ -47,8 +47,8 @@ pub(crate) struct LoadFigures {
 // === impl LoadRun ===
 
 impl LoadRun {
-    /// Each of `connections` uses HTTP/1.1, and sends its next request after the answer to the
-    /// last.
+    /// Returns a load in which each of `connections` uses HTTP/1.1, and sends its next request
+    /// after the answer to the last.
     pub(crate) fn closed_loop(
         target: SocketAddr,
         bodies: PathBuf,
@@ -69,8 +69,8 @@ impl LoadRun {
         }
     }
 
-    /// Runs `oha`. With one connection, `oha` and the processes are pinned to one core. Without
-    /// that, wake-ups across cores move the median by more than the differences that the bench
+    /// Runs `oha`. With one connection, `oha` and the processes are pinned to one core. Otherwise
+    /// wake-ups across cores would move the median by more than the differences that the bench
     /// measures.
     ///
     /// # Errors
@@ -179,7 +179,8 @@ impl LoadFigures {
     }
 }
 
-/// CPU time of all threads of a process, from the kernel scheduler's clock (`schedstat`), in ns.
+/// Returns the CPU time of all threads of a process, from the kernel scheduler's clock
+/// (`schedstat`), in ns.
 ///
 /// # Errors
 /// Fails if there is no such process.
@@ -187,7 +188,7 @@ pub(crate) fn cpu_ns(pid: u32) -> Result<u64> {
     cpu_ns_of(pid, |_| true)
 }
 
-/// CPU time of the threads whose name satisfies `such`, in ns.
+/// Returns the CPU time of the threads whose name satisfies `such`, in ns.
 ///
 /// # Errors
 /// Fails if there is no such process.

@@ -1,5 +1,5 @@
-//! Benchmarks: what the picker adds to a request, to a streamed chunk and to the machine's load.
-//! All variants run side by side.
+//! Benchmarks of what the picker adds to a request, to a streamed chunk and to the load of the
+//! machine. All variants run side by side.
 //!
 //! | part | measures | file in `target/bench` |
 //! |---|---|---|
@@ -160,8 +160,8 @@ fn write_result(part: &str, rows: &[impl Serialize]) -> Result<()> {
     Ok(())
 }
 
-/// The JSON with a line for each row, and floats with four decimals, so that a share of 1.05 % is
-/// not rounded.
+/// Formats the JSON with a line for each row, and floats with four decimals, so that a share of
+/// 1.05 % is not rounded.
 fn lines(mut result: serde_json::Value) -> String {
     let rows = result["rows"].take();
     let rows: Vec<String> = rows

@@ -1,8 +1,8 @@
 //! The smallest Envoy configuration that passes requests on: one listener, one route, one cluster.
-//! The configuration has no access log, Envoy's default buffers and limits, and no other filter
-//! than the router.
+//! It has no access log, no filter except the router, and Envoy's default buffers and limits.
 //!
-//! This Envoy runs in a process of its own, so that no other part of our configuration affects it.
+//! This Envoy runs in a process of its own, so that no other part of the shipped configuration
+//! affects it.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -2,11 +2,12 @@
 //! total, and the shipped configuration without a picker, which shows what the picker adds. Every
 //! round runs all paths one right after the other.
 //!
-//! The cases change one factor at a time around 10 KB and 100 KB: body, connections, HTTP version,
-//! workers, endpoints, pace of the engines. The order of the paths rotates from round to round, so
-//! that no path is always first after the pause. The result is the median over the rounds of the
-//! difference to the base in the same round. The machine may be shared and noisy, so the spread of
-//! the differences (interquartile range) shows how reliable they are.
+//! Around two standard cases, with bodies of 10 KB and of 100 KB, each case changes one factor:
+//! body, connections, HTTP version, workers, endpoints, or pace of the engines. The order of the
+//! paths rotates from round to round, so that no path is always first after the pause. The result
+//! is the median over the rounds of the difference to the base in the same round. The machine may
+//! be shared and noisy, so the spread of the differences (interquartile range) shows how reliable
+//! they are.
 
 use std::path::{Path, PathBuf};
 
@@ -21,25 +22,26 @@ use crate::{Args, predicting, write_result};
 /// In bodies with escapes, every 55th byte is a backslash, as in code and quoted text.
 const ESCAPE_EVERY: usize = 55;
 
-/// Bodies that differ in their first bytes, so that most requests of a run share no prefix.
+/// The number of bodies that differ in their first bytes, so that most requests of a run share no
+/// prefix.
 const BODIES: usize = 64;
 
 /// The load at which tail latency is measured, relative to the requests/s that the slowest path
 /// sustains.
 const TAIL_LOAD: f64 = 0.5;
 
-/// Body sizes around which one factor at a time changes.
+/// The body sizes of the standard cases, from which other cases differ in one factor.
 pub(crate) const CENTRES: [usize; 2] = [10_000, 100_000];
 
 /// The body sizes of a full run, and those of a run with `--quick`.
 const SIZES: [usize; 6] = [1_000, 10_000, 100_000, 220_000, 400_000, 1_000_000];
 const QUICK_SIZES: [usize; 3] = [10_000, 100_000, 400_000];
 
-/// Endpoints and connections in cases that change another factor.
+/// The numbers of endpoints and of connections in cases that change another factor.
 pub(crate) const ENDPOINTS: usize = 100;
 pub(crate) const CONNECTIONS: usize = 16;
 
-/// Connections in cases with another number of workers, so that each worker has several.
+/// The number of connections in cases with more workers, so that each worker has several.
 pub(crate) const MANY: usize = 64;
 pub(crate) const WORKERS: u32 = 4;
 
@@ -57,16 +59,16 @@ pub(crate) struct OverheadRow {
     pub(crate) requests: u64,
     pub(crate) errors: u64,
     pub(crate) p50_us: f64,
-    /// CPU of Envoy, or of Envoy and the daemon if the daemon picks (`ext_proc`).
+    /// CPU per request of Envoy, or of Envoy and the daemon if the daemon picks (`ext_proc`).
     pub(crate) cpu_us: f64,
     /// CPU of the daemon per request. The daemon scrapes all endpoints the whole time, so this
-    /// share is larger if there are few requests.
+    /// number is larger if there are few requests.
     pub(crate) daemon_us: f64,
     pub(crate) rps: f64,
     pub(crate) added_p50_us: f64,
     pub(crate) added_p99_us: f64,
     pub(crate) added_cpu_us: f64,
-    /// Spread of the added p50, p99 and CPU.
+    /// The spreads of the added p50, p99 and CPU.
     pub(crate) iqr_us: f64,
     pub(crate) iqr_p99_us: f64,
     pub(crate) iqr_cpu_us: f64,
@@ -87,13 +89,12 @@ pub(crate) struct OverheadCase {
     pub(crate) predicting: bool,
     pub(crate) endpoints: usize,
     pub(crate) connections: usize,
-    /// Workers of Envoy.
     pub(crate) workers: u32,
-    /// Whether the client uses HTTP/2.
     pub(crate) http2: bool,
     /// Whether the engines answer at the pace of a real engine. Otherwise they answer at once.
     pub(crate) paced: bool,
-    /// Requests/s that are sent independently of earlier answers (open loop), otherwise null.
+    /// The requests/s of an open loop, in which requests are sent independently of earlier answers.
+    /// Null for a closed loop.
     pub(crate) rate_rps: Option<u32>,
 }
 
@@ -159,7 +160,7 @@ async fn stack_rows(
     Ok(rows)
 }
 
-/// The cases of a full run, those of one stack together.
+/// Returns the cases of a full run, those of one stack together.
 fn cases() -> Vec<OverheadCase> {
     let centres = || CENTRES.into_iter().map(OverheadCase::around);
     let one_or_many = |case: OverheadCase| {
@@ -216,7 +217,7 @@ fn cases() -> Vec<OverheadCase> {
     cases
 }
 
-/// The cases of the page's targets, those of one stack together.
+/// Returns the cases of the page's targets, those of one stack together.
 fn quick_cases() -> Vec<OverheadCase> {
     let one_or_many = |case: OverheadCase| {
         [1, CONNECTIONS].map(|connections| OverheadCase {
@@ -370,8 +371,7 @@ fn said(row: &OverheadRow) -> String {
 // === impl OverheadCase ===
 
 impl OverheadCase {
-    /// The standard case with bodies of this size. Other cases of the size differ from it in one
-    /// setting.
+    /// Returns the standard case with bodies of this size.
     pub(crate) fn around(body_bytes: usize) -> Self {
         Self {
             body_bytes,
@@ -448,9 +448,9 @@ mod tests {
                 case.paced,
                 case.escapes,
                 case.predicting,
-                // The number of connections is no factor of its own in two kinds of cases: one
+                // In two kinds of cases the number of connections does not count as a factor. One
                 // connection measures the latency of a lone request, and paced engines or several
-                // workers need many connections.
+                // workers need many.
                 case.connections != centre.connections && case.connections != 1 && !several,
             ]
             .into_iter()

@@ -24,7 +24,7 @@ const PARTS: [&str; 5] = ["overhead", "streams", "standing", "flow", "flow-cost"
 /// bench itself runs Envoy, a client, the servers and a daemon on all cores.
 const BUSY_PER_CORE: f64 = 2.0;
 
-/// Places of the template that figures replace.
+/// A name in the template, and the function whose text replaces it.
 type PagePart = (&'static str, fn(&BenchResults) -> Result<String>);
 
 const MARKS: [PagePart; 12] = [
@@ -78,7 +78,7 @@ struct BenchResults {
 // === impl ResultFile ===
 
 impl<T> ResultFile<T> {
-    /// Where and in what circumstances the figures were measured.
+    /// Describes the machine and the circumstances of the measurement.
     fn machine(&self) -> String {
         let Self {
             date,
@@ -117,7 +117,7 @@ impl BenchResults {
         })
     }
 
-    /// The row of a path in a case, compared with `base`.
+    /// Returns the row of a path in a case, compared with `base`.
     fn request(
         &self,
         path: RequestPath,
@@ -131,7 +131,7 @@ impl BenchResults {
     }
 }
 
-/// Copies the last results to `docs/data`; writes the page and its plots.
+/// Copies the last results to `docs/data`, and writes the page and its plots.
 pub(crate) fn write() -> Result<()> {
     for part in PARTS {
         let last = root().join("target/bench").join(format!("{part}.json"));

@@ -1,5 +1,5 @@
-//! A stack whose picks use predicted latency. The stack is trained first, so that the bench
-//! measures picks by a latency model that predicts.
+//! A stack whose picks use predicted latency. The bench first trains its latency model, so that it
+//! measures picks by a model that predicts.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,15 +15,15 @@ use tokio::task::JoinSet;
 
 use crate::world::BenchStack;
 
-/// Headers of every request: they request picks by predicted latency, with objectives that no
-/// endpoint misses.
+/// Headers of every request. They request picks by predicted latency, with SLOs that every endpoint
+/// meets.
 pub(crate) const HEADERS: &[&str] = &[
     "x-llm-d-slo-ttft-ms: 600000",
     "x-llm-d-slo-tpot-ms: 60000",
     "PredictionBasedRouting: true",
 ];
 
-/// Two profiles, as in `docs/how-to/slo.md`.
+/// A configuration with two profiles, as in `docs/how-to/slo.md`.
 const CONFIG: &str = "
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -40,8 +40,8 @@ schedulingProfiles:
   plugins: [{pluginRef: slo-request-tracker}, {pluginRef: slo-scorer}, {pluginRef: weighted-random-picker}]
 ";
 
-/// Clients that send training requests, the lengths of their prompts in words, and how long
-/// training may take.
+/// The number of clients that send training requests, the lengths of their prompts in words, and
+/// how long training may take.
 const CLIENTS: usize = 8;
 const WORDS: [usize; 4] = [200, 2_000, 20_000, 40_000];
 const LIMIT: Duration = Duration::from_secs(90);
@@ -83,7 +83,7 @@ pub(crate) async fn world(
         })
         .await?;
     }
-    Ok(world) // dropping each set ended its clients
+    Ok(world) // each dropped set ended its clients
 }
 
 async fn predicts(daemon: SocketAddr) -> Result<bool> {

@@ -1,7 +1,7 @@
 //! Measures the cost of many proxies for one daemon. The bench simulates the proxies at the
-//! protocol level. Each sends what a proxy with that many picks per second sends: placements, and
-//! every few milliseconds a load report of all endpoints, in which much has changed. The bench
-//! measures the daemon's CPU, and how old load reports and placements are on arrival.
+//! protocol level. Each sends what a proxy sends: reports of its picks (placements), and every few
+//! milliseconds a load report of all endpoints, in which much has changed. The bench measures the
+//! daemon's CPU, and how old load reports and placements are on arrival.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -105,7 +105,7 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     {
         command.arg(flag).arg(port.address().to_string());
     }
-    // No model server listens at these addresses; scraping does not matter here.
+    // No model server listens at these addresses, because scraping is not measured.
     command.args(
         (0..args.endpoints).flat_map(|i| ["--endpoint".to_owned(), format!("127.0.0.1:{}", 1 + i)]),
     );
@@ -146,7 +146,7 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     stage.report(cores, dropped)
 }
 
-/// Placements that the daemon dropped instead of forwarding.
+/// Returns the number of placements that the daemon dropped instead of forwarding.
 async fn dropped(admin: std::net::SocketAddr) -> Result<f64> {
     let page = client::get(admin, "/metrics").await?.text();
     let line = page
@@ -171,7 +171,7 @@ impl RelayBench {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Prints and writes the result. `cores`: CPU of the daemon and of this process, which
+    /// Prints and writes the result. `cores` is the CPU of the daemon, and of this process, which
     /// simulates the proxies.
     fn report(&self, cores: [f64; 2], dropped: f64) -> Result<()> {
         let seen = self.seen();
@@ -332,8 +332,8 @@ impl RelayProxy {
         Ok(())
     }
 
-    /// Builds a load report. At the endpoint with this proxy's number, the prefill tokens are the
-    /// sending time. At the other endpoints the values change all the time.
+    /// Builds a load report. At the endpoint with this proxy's number, the field for prefill tokens
+    /// has the sending time. At the other endpoints the values change all the time.
     fn report(&self, round: u64, picks: usize, now_us: u64) -> state::LoadReport {
         let mut sum = LoadReportSum::default();
         let proxies = usize::from(self.stage.args.proxies);

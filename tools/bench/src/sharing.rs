@@ -1,9 +1,9 @@
 //! Measures the gain of state that workers and proxies share, and its cost for each pick.
 //!
 //! The same conversations and the same bursts ([`testbed::fleet`]) go through one worker, through
-//! four workers of one proxy and through two proxies of two workers, each with sharing on and off.
-//! The cost is measured in a worker's VM in a real Envoy, by a module that is built as the shipped
-//! one is.
+//! four workers of one proxy, and through two proxies of two and of four workers, each with sharing
+//! on and off. The cost is measured in a worker's VM in a real Envoy, by a module that is built
+//! like the shipped one.
 
 use std::path::Path;
 
@@ -23,22 +23,22 @@ use testbed::{Result, client, drill, root};
 use crate::load::LoadRun;
 use crate::{overhead, sink, world};
 
-/// Model servers for conversations.
+/// The number of model servers for conversations.
 const SERVERS: usize = 8;
-/// Speed of the simulated servers relative to measured engines. The servers are so slow that each
-/// has about six requests running. With one or two running, the spread is mostly chance.
+/// The speed of the simulated servers relative to measured engines. They are so slow that each runs
+/// about six requests. With one or two, the spread is mostly chance.
 const SPEED: f64 = 0.25;
-/// Target: the cache hits are at most this share below those of one worker.
+/// The target for cache hits: at most this share below those of one worker.
 const HITS_WITHIN: f64 = 0.02;
-/// Target: the spread of running requests is at most this share wider than with one worker.
+/// The target for the spread of running requests: at most this share wider than with one worker.
 const SPREAD_WITHIN: f64 = 0.1;
 /// The cost of a pick is measured in a pool of this many endpoints, all with requests in flight.
 const ENDPOINTS: u32 = 100;
-/// A further measurement has 15 peers (a proxy of sixteen workers) and 500 endpoints.
+/// The peers and endpoints of a further measurement, as in a proxy of sixteen workers with 500
+/// endpoints.
 const LARGE: [u32; 2] = [15, 500];
 /// The cost under load is measured in a proxy with this many workers and connections. Then requests
-/// on new connections read the result. There are so many that each worker almost surely answers
-/// one.
+/// on new connections read the result. They are so many that each worker almost surely answers one.
 const LIVE_WORKERS: u32 = 4;
 const LIVE_CONNECTIONS: usize = 16;
 const LIVE_SECONDS: u32 = 6;
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     conversations: usize,
 }
 
-/// One row of the result file: a run of conversations, or a burst. Figures that it did not measure
+/// One row of the result file: a run of conversations, or a burst. Figures that were not measured
 /// are null.
 #[derive(Debug, Default, Serialize)]
 struct SharingRow {
@@ -78,9 +78,9 @@ struct SharingRow {
 /// The cost of sharing for each pick, µs.
 #[derive(Clone, Copy, Debug)]
 struct SharingCost {
-    /// Reading the load reports of the other workers when all of them have changed.
+    /// The time to read the load reports of the other workers when all have changed.
     hear_us: f64,
-    /// Publishing this worker's own load report.
+    /// The time to publish this worker's own load report.
     tell_us: f64,
 }
 
@@ -97,6 +97,7 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
         FleetShape::ONE,
         FleetShape::FOUR_WORKERS,
         FleetShape::TWO_BY_TWO,
+        FleetShape::TWO_BY_FOUR,
     ];
     for (shape, sharing) in shapes
         .into_iter()
@@ -173,7 +174,7 @@ async fn converse(
             seed,
         })
         .await?;
-    // Age of load when it reaches the other proxy, measured by that proxy.
+    // The age of load reports when they reach the other proxy, which measures it.
     let page = fleet
         .stack
         .envoy
@@ -191,7 +192,8 @@ async fn converse(
     ))
 }
 
-/// Median and 99th percentile of the age of load when the other proxy receives it, as text.
+/// Formats the median and the 99th percentile of the age of load reports when the other proxy
+/// receives them.
 fn delays(stats: &Value) -> String {
     let histogram = stats.pointer("/stats/0/histograms");
     let quantiles = histogram
@@ -225,8 +227,7 @@ impl SharingCost {
     }
 }
 
-/// Measures the cost in a VM beside `peers` other VMs. The proxy has one worker; the other VMs are
-/// simulated.
+/// Measures the cost in the VM of a proxy with one worker, beside `peers` simulated other VMs.
 async fn cost(peers: u32, endpoints: u32) -> Result<SharingCost> {
     let stack = Stack::builder()
         .envoy_config(drill::envoy_config()?)
@@ -248,8 +249,8 @@ async fn cost(peers: u32, endpoints: u32) -> Result<SharingCost> {
     })
 }
 
-/// Measures the cost of the last picks of each worker's VM under load. Most of these picks find
-/// that the other workers' load reports were read just before.
+/// Measures the cost of the last picks of each worker's VM under load. In most of them the VM has
+/// read the other workers' load reports just before.
 async fn live() -> Result<String> {
     let servers = ReservedPort::lease()?;
     let folder = tempfile::tempdir()?;
@@ -382,8 +383,8 @@ fn mean(
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// Compares a shape with one worker. A single worker has no peers to share with, so all its runs
-/// are used.
+/// Compares a shape with one worker. A single worker has nothing to share, so its runs with and
+/// without sharing are all used.
 fn verdict(rows: &[SharingRow], shape: FleetShape, sharing: bool) -> String {
     let one = |of: fn(&SharingRow) -> Option<f64>| {
         f64::midpoint(

@@ -1,6 +1,6 @@
 //! Model servers that do nothing: they read the request and answer at once, so that only the proxy
-//! is measured. With `?chunks=N&every_ms=M` a server streams N events at that pace. The metrics
-//! page of a server is as long as an engine's.
+//! is measured. With `?chunks=N&every_ms=M` a server streams N events, M ms apart. The metrics page
+//! of a server is as long as an engine's.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -35,7 +35,7 @@ const METRICS_BYTES: usize = 38_000;
 static METRICS: LazyLock<[String; 2]> = LazyLock::new(|| [page(0), page(1)]);
 
 /// How long an engine reports that it is busy after a request on any path. Real engines take longer
-/// to answer, and the daemon scrapes busy ones more often.
+/// to answer, and the daemon scrapes busy engines more often.
 const BUSY: Duration = Duration::from_secs(1);
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 /// When any of the servers last worked, in ms; 0 before that.
@@ -61,7 +61,6 @@ fn now_ms() -> u64 {
     u64::try_from((BEGAN.elapsed() + BUSY).as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The current metrics page.
 fn metrics() -> &'static str {
     let busy = now_ms().saturating_sub(WORKED_MS.load(Ordering::Relaxed))
         < u64::try_from(BUSY.as_millis()).unwrap_or(u64::MAX);

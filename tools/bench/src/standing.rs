@@ -19,11 +19,11 @@ use crate::{Args, sink, write_result};
 
 /// Time for scraping to settle before it is measured.
 const SETTLE: Duration = Duration::from_secs(3);
-/// With a tenth of jitter in both directions and the time to fetch a page, no metric is older than
-/// a second.
+/// The interval has a tenth of jitter in both directions. So with the time to fetch a page, no
+/// metric is older than a second.
 const SCRAPE_INTERVAL: &str = "900ms";
 const SCRAPE_WINDOWS: usize = 3;
-/// The number of starts with each number of workers.
+/// The number of starts for each number of workers.
 const MEMORY_ROUNDS: usize = 3;
 const SCRAPE_WINDOW: Duration = Duration::from_secs(8);
 
@@ -38,7 +38,6 @@ const CHANGES: usize = 20;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// One figure.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct StandingRow {
     pub(crate) what: String,
@@ -80,7 +79,7 @@ fn row(what: impl Into<String>, unit: &str, values: &[f64]) -> StandingRow {
     }
 }
 
-/// CPU of a daemon without clients. Each metrics page is as long as an engine's.
+/// Measures the CPU of a daemon without clients. Each metrics page is as long as an engine's.
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds of some seconds")]
 async fn scraping(endpoints: usize) -> Result<StandingRow> {
     let folder = tempfile::tempdir()?;
@@ -128,13 +127,13 @@ async fn scraping(endpoints: usize) -> Result<StandingRow> {
     ))
 }
 
-/// Resident memory of a process, MiB.
+/// Returns the resident memory of a process, MiB.
 fn resident_mb(pid: u32) -> Result<f64> {
     Ok(memory_bytes(pid)? as f64 / f64::from(1 << 20))
 }
 
-/// Memory of Envoy with one worker and with three, before and after prompts that fill the prefix
-/// index.
+/// Measures the memory of Envoy with one worker and with three, before and after prompts that fill
+/// the prefix index.
 async fn memory(args: &Args) -> Result<Vec<StandingRow>> {
     let mut seen: [[Vec<f64>; 2]; 2] = Default::default();
     let mut daemon_mb = Vec::new();
@@ -203,7 +202,7 @@ async fn memory(args: &Args) -> Result<Vec<StandingRow>> {
     ])
 }
 
-/// Time from the start of the daemon and Envoy to the first picked request.
+/// Measures the time from the start of the daemon and Envoy to the first picked request.
 async fn starts(args: &Args) -> Result<Vec<StandingRow>> {
     let mut seconds = Vec::new();
     for _ in 0..3 {
@@ -229,7 +228,7 @@ async fn starts(args: &Args) -> Result<Vec<StandingRow>> {
     )])
 }
 
-/// Time from a rewritten endpoints file to a pick without the removed endpoint.
+/// Measures the time from a rewritten endpoints file to a pick without the removed endpoint.
 async fn changes(args: &Args) -> Result<StandingRow> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("endpoints.yaml");

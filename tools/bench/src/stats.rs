@@ -2,18 +2,19 @@
 
 use serde::Serialize;
 
-/// A difference between two variants that are measured one right after the other, several times.
+/// The difference between two variants that are measured one right after the other, in several
+/// rounds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct PairedDifference {
     pub(crate) median: f64,
-    /// Distance between their first and third quartile.
+    /// The distance between the first and third quartile of the rounds' differences.
     pub(crate) iqr: f64,
 }
 
 // === impl PairedDifference ===
 
 impl PairedDifference {
-    /// The differences `ours` - `theirs`, round by round.
+    /// Computes the differences `ours` - `theirs`, round by round.
     pub(crate) fn between(ours: &[f64], theirs: &[f64]) -> Self {
         let differences: Vec<f64> = ours
             .iter()
@@ -27,7 +28,7 @@ impl PairedDifference {
     }
 }
 
-/// The value below which this share of the values lies; `NaN` without values.
+/// Returns the value below which this share of the values lies; `NaN` without values.
 pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
@@ -41,7 +42,7 @@ pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     values.get(index).copied().unwrap_or(f64::NAN)
 }
 
-/// The distance between the first and the third quartile.
+/// Returns the distance between the first and the third quartile.
 pub(crate) fn iqr(values: &[f64]) -> f64 {
     quantile(values, 0.75) - quantile(values, 0.25)
 }

@@ -14,13 +14,13 @@ use crate::stats::{PairedDifference, median};
 use crate::world::{BenchStack, RequestPath};
 use crate::{Args, write_result};
 
-/// Concurrent streams, chunks of each, and the pause between two chunks: 5,000 chunks/s for about 3
-/// s.
+/// The number of concurrent streams, the chunks of each, and the pause between two chunks. Together
+/// they are 5,000 chunks/s for about 3 s.
 const STREAMS: u64 = 50;
 const CHUNKS: u64 = 300;
 const EVERY_MS: u64 = 10;
 
-/// The maximum time of a run. A longer run hangs.
+/// The maximum time of a run. A run that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// One row of the result file.

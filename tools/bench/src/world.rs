@@ -1,10 +1,11 @@
-//! Four paths to the same servers: through a minimal Envoy, and through one Envoy with the shipped
-//! configuration without a picker, with the filter, and with ext_proc.
+//! Four paths to the same servers. One is through a minimal Envoy. Three are through an Envoy with
+//! the shipped configuration: without a picker, with the filter, and with ext_proc.
 //!
-//! The last three paths are in one Envoy process, so that only the path differs. The three paths
-//! use the shipped listeners. The listener without a picker balances by round robin, and Envoy's
-//! own `buffer` filter holds the body, as a picker does. The ext_proc listener uses its own daemon,
-//! because a proxy has the filter or ext_proc, not both, and the proxies of one daemon share state.
+//! The last three paths are in one Envoy process, so that only the path differs, and use the
+//! shipped listeners. The listener without a picker balances by round robin, and Envoy's `buffer`
+//! filter holds the body, as a picker does. The ext_proc listener uses a daemon of its own, because
+//! the proxies of one daemon share state, and in production a proxy has either the filter or
+//! ext_proc.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -25,7 +26,8 @@ use crate::sink;
 /// The maximum time until a daemon has state, and until it ends.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The largest body that the listener without a picker holds: the body limit of the shipped file.
+/// The largest body that the listener without a picker holds, which is the body limit of the
+/// shipped configuration.
 const HELD_BYTES_MAX: u32 = 32 << 20;
 
 /// The path of a request to the servers.
@@ -65,11 +67,11 @@ impl RequestPath {
     pub(crate) const ALL: [Self; 4] = [Self::Minimal, Self::Shipped, Self::Filter, Self::ExtProc];
     /// The paths through the shipped configuration, first the path without a picker.
     pub(crate) const SHIPPED: [Self; 3] = [Self::Shipped, Self::Filter, Self::ExtProc];
-    /// The bases of comparison for the pickers.
+    /// The paths with which the pickers are compared.
     pub(crate) const BASES: [Self; 2] = [Self::Minimal, Self::Shipped];
     pub(crate) const PICKERS: [Self; 2] = [Self::Filter, Self::ExtProc];
 
-    /// The `base` of the result files.
+    /// Returns the name of the path in the field `base` of result files.
     pub(crate) fn base_name(self) -> &'static str {
         if self == Self::Minimal {
             "minimal"
@@ -78,7 +80,7 @@ impl RequestPath {
         }
     }
 
-    /// The `front` of the result files.
+    /// Returns the name of the path in the field `front` of result files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Minimal | Self::Shipped => "plain",
@@ -91,8 +93,8 @@ impl RequestPath {
 // === impl BenchStack ===
 
 impl BenchStack {
-    /// Starts everything, with this many endpoints and Envoy workers and these additional arguments
-    /// of the daemon.
+    /// Starts everything, with this many endpoints and Envoy workers, and these additional
+    /// arguments for the daemon.
     ///
     /// # Errors
     /// Fails if a part does not start.
@@ -157,8 +159,8 @@ impl BenchStack {
         }
     }
 
-    /// The filter's and the ext_proc listener, each with the admin address of the daemon that it
-    /// uses.
+    /// Returns the listeners of the filter and of ext_proc, each with the admin address of its
+    /// daemon.
     pub(crate) fn pickers(&self) -> [(SocketAddr, SocketAddr); 2] {
         let filter = SocketAddr::from((Ipv4Addr::LOCALHOST, DAEMON_ADMIN));
         [
@@ -170,7 +172,8 @@ impl BenchStack {
         ]
     }
 
-    /// The processes whose CPU a request costs: Envoy, and the daemon of ext_proc or of the filter.
+    /// Returns the processes whose CPU a request takes: Envoy, and the daemon of ext_proc or of the
+    /// filter.
     pub(crate) fn processes(&mut self, way: RequestPath) -> [u32; 2] {
         let daemon = if way == RequestPath::ExtProc {
             self.ext_proc_daemon.id()
@@ -232,7 +235,7 @@ impl ExtProcDaemon {
         })
     }
 
-    /// The port of its ext_proc server.
+    /// Returns the port of the daemon's ext_proc server.
     pub(crate) fn port(&self) -> u16 {
         self.ports[0].number()
     }
@@ -250,7 +253,7 @@ impl ExtProcDaemon {
     }
 }
 
-/// Waits until a listener's picker, or the ext_proc server that it calls, has state.
+/// Waits until a listener's picker, or the ext_proc server that it calls, has the pool's state.
 ///
 /// # Errors
 /// Fails if that takes too long.
@@ -266,7 +269,7 @@ pub(crate) async fn wait_until_asked(listener: SocketAddr) -> Result<()> {
     wait_for(LIMIT, "the picker of a listener to be ready", ready).await
 }
 
-/// The addresses of `count` endpoints that share one port.
+/// Returns the addresses of `count` endpoints that share one port.
 pub(crate) fn addresses(count: usize, port: u16) -> Vec<String> {
     let address = |n: usize| {
         Ipv4Addr::new(
@@ -298,7 +301,7 @@ pub(crate) fn listeners(config: &mut EnvoyConfig) -> Result<&mut Vec<Value>> {
 }
 
 /// Adds the listener of `ext_proc.yaml`, and a cluster for the ext_proc server at port `asked`. The
-/// cluster has no TLS, as in the measurements of llm-d's picker that ours are compared with.
+/// cluster has no TLS, as in the measurements of llm-d's picker with which these are compared.
 pub(crate) fn add_ext_proc(
     config: &mut EnvoyConfig,
     name: &str,
@@ -342,7 +345,7 @@ pub(crate) fn add_ext_proc(
     Ok(())
 }
 
-/// The endpoints of a static cluster.
+/// Returns the endpoints of a static cluster.
 pub(crate) fn hosts(endpoints: &[String]) -> Vec<Value> {
     let host = |endpoint: &String| {
         let (host, port) = endpoint.split_once(':')?;
@@ -353,8 +356,8 @@ pub(crate) fn hosts(endpoints: &[String]) -> Vec<Value> {
     endpoints.iter().filter_map(host).collect()
 }
 
-/// Adds a listener as shipped but without the picker, which spreads requests over the same
-/// endpoints by round robin. If `held`, Envoy awaits the whole body, as a picker does.
+/// Adds the shipped listener without its picker. It spreads requests over the same endpoints by
+/// round robin. If `held`, Envoy awaits the whole body, as a picker does.
 pub(crate) fn add_shipped(
     config: &mut EnvoyConfig,
     address: SocketAddr,
@@ -390,7 +393,7 @@ pub(crate) fn add_shipped(
     let routes = hcm["route_config"]["virtual_hosts"][0]["routes"]
         .as_array_mut()
         .ok_or("no routes")?;
-    // Drops the routes that turn the picker off: this listener has no picker.
+    // The routes that turn the picker off are dropped, because this listener has no picker.
     routes.retain(|route| route["route"].is_object());
     routes
         .iter_mut()

@@ -1,20 +1,21 @@
-//! The LoRA adapters that an engine has in GPU memory, evicted least recently used first.
+//! The LoRA adapters that an engine has in GPU memory, with eviction of the least recently used
+//! one.
 //!
 //! An adapter that a running sequence uses is never evicted.
 
-/// The loaded adapters of one engine. Adapter 0 is the base model, which needs no place.
+/// The loaded adapters of one engine. Adapter 0 is the base model, which needs no memory.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadedAdapters {
     places: usize,
-    /// Least recently used first.
+    /// The loaded adapters, the least recently used first.
     loaded: Vec<u16>,
 }
 
 // === impl LoadedAdapters ===
 
 impl LoadedAdapters {
-    /// Creates the memory. `places` adapters fit at once. With 0 places, adapters cost nothing, as
-    /// if they were part of the base model.
+    /// Creates memory in which `places` adapters fit at once. With 0, adapters cost nothing, as if
+    /// they were part of the base model.
     pub(crate) fn new(places: usize) -> Self {
         Self {
             places,
@@ -22,7 +23,7 @@ impl LoadedAdapters {
         }
     }
 
-    /// True if the adapter is loaded, or if a place for it is free or can be freed.
+    /// Whether the adapter is loaded, or memory for it is free or can be freed.
     pub(crate) fn fits(&self, adapter: u16, in_use: impl Fn(u16) -> bool) -> bool {
         let there =
             adapter == 0 || self.loaded.len() < self.places || self.loaded.contains(&adapter);
@@ -31,7 +32,7 @@ impl LoadedAdapters {
 
     /// Makes the adapter the most recently used one. Returns true if the adapter had to be loaded.
     ///
-    /// The adapter must fit, see [`Self::fits`].
+    /// The adapter must fit (see [`Self::fits`]).
     pub(crate) fn load(&mut self, adapter: u16, in_use: impl Fn(u16) -> bool) -> bool {
         if adapter == 0 || self.places == 0 {
             return false;

@@ -1,26 +1,26 @@
 //! Paged KV memory with a prefix cache, as vLLM keeps it.
 //!
 //! A block is used by one or more sequences, or free. A free block keeps its content until it is
-//! used again, so the free list is also the cache. The block that was freed longest ago is used
-//! first. A sequence frees its last block first, so the end of a prompt is evicted before its
+//! used again, so the free list is also the cache. A new sequence takes the block that was freed
+//! longest ago. A sequence frees its last block first, so the end of a prompt is evicted before its
 //! beginning.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// The KV blocks of one engine. A block is created when it is first used. An engine with little to
-/// do takes little memory, and blocks that were never used come first in the free list anyway.
+/// The KV blocks of one engine. A block is created at its first use, so an engine with little to do
+/// takes little memory. Blocks that were never used are taken before those of the free list.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockCache {
     total: usize,
     users: Vec<u32>,
-    /// The hash by which a block can be found; 0 if it cannot be found.
+    /// For each block, the hash by which it can be found; 0 if it cannot be found.
     hashes: Vec<u64>,
-    /// Neighbours in the free list.
+    /// The neighbours of each block in the free list.
     before: Vec<u32>,
     after: Vec<u32>,
     oldest: u32,
     newest: u32,
-    /// Length of the free list, which does not contain the blocks that were never used.
+    /// The length of the free list, which does not contain the blocks that were never used.
     listed: usize,
     found: BlocksByHash,
 }
@@ -74,22 +74,21 @@ impl BlockCache {
         }
     }
 
-    /// Number of blocks that no sequence uses.
+    /// Counts the blocks that no sequence uses.
     pub(crate) fn free(&self) -> usize {
         self.total - self.users.len() + self.listed
     }
 
-    /// Number of blocks that sequences use.
+    /// Counts the blocks that sequences use.
     pub(crate) fn used(&self) -> usize {
         self.users.len() - self.listed
     }
 
-    /// Used share, 0 to 1.
     pub(crate) fn utilization(&self) -> f64 {
         self.used() as f64 / self.total.max(1) as f64
     }
 
-    /// Length of the longest cached prefix of `hashes`, in blocks.
+    /// Returns the length of the longest cached prefix of `hashes`, in blocks.
     pub(crate) fn peek(&self, hashes: &[u64]) -> usize {
         hashes
             .iter()
@@ -98,7 +97,7 @@ impl BlockCache {
     }
 
     /// Appends the blocks of the longest cached prefix of `hashes` to `into`. Returns how many of
-    /// them are free now: [`Self::retain`] takes those from the free list.
+    /// these blocks are free now, because [`Self::retain`] takes the free ones from the free list.
     pub(crate) fn look_up(&self, hashes: &[u64], into: &mut Vec<u32>) -> usize {
         let before = into.len();
         into.extend(
@@ -197,8 +196,8 @@ impl BlockCache {
         self.listed -= 1;
     }
 
-    /// Sum of users over all blocks. Compared with the blocks of all sequences, the sum shows that
-    /// no block leaks.
+    /// Returns the number of users, summed over all blocks. If this number equals the blocks of all
+    /// sequences, no block leaks.
     #[cfg(test)]
     pub(crate) fn uses(&self) -> usize {
         self.users.iter().map(|&users| users as usize).sum()

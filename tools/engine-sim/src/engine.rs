@@ -1,4 +1,4 @@
-//! The batching loop.
+//! Continuous batching: plans and ends the steps of an engine.
 //!
 //! ```text
 //! submit ──► waiting ──(token budget, sequences, blocks, adapter)──► running ──► ended
@@ -6,9 +6,9 @@
 //! ```
 //!
 //! A step first serves the running sequences in order of admission: one token each, or the next
-//! chunk of their prompt. Then it admits from the queue. If a running sequence needs a block and
-//! none is free, the newest running sequence is preempted, and the step admits no sequence. The
-//! tokens that a step computes come out at its end.
+//! chunk of their prompt. Then it admits sequences from the queue. If a running sequence needs a
+//! block and none is free, the newest running sequence is preempted, and the step admits no
+//! sequence. A step's output tokens appear at its end.
 
 use std::collections::VecDeque;
 
@@ -22,16 +22,15 @@ use crate::step_time::{StepBatch, StepTimeModel};
 pub struct SimulatedEngineSpec {
     /// How long steps take.
     pub times: StepTimeModel,
-    /// Number of KV blocks.
     pub kv_blocks: usize,
     /// Tokens in a KV block, at least 1.
     pub block_tokens: usize,
-    /// Tokens that a step may compute, at least `sequences_max`.
+    /// The maximum number of tokens that a step computes, at least `sequences_max`.
     pub budget: usize,
-    /// Sequences that run at once.
+    /// The maximum number of sequences that run at once.
     pub sequences_max: usize,
-    /// Time for HTTP, tokenising and IPC before the engine sees a request, ms. The caller submits a
-    /// request this long after it was sent.
+    /// The time for HTTP, tokenising and IPC before the engine gets a request, ms. The caller
+    /// submits a request this long after it was sent.
     pub api_ms: f64,
     /// LoRA adapters that fit at once; 0 if adapters cost nothing.
     pub adapter_places: usize,
@@ -39,12 +38,9 @@ pub struct SimulatedEngineSpec {
     pub adapter_load_ms: f64,
 }
 
-/// A step in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineStep {
-    /// When the step ends, ms.
     pub ends_ms: f64,
-    /// Tokens that the step computes.
     pub tokens: u32,
 }
 
@@ -52,15 +48,12 @@ pub struct EngineStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SequenceProgress {
     /// The sequence generated its `number`th token. The first token has the number 1.
-    Token {
-        /// Counts from 1.
-        number: u32,
-    },
+    Token { number: u32 },
     /// The sequence has all its output and leaves the engine.
     Ended,
 }
 
-/// One engine. `R` is the request, with any data that the caller keeps with it.
+/// One engine. `R` is the request, with any data that the caller attaches to it.
 #[derive(Clone, Debug)]
 pub struct BatchingEngine<R> {
     spec: SimulatedEngineSpec,
@@ -76,7 +69,6 @@ pub struct BatchingEngine<R> {
 
 /// The step that is being planned.
 struct StepPlan {
-    /// The number of tokens left.
     budget: usize,
     batch: StepBatch,
 }
@@ -84,7 +76,7 @@ struct StepPlan {
 // === impl BatchingEngine ===
 
 impl<R: EngineRequest> BatchingEngine<R> {
-    /// An idle engine with an empty cache.
+    /// Creates an idle engine with an empty cache.
     pub fn new(spec: SimulatedEngineSpec) -> Self {
         Self {
             blocks: BlockCache::new(spec.kv_blocks),
@@ -98,7 +90,6 @@ impl<R: EngineRequest> BatchingEngine<R> {
         }
     }
 
-    /// The limits and times of the engine.
     pub fn spec(&self) -> &SimulatedEngineSpec {
         &self.spec
     }
@@ -113,8 +104,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.blocks.clear_cache();
     }
 
-    /// Adds a request to the queue. The caller keeps prompt and output within the KV memory: a
-    /// sequence that can never fit blocks the queue.
+    /// Adds a request to the queue. The caller ensures that prompt and output fit into the KV
+    /// memory, because a sequence that can never fit blocks the queue.
     pub fn submit(&mut self, request: R) {
         self.waiting.push_back(EngineSequence::new(request));
     }
@@ -135,18 +126,18 @@ impl<R: EngineRequest> BatchingEngine<R> {
         Some((sequence.request, sequence.generated))
     }
 
-    /// Sequences in the queue, the next one first.
+    /// Returns the sequences in the queue, the next one first.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &EngineSequence<R>> {
         self.waiting.iter()
     }
 
-    /// Running sequences, in order of admission.
+    /// Returns the running sequences, in order of admission.
     pub fn running(&self) -> impl ExactSizeIterator<Item = &EngineSequence<R>> {
         self.running.iter()
     }
 
-    /// LoRA adapters of the running and of the waiting sequences, each sorted and without
-    /// duplicates.
+    /// Returns the LoRA adapters of the running and of the waiting sequences, each sorted and
+    /// without duplicates.
     pub fn adapters(&self) -> [Vec<u16>; 2] {
         let distinct = |sequences: &mut dyn Iterator<Item = &EngineSequence<R>>| {
             let mut adapters: Vec<u16> = sequences
@@ -163,27 +154,24 @@ impl<R: EngineRequest> BatchingEngine<R> {
         ]
     }
 
-    /// Share of KV blocks in use, 0 to 1.
+    /// Returns the share of KV blocks in use, 0 to 1.
     pub fn kv_utilization(&self) -> f64 {
         self.blocks.utilization()
     }
 
-    /// Length of the longest cached prefix of `hashes`, in blocks.
+    /// Returns the length of the longest cached prefix of `hashes`, in blocks.
     pub fn cached_blocks(&self, hashes: &[u64]) -> usize {
         self.blocks.peek(hashes)
     }
 
-    /// Sequences preempted so far.
     pub fn preemptions(&self) -> u64 {
         self.preemptions
     }
 
-    /// LoRA adapters loaded so far.
     pub fn adapter_loads(&self) -> u64 {
         self.adapter_loads
     }
 
-    /// The step in flight.
     pub fn step(&self) -> Option<EngineStep> {
         self.step
     }
@@ -191,7 +179,7 @@ impl<R: EngineRequest> BatchingEngine<R> {
     /// Starts the next step at `now_ms`, unless there is nothing to do. Calls `admitted` with each
     /// sequence that is admitted for the first time and its cached prompt tokens.
     ///
-    /// The caller ends the step in flight first.
+    /// The caller must end the step in flight first.
     pub fn start(
         &mut self,
         now_ms: f64,
@@ -283,8 +271,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.waiting.push_front(sequence);
     }
 
-    /// Admits from the queue, in order. A sequence whose adapter has no place is skipped. A
-    /// sequence without enough free blocks ends the admission.
+    /// Admits sequences from the queue, in order. Skips a sequence whose adapter does not fit, and
+    /// stops at a sequence for which there are too few free blocks.
     fn admit(&mut self, plan: &mut StepPlan, admitted: &mut impl FnMut(&mut R, u32)) {
         let mut passed_over = Vec::new();
         while plan.budget > 0 && self.running.len() < self.spec.sequences_max {
@@ -325,7 +313,7 @@ impl<R: EngineRequest> BatchingEngine<R> {
             .blocks
             .look_up(hashes.get(..cachable).unwrap_or(&[]), &mut sequence.blocks);
         let cached = sequence.blocks.len() * block_tokens;
-        // A preemption loses the part that another engine computed.
+        // A preempted sequence loses the part that another engine computed.
         let done = if sequence.request.is_prefilled() && !sequence.admitted {
             sequence.target - 1
         } else {
@@ -361,8 +349,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
         None
     }
 
-    /// Checks that every use of a block has a sequence, and that sequences have the blocks for what
-    /// they computed and no more.
+    /// Checks that every use of a block belongs to a sequence, and that sequences have exactly the
+    /// blocks for what they computed.
     #[cfg(test)]
     pub(crate) fn check_blocks(&self) {
         let all = || self.running.iter().chain(&self.waiting);

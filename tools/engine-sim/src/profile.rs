@@ -1,8 +1,8 @@
-//! Measured engines: a model on a GPU.
+//! Engine profiles: measured step times and KV memory of a model on a GPU.
 //!
-//! Step times are fits over the kernel tables of AIConfigurator (vLLM 0.19, bf16, one GPU). The
-//! overheads are from real servers: idle TPOT is about 1 ms above the kernels, idle TTFT about 7 ms
-//! above the first step.
+//! Step times are fitted to the kernel tables of AIConfigurator (vLLM 0.19, bf16, one GPU). The
+//! overheads come from real servers. Without load, TPOT is about 1 ms above the kernel times, and
+//! TTFT about 7 ms above the first step.
 
 use std::fmt;
 use std::str::FromStr;
@@ -32,7 +32,6 @@ impl EngineProfile {
         Self::Qwen32bH200,
     ];
 
-    /// The name of the profile on command lines.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Llama8bH100 => "llama31-8b-h100",
@@ -51,8 +50,8 @@ impl EngineProfile {
         }
     }
 
-    /// Tokens whose KV fits beside the weights at a memory utilisation of 0.9, in whole blocks of
-    /// 16.
+    /// Returns the number of tokens whose KV fits beside the weights at a memory utilisation of
+    /// 0.9, in whole blocks of 16.
     pub const fn kv_tokens(self) -> usize {
         16 * match self {
             Self::Llama8bH100 | Self::Llama8bA100 => 26_313,
@@ -61,7 +60,6 @@ impl EngineProfile {
         }
     }
 
-    /// Measured step times.
     pub const fn times(self) -> StepTimeModel {
         let (decode, prefill) = match self {
             Self::Llama8bH100 => ([6.07, 0.00745, 4.31e-5], [2.6, 0.0168, 5.46e-7]),
@@ -77,8 +75,8 @@ impl EngineProfile {
         }
     }
 
-    /// The engine with KV blocks of `block_tokens`, at most 256 sequences and 8,192 tokens in a
-    /// step, and no LoRA adapters.
+    /// Returns the limits of an engine with KV blocks of `block_tokens`, at most 256 sequences and
+    /// 8,192 tokens in a step, and no LoRA adapters.
     pub const fn spec(self, block_tokens: usize) -> SimulatedEngineSpec {
         SimulatedEngineSpec {
             times: self.times(),
@@ -115,7 +113,7 @@ mod tests {
     use super::*;
     use crate::StepBatch;
 
-    /// The measured table points of the profiles, within 12 % and without the overhead.
+    /// Steps match the measured table points of the profiles within 12 %, without the overhead.
     #[test]
     fn steps_match_the_measured_points() {
         let decodes = |sequences: f64, context: f64| StepBatch {

@@ -5,23 +5,23 @@ use crate::step_time::StepBatch;
 
 /// The data of a request that the engine needs.
 pub trait EngineRequest {
-    /// Tokens of the prompt, at least 1.
+    /// Returns the number of prompt tokens, at least 1.
     fn prompt_tokens(&self) -> u32;
 
-    /// Tokens to generate. 0 ends the sequence with its prefill (embeddings).
+    /// Returns the number of tokens to generate. 0 ends the sequence with its prefill (embeddings).
     fn output_tokens(&self) -> u32;
 
-    /// Chained hashes of the full blocks of the prompt, or of prompt and output. A hash identifies
-    /// the whole prefix up to the end of its block. A block with hash 0 is never found.
+    /// Returns the chained hashes of the full blocks of the prompt, or of prompt and output. A hash
+    /// identifies the whole prefix up to the end of its block. A block with hash 0 is never found.
     fn block_hashes(&self) -> &[u64];
 
-    /// The LoRA adapter; 0 is the base model.
+    /// Returns the LoRA adapter; 0 is the base model.
     fn adapter(&self) -> u16 {
         0
     }
 
-    /// True if another engine computed the prompt, and its KV (without the last token) was
-    /// transferred to this engine.
+    /// Whether another engine computed the prompt, and transferred its KV (without the last token)
+    /// to this engine.
     fn is_prefilled(&self) -> bool {
         false
     }
@@ -33,13 +33,12 @@ pub struct EngineSequence<R> {
     pub(crate) request: R,
     /// Tokens in KV memory at the end of the last step.
     pub(crate) computed: usize,
-    /// Tokens that must be in KV memory before the next token comes out.
+    /// Tokens that must be in KV memory before the next token is generated.
     pub(crate) target: usize,
     pub(crate) generated: u32,
-    /// Tokens that the step in flight computes.
     pub(crate) scheduled: usize,
     pub(crate) blocks: Vec<u32>,
-    /// False until the first admission.
+    /// Whether the sequence was ever admitted.
     pub(crate) admitted: bool,
 }
 
@@ -63,22 +62,21 @@ impl<R: EngineRequest> EngineSequence<R> {
         &self.request
     }
 
-    /// Tokens generated so far.
     pub fn generated(&self) -> u32 {
         self.generated
     }
 
-    /// Tokens in KV memory once the step in flight ends.
+    /// Returns the number of tokens in KV memory once the step in flight ends.
     pub fn computed(&self) -> usize {
         self.computed + self.scheduled
     }
 
-    /// Tokens that must be in KV memory before the next token comes out.
+    /// Returns the number of tokens that must be in KV memory before the next token is generated.
     pub fn target(&self) -> usize {
         self.target
     }
 
-    /// Blocks to take before the next `tokens` can be computed.
+    /// Returns the number of blocks to take before the next `tokens` can be computed.
     pub(crate) fn blocks_missing(&self, tokens: usize, block_tokens: usize) -> usize {
         let missing = (self.computed + tokens).saturating_sub(self.blocks.len() * block_tokens);
         if missing == 0 {
@@ -89,7 +87,7 @@ impl<R: EngineRequest> EngineSequence<R> {
     }
 
     /// Adds the next `tokens` to the step. Later sequences of the same step already find the blocks
-    /// that these tokens fill, as in vLLM.
+    /// that these tokens fill, as they do in vLLM.
     pub(crate) fn schedule(
         &mut self,
         tokens: usize,

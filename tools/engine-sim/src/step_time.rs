@@ -1,24 +1,25 @@
-//! How long one engine step takes.
+//! Computes how long one engine step takes:
 //!
 //! `slowdown × (overhead + decode(B, K) + max(0, prefill(n, pairs) - d0)) + loading`
 //!
-//! - `decode(B, K) = d0 + d1 B + d2 K`, for `B` sequences with `K` tokens of context together.
+//! - `decode(B, K) = d0 + d1 B + d2 K`, for `B` sequences with `K` tokens of context in total.
 //! - `prefill(n, pairs) = p0 + p1 n + p2 pairs`, for `n` new tokens. `pairs` is the sum over the
 //!   prefilling sequences of `(cached + new)² - cached²`: the cost of attention.
 //!
 //! A step reads the weights once, and `d0` is the time of that read. So a prefill adds only what
 //! exceeds `d0`.
 
-/// Coefficients of the step time.
+/// The coefficients of the step time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepTimeModel {
-    /// ms: constant, per sequence, per token of context.
+    /// The coefficients of decoding, in ms: constant, per sequence, per token of context.
     pub decode: [f64; 3],
-    /// ms: constant, per token, per pair of tokens.
+    /// The coefficients of prefilling, in ms: constant, per token, per pair of tokens.
     pub prefill: [f64; 3],
-    /// ms per step that kernel measurements leave out: sampling and the CPU between two steps.
+    /// The time per step, in ms, that kernel measurements leave out: sampling, and the CPU between
+    /// two steps.
     pub overhead: f64,
-    /// Factor on all of the above; 1 is as measured.
+    /// A factor on all these times; 1 means as measured.
     pub slowdown: f64,
 }
 
@@ -27,13 +28,12 @@ pub struct StepTimeModel {
 pub struct StepBatch {
     /// Sequences that decode one token.
     pub sequences: f64,
-    /// Sum of their context lengths, in tokens.
+    /// The sum of their context lengths, in tokens.
     pub context: f64,
-    /// New prompt tokens.
     pub prefill: f64,
-    /// Sum over the prefilling sequences of `(cached + new)² - cached²`.
+    /// The sum over the prefilling sequences of `(cached + new)² - cached²`.
     pub pairs: f64,
-    /// Time to load LoRA adapters, ms.
+    /// The time to load LoRA adapters, ms.
     pub loading_ms: f64,
 }
 
@@ -53,7 +53,6 @@ impl StepBatch {
         self.pairs += (to as f64).powi(2) - (from as f64).powi(2);
     }
 
-    /// Tokens that the step computes.
     pub(crate) fn tokens(&self) -> u32 {
         (self.sequences + self.prefill) as u32
     }
@@ -62,7 +61,6 @@ impl StepBatch {
 // === impl StepTimeModel ===
 
 impl StepTimeModel {
-    /// Duration of a step, ms.
     pub fn step_ms(&self, batch: StepBatch) -> f64 {
         let [d0, d1, d2] = self.decode;
         let [p0, p1, p2] = self.prefill;
@@ -75,7 +73,7 @@ impl StepTimeModel {
         self.slowdown * (self.overhead + decode + prefill) + batch.loading_ms
     }
 
-    /// Duration of a step that decodes `sequences` with `context` tokens together, ms.
+    /// Returns the duration of a step that decodes `sequences` with `context` tokens in total, ms.
     pub fn decode_ms(&self, sequences: f64, context: f64) -> f64 {
         self.step_ms(StepBatch {
             sequences,
@@ -84,7 +82,7 @@ impl StepTimeModel {
         })
     }
 
-    /// Duration of a step that prefills `tokens` of one prompt after the `done` ones, ms.
+    /// Returns the duration of a step that prefills `tokens` of a prompt after `done` tokens, ms.
     pub fn prefill_ms(&self, tokens: f64, done: f64) -> f64 {
         self.step_ms(StepBatch {
             prefill: tokens,
@@ -93,8 +91,8 @@ impl StepTimeModel {
         })
     }
 
-    /// Prefill time of a prompt on an idle engine with an empty cache, in chunks of `budget`
-    /// tokens, ms.
+    /// Returns the prefill time of a prompt on an idle engine with an empty cache, in chunks of
+    /// `budget` tokens, ms.
     pub fn cold_ms(&self, tokens: u32, budget: usize) -> f64 {
         let mut done = 0.0;
         let mut total = 0.0;

@@ -1,4 +1,4 @@
-//! Tests of the engine as a caller sees it, and laws over random loads.
+//! Tests of the engine as a caller sees it, and of laws that hold for any random load.
 
 use proptest::prelude::*;
 
@@ -38,7 +38,7 @@ impl EngineRequest for TestRequest {
     }
 }
 
-/// The outcome of a request. Times since its arrival, ms.
+/// The outcome of a request. Times are in ms since its arrival.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct TestOutcome {
     first_ms: f64,
@@ -52,7 +52,6 @@ struct TestOutcome {
 struct TestRun {
     engine: BatchingEngine<TestRequest>,
     outcomes: Vec<TestOutcome>,
-    /// Tokens of each step.
     steps: Vec<u32>,
 }
 

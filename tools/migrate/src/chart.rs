@@ -1,4 +1,4 @@
-//! The values of our chart (`deploy/charts/switchpoint`).
+//! Makes the values of our chart (`deploy/charts/switchpoint`) from those of llm-d.
 
 mod pool;
 mod shape;
@@ -34,24 +34,24 @@ const ANNOTATIONS_LEFT: [&str; 2] = ["prometheus.io/", "kubectl.kubernetes.io/"]
 /// The values of our chart.
 #[derive(Debug)]
 pub struct ChartValues {
-    /// The values.
     pub values: YamlValue,
-    /// Answers for settings that the chart cannot take unchanged.
+    /// What is reported about settings that the chart cannot take unchanged.
     pub notes: Vec<ReportEntry>,
     /// Paths of items that the notes are about.
     pub unusable: Vec<String>,
 }
 
-/// Collects values of our chart from items of llm-d's.
+/// Collects values of our chart from the items of llm-d's chart.
 struct ValuesWriter<'p> {
     pickers: &'p [LlmdPicker],
-    /// Answers for settings that the chart cannot take unchanged.
+    /// What is reported about settings that the chart cannot take unchanged.
     notes: Vec<ReportEntry>,
     /// Paths of items that cannot be used.
     unusable: Vec<String>,
 }
 
-/// The values for these pickers, and answers for settings that the chart cannot take unchanged.
+/// Returns the values for these pickers, and notes on settings that the chart cannot take
+/// unchanged.
 #[must_use]
 pub fn values(pickers: &[LlmdPicker], configs: &[MigratedConfig]) -> ChartValues {
     let mut writer = ValuesWriter {
@@ -309,7 +309,7 @@ impl ValuesWriter<'_> {
         monitor
     }
 
-    /// Copies the value of the first picker that sets it, in the shape of our chart.
+    /// Copies the value of the first picker that sets it, in the type that our chart needs.
     fn copy(
         &mut self,
         fields: &mut Vec<(&'static str, YamlValue)>,

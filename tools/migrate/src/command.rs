@@ -53,8 +53,8 @@ stdout has the values of our chart, with the configuration of each pool; stderr 
 docs/how-to/migrate.md has the steps of a migration, and what has no equivalent.
 ";
 
-/// The resources of a namespace that describe endpoint pickers. Those of the second half may not
-/// exist.
+/// The resources of a namespace that describe endpoint pickers. A cluster may lack the kinds of the
+/// second half.
 const RESOURCES: [&str; 6] = [
     "/api/v1/namespaces/{}/configmaps",
     "/api/v1/namespaces/{}/services",
@@ -274,7 +274,7 @@ async fn from_cluster(namespace: &str) -> Result<Vec<(String, String)>, String> 
     Ok(lists)
 }
 
-/// The picker that a chart makes from values.
+/// Returns the picker that a chart makes from values.
 #[must_use]
 pub fn of_values(
     items: GivenItems,
@@ -303,7 +303,7 @@ pub fn of_values(
     }
 }
 
-/// Migrates everything found.
+/// Migrates the pickers that were found.
 #[must_use]
 pub fn migrate(found: FoundPickers) -> Migrated {
     let FoundPickers {
@@ -414,7 +414,7 @@ fn choose(picker: &mut LlmdPicker) -> Option<ReportEntry> {
     answer
 }
 
-/// The default configuration with the parsers that the values name.
+/// Returns the default configuration with the parsers that the values name.
 fn with_parsers(picker: &LlmdPicker, text: &str) -> String {
     let Some(parsers) = defaults::parsers(picker) else {
         return text.to_owned();

@@ -12,7 +12,7 @@ use control_plane::config::yaml::YamlValue;
 /// The configuration of charts that name no other.
 const DEFAULT_FILE: &str = "default-plugins.yaml";
 
-/// The configuration of charts for requests that nothing parses.
+/// The configuration of charts for requests that no parser reads.
 const AGNOSTIC_FILE: &str = "payload-agnostic.yaml";
 
 const HEAD: &str = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n";
@@ -125,8 +125,8 @@ pub fn chosen(items: &GivenItems) -> (Option<(String, String)>, Option<ReportEnt
     }
 }
 
-/// Whether a pool's configuration is llm-d's own default. Charts add the engine and the place of
-/// the metrics to it.
+/// Whether a pool's configuration is llm-d's own default. Charts add the engine and the location of
+/// its metrics to it.
 #[must_use]
 pub fn is_default(picker: &LlmdPicker) -> bool {
     let custom = match picker.items.get("router.epp.pluginsCustomConfig") {
@@ -140,7 +140,7 @@ pub fn is_default(picker: &LlmdPicker) -> bool {
             .is_some_and(|(file, _)| file == DEFAULT_FILE)
 }
 
-/// The parameters that values and flags add to the configuration.
+/// Returns the parameters that values and flags add to the configuration.
 #[must_use]
 pub fn parameters(picker: &LlmdPicker) -> PluginParameters {
     let items = &picker.items;
@@ -190,7 +190,7 @@ pub fn parameters(picker: &LlmdPicker) -> PluginParameters {
     all
 }
 
-/// The engine whose metrics the flags name.
+/// Adds the engine whose metrics the flags name.
 fn engine(items: &GivenItems, all: &mut PluginParameters) {
     let given = METRIC_FLAGS
         .iter()
@@ -224,7 +224,7 @@ fn engine(items: &GivenItems, all: &mut PluginParameters) {
     ));
 }
 
-/// The parsers of the default configuration; `None` for all.
+/// Returns the parsers of the default configuration; `None` for all.
 #[must_use]
 pub fn parsers(picker: &LlmdPicker) -> Option<Vec<String>> {
     let items = &picker.items;

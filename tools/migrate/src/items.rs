@@ -11,11 +11,10 @@ use control_plane::config::yaml::YamlValue;
 
 #[derive(Clone, Debug)]
 pub struct GivenItem {
-    /// The path in the table.
+    /// The path in the migration table.
     pub path: String,
     /// The path as its author wrote it.
     pub shown: String,
-    /// The value.
     pub value: YamlValue,
 }
 
@@ -33,7 +32,7 @@ impl GivenItems {
         self.items.push(item);
     }
 
-    /// Adds an item of the newest chart that was read elsewhere.
+    /// Adds an item with its path in the newest chart, and with what its author wrote.
     pub fn add(&mut self, path: &str, shown: String, value: YamlValue) {
         self.push(GivenItem {
             path: path.to_owned(),
@@ -47,7 +46,7 @@ impl GivenItems {
         self.add(path, path.to_owned(), value);
     }
 
-    /// All items, in the order of their source.
+    /// Returns all items, in the order of their source.
     #[must_use]
     pub fn all(&self) -> &[GivenItem] {
         &self.items
@@ -62,7 +61,7 @@ impl GivenItems {
             .map(|item| &item.value)
     }
 
-    /// The value of an item as text; numbers and flags are printed.
+    /// Returns the value of an item as text; numbers and flags are printed.
     #[must_use]
     pub fn text(&self, path: &str) -> Option<String> {
         self.get(path).map(plain).filter(|text| !text.is_empty())
@@ -92,7 +91,7 @@ impl GivenItems {
         })
     }
 
-    /// The path of an item as its author wrote it.
+    /// Returns the path of an item as its author wrote it.
     #[must_use]
     pub fn shown<'p>(&'p self, path: &'p str) -> &'p str {
         self.items
@@ -102,7 +101,7 @@ impl GivenItems {
             .map_or(path, |item| &item.shown)
     }
 
-    /// The report on all items except those at these paths.
+    /// Returns the report on all items except those at these paths.
     #[must_use]
     pub fn report(&self, except: &[String]) -> Vec<ReportEntry> {
         self.items
@@ -154,7 +153,7 @@ impl GivenItems {
         entry(row.verdict, row.ours, row.reason.to_owned())
     }
 
-    /// The reason why nothing is lost although the row has no equivalent.
+    /// Returns the reason why nothing is lost although the item has no equivalent.
     fn harmless(&self, row: &MigrationRow, newest: &str, item: &GivenItem) -> Option<String> {
         if row.verdict != MigrationVerdict::NoEquivalent {
             return None;
@@ -173,7 +172,7 @@ impl GivenItems {
     }
 }
 
-/// A value as text without quotes.
+/// Returns a value as text without quotes.
 #[must_use]
 pub fn plain(value: &YamlValue) -> String {
     match value {

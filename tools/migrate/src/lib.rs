@@ -34,7 +34,7 @@ pub struct LlmdPicker {
     name: String,
     /// The namespace of its pool, if known.
     namespace: Option<String>,
-    /// The place of its configuration, and the text.
+    /// Where its configuration was found, and the text.
     config: Option<(String, String)>,
     /// All items that are set.
     items: GivenItems,

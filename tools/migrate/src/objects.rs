@@ -265,7 +265,7 @@ fn with_pool<'n>(
     }
 }
 
-/// The configuration that the flags of a picker name.
+/// Returns the configuration that the flags of a picker name.
 fn config_of<'n>(
     items: &GivenItems,
     object: &FoundObject<'_>,
@@ -302,9 +302,9 @@ fn config_of<'n>(
     Some((format!("ConfigMap {map}, {file}"), text.to_owned()))
 }
 
-/// The configuration of a pool without a Deployment. The configuration is in the ConfigMap with the
-/// name of the picker's Service, or in the only ConfigMap of the namespace that no other picker
-/// uses.
+/// Returns the configuration of a pool without a Deployment. The configuration is in the ConfigMap
+/// with the name of the picker's Service, or in the only ConfigMap of the namespace that no other
+/// picker uses.
 fn config_near<'n>(
     pool: &FoundObject<'_>,
     objects: &[FoundObject<'n>],
@@ -327,7 +327,7 @@ fn config_near<'n>(
     Some(config.clone())
 }
 
-/// The name of the Service that an InferencePool names as its picker.
+/// Returns the name of the Service that an InferencePool names as its picker.
 fn service_of<'n>(pool: &FoundObject<'n>) -> &'n str {
     let reference = pool
         .node
@@ -336,8 +336,8 @@ fn service_of<'n>(pool: &FoundObject<'n>) -> &'n str {
     reference.and_then(YamlNode::text).unwrap_or_default()
 }
 
-/// The file in a ConfigMap that is a configuration: the only one beside the chart's own files, or
-/// `default-plugins.yaml`.
+/// Returns the file in a ConfigMap that is a configuration: the only one beside the chart's own
+/// files, or `default-plugins.yaml`.
 fn likely_config(map: &FoundObject<'_>) -> Option<(String, String)> {
     let files = map
         .node

@@ -1,4 +1,4 @@
-//! Prints the table of `docs/how-to/migrate.md`: the items that have no equivalent here.
+//! Prints the table of `docs/how-to/migrate.md`: the items that have no equivalent in Switchpoint.
 
 use super::table::{MigrationVerdict, rows};
 

@@ -1,8 +1,8 @@
-//! Migrates an EndpointPickerConfig. A configuration that means the same here is kept. Any other is
-//! changed until `switchpointd check` accepts it.
+//! Migrates an EndpointPickerConfig. A configuration that means the same in Switchpoint is kept.
+//! Any other is changed until `switchpointd check` accepts it.
 //!
-//! The answers come from the table of the configuration reader. This module adds replacements that
-//! need no decision by the operator.
+//! The table of the configuration reader says what is reported about each item. This module adds
+//! replacements that need no decision by the operator.
 
 mod editor;
 
@@ -23,11 +23,11 @@ const FIELDS_NEEDED: [&str; 4] = ["apiVersion", "kind", "plugins", "schedulingPr
 /// The configuration after migration.
 #[derive(Debug, Default)]
 pub struct MigratedConfig {
-    /// The configuration as a tree. `None` is the default of the daemon.
+    /// The configuration as a tree. `None` means the daemon's default.
     pub tree: Option<YamlNode>,
     /// The text of the configuration, with the comments of its author if nothing was changed.
     pub text: Option<String>,
-    /// The answers for the items of the configuration.
+    /// What is reported about the items of the configuration.
     pub entries: Vec<ReportEntry>,
 }
 

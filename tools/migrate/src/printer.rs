@@ -25,7 +25,7 @@ pub fn print(value: &YamlValue, indent: usize) -> String {
     text
 }
 
-/// A value on one line, for reports.
+/// Returns a value on one line, for reports.
 #[must_use]
 pub fn short(value: &YamlValue) -> String {
     match value {
@@ -113,7 +113,7 @@ fn is_quantity(text: &str) -> bool {
         && ["Ki", "Mi", "Gi", "Ti", "ms", "s", "m", "h"].contains(&&text[number.len()..])
 }
 
-/// Text as a plain word where every reader takes it for text, otherwise in double quotes.
+/// Formats text as a plain word where every reader takes it for text, otherwise in double quotes.
 fn text(text: &str) -> String {
     let inside = |c: char| c.is_ascii_alphanumeric() || "_-./@%+=".contains(c);
     let starts = text.starts_with(|c: char| c.is_ascii_alphabetic() || "_/".contains(c));

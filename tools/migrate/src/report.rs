@@ -9,7 +9,7 @@ const GIVEN_CHARACTERS_MAX: usize = 60;
 /// The maximum number of listed objects that belong to no picker.
 const OTHERS_MAX: usize = 20;
 
-/// The answer for one item.
+/// What is reported about one item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportEntry {
     /// The result for the item.
@@ -17,7 +17,7 @@ pub struct ReportEntry {
     pub item: String,
     /// The value of the item; empty if the path says it all.
     pub given: String,
-    /// The name of the item's counterpart here; empty if there is none.
+    /// The name of the item's counterpart in our chart; empty if there is none.
     pub ours: String,
     pub reason: String,
 }
@@ -26,11 +26,11 @@ pub struct ReportEntry {
 #[derive(Clone, Debug)]
 pub struct PoolReport {
     pub pool: String,
-    /// The answers.
+    /// What is reported about its items.
     pub entries: Vec<ReportEntry>,
 }
 
-/// The number of answers with this verdict.
+/// Returns the number of items with this verdict.
 #[must_use]
 pub fn count(reports: &[PoolReport], verdict: MigrationVerdict) -> usize {
     reports
@@ -133,7 +133,7 @@ fn one_line(text: &str, characters_max: usize) -> String {
     cut
 }
 
-/// Text as a code span.
+/// Formats text as a code span.
 fn code(text: &str, characters_max: usize) -> String {
     format!("`{}`", one_line(text, characters_max).replace('`', "'"))
 }

@@ -1,5 +1,5 @@
 //! The table of everything that llm-d's charts, and the older charts of the Gateway API Inference
-//! Extension, can set: the verdict for each item, its name here, and the reason.
+//! Extension, can set. Each item has a verdict, a name in our chart, and a reason.
 //!
 //! The table of `docs/how-to/migrate.md` is printed from it.
 
@@ -12,13 +12,13 @@ use self::values::VALUES;
 /// The result for an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MigrationVerdict {
-    /// The item has no counterpart, and a function of it is lost.
+    /// The item has no counterpart, and what it did is lost.
     NoEquivalent,
     /// The item is not in the table.
     Unknown,
-    /// The item is replaced, or is not needed here.
+    /// The item is replaced, or our chart does not need it.
     Changed,
-    /// The item means the same here, or was not in use.
+    /// The item means the same in our chart, or was not in use.
     Kept,
 }
 
@@ -31,7 +31,7 @@ pub struct MigrationRow {
     /// Paths of the same value in older charts.
     pub older: &'static [&'static str],
     pub verdict: MigrationVerdict,
-    /// The name here; empty if there is none.
+    /// The name in our chart; empty if there is none.
     pub ours: &'static str,
     pub reason: &'static str,
     /// The values with which the pool loses nothing although the item has no equivalent.
@@ -40,17 +40,17 @@ pub struct MigrationRow {
     pub switch: &'static str,
 }
 
-/// A row whose item means the same here.
+/// Creates a row for an item that means the same in our chart.
 const fn kept(path: &'static str, ours: &'static str, reason: &'static str) -> MigrationRow {
     row(path, MigrationVerdict::Kept, ours, reason)
 }
 
-/// A row whose item is replaced or not needed.
+/// Creates a row for an item that is replaced or not needed.
 const fn changed(path: &'static str, ours: &'static str, reason: &'static str) -> MigrationRow {
     row(path, MigrationVerdict::Changed, ours, reason)
 }
 
-/// A row whose item has no counterpart.
+/// Creates a row for an item without counterpart.
 const fn none(path: &'static str, reason: &'static str) -> MigrationRow {
     row(path, MigrationVerdict::NoEquivalent, "", reason)
 }
@@ -76,7 +76,7 @@ pub fn rows() -> impl Iterator<Item = &'static MigrationRow> {
     VALUES.iter().chain(FLAGS).chain(ENVIRONMENT)
 }
 
-/// The row that covers a path, and the path in the newest chart.
+/// Returns the row that covers a path, and the path in the newest chart.
 #[must_use]
 pub fn row_of(path: &str) -> Option<(&'static MigrationRow, String)> {
     let candidates = rows().flat_map(|row| {
@@ -99,7 +99,7 @@ pub fn has_rows_below(path: &str) -> bool {
         .any(|name| below(name, path).is_some_and(|rest| !rest.is_empty()))
 }
 
-/// The rest of `path` after `start`, if the path is `start` or lies below it.
+/// Returns the rest of `path` after `start`, if the path is `start` or lies below it.
 fn below<'p>(path: &'p str, start: &str) -> Option<&'p str> {
     path.strip_prefix(start)
         .filter(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -111,7 +111,7 @@ impl MigrationVerdict {
     /// All verdicts, in the order of a report.
     pub const ALL: [Self; 4] = [Self::NoEquivalent, Self::Unknown, Self::Changed, Self::Kept];
 
-    /// The verdict as printed in the documentation.
+    /// Returns the verdict as printed in the documentation.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! Changes to a YAML tree: paths, and references to plugins by name.
+//! Changes a YAML tree by paths, and the references in it to plugins by name.
 
 use std::fmt::Write;
 
@@ -7,13 +7,13 @@ use control_plane::config::yaml::{YamlKey, YamlNode, YamlValue};
 /// A step of a path such as `plugins[2].type`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PathStep {
-    /// A place in a list.
+    /// A position in a list.
     Index(usize),
     /// A key of a map.
     Key(String),
 }
 
-/// The steps of a path as the configuration reader writes it.
+/// Returns the steps of a path as the configuration reader writes it.
 #[must_use]
 pub fn steps(path: &str) -> Vec<PathStep> {
     let parts = path.split(['.', '[']).filter(|part| !part.is_empty());
@@ -27,7 +27,7 @@ pub fn steps(path: &str) -> Vec<PathStep> {
     parts.map(step).collect()
 }
 
-/// The path of these steps.
+/// Returns the path of these steps.
 #[must_use]
 pub fn path(steps: &[PathStep]) -> String {
     let mut path = String::new(); // writing to a String cannot fail
@@ -41,7 +41,7 @@ pub fn path(steps: &[PathStep]) -> String {
     path
 }
 
-/// The node at the end of a path.
+/// Returns the node at the end of a path.
 #[must_use]
 pub fn at<'n>(root: &'n YamlNode, steps: &[PathStep]) -> Option<&'n YamlNode> {
     steps
@@ -56,7 +56,7 @@ pub fn at<'n>(root: &'n YamlNode, steps: &[PathStep]) -> Option<&'n YamlNode> {
         })
 }
 
-/// The node at the end of a path, to change it.
+/// Returns the node at the end of a path, to change it.
 #[must_use]
 pub fn at_mut<'n>(root: &'n mut YamlNode, steps: &[PathStep]) -> Option<&'n mut YamlNode> {
     steps
@@ -71,7 +71,6 @@ pub fn at_mut<'n>(root: &'n mut YamlNode, steps: &[PathStep]) -> Option<&'n mut 
         })
 }
 
-/// Whether the path leads to a node.
 #[must_use]
 pub fn exists(root: &YamlNode, steps: &[PathStep]) -> bool {
     at(root, steps).is_some()
@@ -116,7 +115,7 @@ pub fn map(fields: Vec<(&str, YamlValue)>) -> YamlValue {
     YamlValue::Map(entries(fields))
 }
 
-/// The entries of a map.
+/// Returns the entries of a map.
 #[must_use]
 pub fn entries(fields: Vec<(&str, YamlValue)>) -> Vec<(YamlKey, YamlNode)> {
     fields

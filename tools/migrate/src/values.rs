@@ -1,4 +1,4 @@
-//! The values of llm-d's charts: files merged as Helm merges them, and taken apart into items.
+//! Reads the values of llm-d's charts: merges files as Helm does, and splits them into items.
 
 use super::items::{GivenItem, GivenItems};
 use super::printer::short;
@@ -58,7 +58,7 @@ fn merge(into: &mut YamlNode, over: YamlNode) {
     }
 }
 
-/// Takes a value apart as far as the table has rows.
+/// Splits a value into the items that have rows in the migration table.
 fn take(items: &mut GivenItems, path: &str, node: &YamlNode) {
     if FLAGS.contains(&path) {
         return flags(items, path, node);
@@ -66,7 +66,8 @@ fn take(items: &mut GivenItems, path: &str, node: &YamlNode) {
     if ENVIRONMENT.contains(&path) {
         return environment(items, path, node);
     }
-    // The row of a path is for the whole value, unless parts of the value have rows of their own.
+    // The row of a path in the table is for the whole value, unless parts of the value have rows of
+    // their own.
     if let YamlValue::Map(entries) = &node.value
         && (path.is_empty() || has_rows_below(path) || holds_special(path))
     {
@@ -99,8 +100,8 @@ fn holds_special(path: &str) -> bool {
     })
 }
 
-/// Flags are a map, or in older charts a list of names and values. A key may contain the value
-/// (`ha-enable-leader-election=false: ""`).
+/// Reads flags, which are a map, or in older charts a list of names and values. A key may contain
+/// the value (`ha-enable-leader-election=false: ""`).
 fn flags(items: &mut GivenItems, path: &str, node: &YamlNode) {
     match &node.value {
         YamlValue::Null => {}
@@ -138,7 +139,7 @@ fn flag(items: &mut GivenItems, path: &str, name: &str, value: YamlValue) {
     });
 }
 
-/// Environment variables are a list as in a pod, or a map.
+/// Reads environment variables, which are a list as in a pod, or a map.
 fn environment(items: &mut GivenItems, path: &str, node: &YamlNode) {
     let entries: Vec<(Option<&str>, &YamlNode, YamlValue)> = match &node.value {
         YamlValue::Null => return,
@@ -161,7 +162,7 @@ fn environment(items: &mut GivenItems, path: &str, node: &YamlNode) {
     }
 }
 
-/// The name and value of an environment variable of a pod.
+/// Returns the name and value of an environment variable of a pod.
 pub(super) fn variable(node: &YamlNode) -> (Option<&str>, &YamlNode, YamlValue) {
     let name = match node.get("name").map(|name| &name.value) {
         Some(YamlValue::Text(name)) => Some(name.as_str()),

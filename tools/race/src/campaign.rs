@@ -1,4 +1,4 @@
-//! Runs the cells, some at the same time, and the routers of a cell side by side.
+//! Runs the cells of the race, some at the same time, and the routers of a cell side by side.
 //!
 //! Each router runs with its engines in its own process and network namespaces, so it has all ports
 //! for itself and shares only the cores. A run that is on disk is not repeated, so a campaign that
@@ -17,18 +17,19 @@ use crate::mocker::MockerEngines;
 use crate::record::RunRecord;
 use crate::router::RouterKind;
 
-/// The maximum time after the last arrival. No session takes this long unless the router hangs.
+/// The maximum time after the last arrival. No session takes so long unless the router hangs.
 const ENDING: Duration = Duration::from_secs(900);
 
 /// The maximum number of runs of a router that runs alone.
 const ROUNDS_ALONE: usize = 3;
 
-/// Makes the loopback of the new namespace usable, then becomes the program.
+/// A shell command that enables the loopback of the new network namespace, and then becomes the
+/// program.
 const IN_NAMESPACE: &str = "ip link set lo up && exec \"$0\" \"$@\"";
 
-/// Brings loopback up, and lets the receiver of a segment acknowledge it at once. Dynamo's frontend
-/// does not set TCP_NODELAY, so on a kept connection its next tokens would wait up to 40 ms for the
-/// acknowledgement.
+/// Like [`IN_NAMESPACE`], but also lets the receiver of a TCP segment acknowledge it at once.
+/// Dynamo's frontend does not set TCP_NODELAY, so on a kept connection its next tokens would wait
+/// up to 40 ms for the acknowledgement.
 const IN_DYNAMO_NAMESPACE: &str = concat!(
     "ip link set lo up && for to in 127.0.0.0/8 127.0.0.1; do ",
     "ip route change local $to dev lo table local proto kernel scope host src 127.0.0.1 quickack 1 || exit; done && ",
@@ -44,14 +45,13 @@ pub struct RouterGroup {
     pub routers: Vec<String>,
 }
 
-/// What to run.
 #[derive(Clone, Debug)]
 pub struct Campaign {
-    /// The folder of the runs.
+    /// The folder for the records of the runs.
     pub folder: PathBuf,
     /// Seconds in which sessions arrive.
     pub arrivals_s: f64,
-    /// What to run, in order.
+    /// The parts to run, in order.
     pub parts: Vec<RacePart>,
     /// Parts that run at the same time, at least 1.
     pub at_once: usize,
@@ -61,32 +61,32 @@ pub struct Campaign {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RacePart {
     pub cell: Cell,
-    /// The seed of its sessions.
+    /// The seed of the cell's sessions.
     pub seed: u64,
     pub group: RouterGroup,
 }
 
-/// The outcome of a campaign.
 #[derive(Clone, Debug, Default)]
 pub struct CampaignOutcome {
     /// The number of runs that were made.
     pub made: usize,
     /// The number of runs whose results were on disk.
     pub kept: usize,
-    /// What was left out, and why.
+    /// What was not run, and why.
     pub skipped: Vec<String>,
 }
 
 // === impl RouterGroup ===
 
 impl RouterGroup {
-    /// Ours, ours again and the fastest rival. They run in every cell with every seed.
+    /// Returns the routers that run in every cell with every seed: Switchpoint twice, and the
+    /// fastest rival.
     #[must_use]
     pub fn core() -> Self {
         Self::new("core", &["ours", "ours-again", "smg"])
     }
 
-    /// Runs of each other router beside Switchpoint, with one seed, in the cells at half load.
+    /// Returns each other router beside Switchpoint, with one seed, in the cells at half load.
     #[must_use]
     pub fn others() -> [Self; 2] {
         [
@@ -118,7 +118,6 @@ impl RouterGroup {
             .chain([Self::dynamo()])
     }
 
-    /// A group of these routers.
     #[must_use]
     pub fn new(name: &'static str, routers: &[&str]) -> Self {
         Self {
@@ -142,10 +141,10 @@ impl RacePart {
 // === impl Campaign ===
 
 impl Campaign {
-    /// Runs what is not on disk yet. `say` gets a line for each run.
+    /// Runs the parts that are not on disk yet. `say` gets a line for each run.
     ///
     /// # Errors
-    /// Fails if a run fails: a part did not start, or ended.
+    /// Fails if a part of a run does not start, or ends early.
     pub async fn run(&self, say: impl Fn(String)) -> Result<CampaignOutcome> {
         let (alone, beside): (Vec<_>, Vec<_>) = self.parts.iter().partition(|part| part.is_alone());
         let mut outcome = CampaignOutcome::default();
@@ -184,7 +183,6 @@ impl Campaign {
         Ok(outcome)
     }
 
-    /// The file of a run.
     #[must_use]
     pub fn path(&self, part: &RacePart, router: &str) -> PathBuf {
         RunRecord::path(
@@ -195,8 +193,8 @@ impl Campaign {
         )
     }
 
-    /// Runs routers side by side. If a run was late, its router runs again: beside half as many
-    /// routers, or alone if it was alone.
+    /// Runs routers side by side. If the machine was too slow for a run, its router runs again
+    /// beside half as many routers, or alone if it was alone.
     async fn run_routers(
         &self,
         part: &RacePart,
@@ -318,7 +316,7 @@ impl CampaignOutcome {
     }
 }
 
-/// The run that a process wrote.
+/// Reads the run that a process wrote.
 fn read_run(path: &Path, status: ExitStatus, router: &str) -> Result<RunRecord> {
     if !status.success() {
         return Err(format!(
@@ -332,7 +330,7 @@ fn read_run(path: &Path, status: ExitStatus, router: &str) -> Result<RunRecord> 
     Ok(run)
 }
 
-/// A run in one line, for the terminal.
+/// Describes a run in one line, for the terminal.
 fn line_of(run: &RunRecord) -> String {
     let figure = |figure: crate::judge::RaceFigure| figure.of(run.requests.iter());
     let engines: Vec<String> = run

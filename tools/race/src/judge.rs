@@ -2,9 +2,9 @@
 //! an interval of 95 %.
 //!
 //! The interval is a bootstrap over sessions, with all seeds pooled. Sessions are drawn with
-//! replacement, and each session brings the requests of both routers. So the differences between
-//! sessions, which are larger than those between routers, cancel out. (Efron and Tibshirani, An
-//! Introduction to the Bootstrap, 1993, chapters 8 and 13.)
+//! replacement, and each drawn session counts for both routers. So the differences between
+//! sessions, which exceed those between routers, cancel out. (Efron and Tibshirani, An Introduction
+//! to the Bootstrap, 1993, chapters 8 and 13.)
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ use rand::{Rng, SeedableRng};
 
 use crate::record::{RequestRecord, RunRecord};
 
-/// The number of draws of the bootstrap. With this number, the ends of an interval of 95 % vary by
-/// a tenth of the interval's width.
+/// The number of draws of the bootstrap. With so many draws, the ends of an interval of 95 % vary
+/// by a tenth of the interval's width.
 const DRAWS: usize = 1_000;
-/// The seed of the draws, so that printing a page twice gives the same result.
+/// The seed of the draws. It is fixed, so that printing a page twice gives the same result.
 const SEED: u64 = 1;
 
-/// A figure of a set of requests.
+/// A figure that is computed from a set of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RaceFigure {
     /// Time until the last byte, mean.
@@ -34,7 +34,7 @@ pub enum RaceFigure {
     PerTokenP99,
 }
 
-/// Which requests of a run are compared.
+/// The requests of a run that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachePhase {
     /// The requests of sessions that arrived in the first quarter of the arrivals.
@@ -46,26 +46,21 @@ pub enum CachePhase {
 /// A ratio with its interval of 95 %.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterRatio {
-    /// The ratio of all requests.
     pub ratio: f64,
-    /// The lower end.
     pub low: f64,
-    /// The upper end.
     pub high: f64,
 }
 
-/// The meaning of a ratio.
+/// The verdict on a ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RaceVerdict {
-    /// The first router is faster.
     Faster,
     /// The difference is not larger than that of a router against itself.
     Equal,
-    /// The first router is slower.
     Slower,
 }
 
-/// The requests of one session, of either router.
+/// The requests of one session at each router.
 #[derive(Debug, Default)]
 struct SessionPair<'a> {
     ours: Vec<&'a RequestRecord>,
@@ -75,7 +70,7 @@ struct SessionPair<'a> {
 // === impl CachePhase ===
 
 impl CachePhase {
-    /// The requests of a run that are compared.
+    /// Returns the requests of a run that are compared.
     pub fn requests<'a>(
         self,
         run: &'a RunRecord,
@@ -97,7 +92,6 @@ impl RaceFigure {
         Self::PerTokenP99,
     ];
 
-    /// The figure's name on the page.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -109,7 +103,7 @@ impl RaceFigure {
         }
     }
 
-    /// The figure of these requests, ms; not a number if there are none.
+    /// Returns the figure of these requests, in ms; not a number if there are none.
     pub fn of<'a>(self, requests: impl Iterator<Item = &'a RequestRecord>) -> f64 {
         match self {
             Self::EndToEndMean => mean(requests.map(|request| request.e2e_ms)),
@@ -125,8 +119,9 @@ impl RaceFigure {
         }
     }
 
-    /// The ratio of this figure between the runs `ours` and the runs `theirs`; below 1 if ours are
-    /// faster. Only sessions that both played are compared; `None` if there is no such session.
+    /// Returns the ratio of this figure between the runs `ours` and the runs `theirs`, which is
+    /// below 1 if ours are faster. Compares only sessions that both played; `None` if there is no
+    /// such session.
     #[must_use]
     pub fn ratio(
         self,
@@ -168,7 +163,7 @@ impl RaceFigure {
     }
 }
 
-/// The sessions that both played, by seed and number.
+/// Returns the sessions that both played, by seed and number.
 fn pairs<'a>(
     row: CachePhase,
     ours: &[&'a RunRecord],
@@ -202,9 +197,9 @@ fn pairs<'a>(
 // === impl RouterRatio ===
 
 impl RouterRatio {
-    /// The meaning of the ratio, compared with that of a router against itself (A against A), if
-    /// this was measured. There is a difference if the interval excludes 1 and the ratio is further
-    /// from 1 than the farther end of the interval of A against A.
+    /// Judges the ratio. `same` is the ratio of a router to itself (A against A), if it was
+    /// measured. The routers differ if the interval excludes 1, and the ratio is further from 1
+    /// than both ends of the interval of A against A.
     #[must_use]
     pub fn verdict(self, same: Option<Self>) -> RaceVerdict {
         let noise = same.map_or(0.0, |same| same.low.ln().abs().max(same.high.ln().abs()));
@@ -223,7 +218,8 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
     sum / count
 }
 
-/// The value at this share of the sorted values (nearest rank); not a number if there are none.
+/// Returns the value at this share of the sorted values (nearest rank); not a number if there are
+/// none.
 #[must_use]
 pub fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
     let rank = (share * values.len() as f64).ceil() as usize;
@@ -239,9 +235,9 @@ mod tests {
     use super::*;
     use crate::record::RequestTokens;
 
-    /// 60 sessions of four requests. The times of sessions differ by a factor of ten, as those of
-    /// real sessions do. `change` computes a request's time from the base time and the request's
-    /// number.
+    /// Creates a run of 60 sessions of four requests. The times of sessions differ by a factor of
+    /// ten, as with real sessions. `change` computes a request's time from the base time and the
+    /// request's number.
     fn run(router: &str, change: impl Fn(f64, u32) -> f64) -> RunRecord {
         let request = |number: u32| {
             let base = 100.0 * (1.0 + f64::from(number / 4 % 10));
@@ -279,7 +275,7 @@ mod tests {
         }
     }
 
-    /// Noise of 3 %, different for each request and `salt`.
+    /// Adds noise of 3 %, which differs for each request and `salt`.
     fn noisy(base: f64, number: u32, salt: u32) -> f64 {
         base * (0.97 + 0.06 * f64::from((number * 7 + salt * 13) % 11) / 10.0)
     }

@@ -1,4 +1,4 @@
-//! The race: our router beside real rivals, on the same engines, with the same requests.
+//! The race compares Switchpoint with real rivals, on the same engines and with the same requests.
 //!
 //! | command | does |
 //! |---|---|
@@ -31,10 +31,10 @@ mod serving;
 
 use campaign::{Campaign, RacePart, RouterGroup};
 
-/// Seeds of the published results. Tuning uses 1 to 20, so that no policy is fitted to the seeds of
-/// its results.
+/// The seeds of the published results. Tuning uses the seeds 1 to 20, so that no policy is fitted
+/// to these seeds.
 const JUDGING: std::ops::RangeInclusive<u64> = 101..=105;
-/// The seed of the routers beside ours and smg.
+/// The seed for the routers other than Switchpoint and smg.
 const OTHERS_SEED: u64 = 101;
 
 const STOPPED: &str =
@@ -169,7 +169,7 @@ async fn run_campaign(args: &RunArgs) -> Result<ExitCode> {
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let outcome = tokio::select! {
         outcome = campaign.run(|line| println!("{line}")) => outcome?,
-        // Returning ends the runs in flight.
+        // Returning ends all runs in flight.
         _ = tokio::signal::ctrl_c() => return Err(STOPPED.into()),
         _ = terminate.recv() => return Err(STOPPED.into()),
     };
@@ -203,8 +203,8 @@ fn cell_named(name: &str) -> Result<Cell> {
 // === impl RunArgs ===
 
 impl RunArgs {
-    /// Cells, seeds and routers to run, in order. All cells run with one seed before the next seed,
-    /// so that the first results come early.
+    /// Returns the cells, seeds and routers to run, in order. All cells run with one seed before
+    /// the next seed, so that the first results come early.
     fn parts(&self) -> Result<Vec<RacePart>> {
         let cells = match (self.cells.is_empty(), self.quick) {
             (false, _) => self
@@ -259,7 +259,7 @@ impl RunArgs {
     }
 
     fn chosen_routers(&self) -> Result<RouterGroup> {
-        // A comma separates routers, so a slash separates the parameters of one.
+        // A comma separates routers, so a slash separates the parameters of one router.
         let routers: Vec<String> = self
             .routers
             .iter()

@@ -1,11 +1,11 @@
-//! Dynamo's mocker: engines that we did not write, with a scheduler, a KV cache and a speed of
-//! their own.
+//! Runs Dynamo's mockers: simulated engines that we did not write, with their own scheduler, KV
+//! cache and speed.
 //!
-//! A mocker understands only Dynamo's request plane. So for any other router each mocker has a
-//! frontend of its own, and the pair is an OpenAI server. For Dynamo's own router all mockers are
-//! one component, and the router is a single frontend in front of them.
+//! A mocker understands only Dynamo's request plane. So for any other router, each mocker has a
+//! frontend of its own, and such a pair is an OpenAI server. For Dynamo's own router all mockers
+//! are one component, and the router is a single frontend in front of them.
 //!
-//! All sockets of a run are in its network namespace, so addresses and ports are fixed.
+//! All sockets of a run are in its network namespace, so addresses and ports can be fixed.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -21,13 +21,13 @@ use crate::serving::{MODEL, THREADS, answers};
 
 /// The folder of Dynamo's virtual environment in `.tools/race`.
 pub const TOOL: &str = "ai-dynamo";
-/// The port of requests of a pair's frontend.
+/// The port where a pair's frontend receives requests.
 const HTTP_PORT: u16 = 8000;
 /// The port of a mocker's metrics page.
 pub const METRICS_PORT: u16 = 9100;
-/// The mocker's own speed, with as many sequences as our engines run at once. The blocks hold
-/// 262,144 tokens, or 670 KB of text; our engines hold a megabyte. Both sizes are enough for a
-/// dozen contexts of agents.
+/// The options of a mocker. It keeps its own speed, and runs as many sequences at once as our
+/// engines. Its blocks hold 262,144 tokens (670 KB of text), those of our engines a megabyte. Both
+/// are enough for a dozen contexts of agents.
 const MOCKER_OPTIONS: [&str; 6] = [
     "--max-num-seqs",
     "24",
@@ -36,9 +36,9 @@ const MOCKER_OPTIONS: [&str; 6] = [
     "--num-gpu-blocks-override",
     "8192",
 ];
-/// The count of the histogram of request times is the count of finished requests.
+/// The number of finished requests on the metrics page, which is the count of this histogram.
 const FINISHED: &str = "vllm:e2e_request_latency_seconds_count{";
-/// The time after which a reply that has ended is counted on the metrics page, with a margin.
+/// The time until the metrics page counts a reply that has ended, with a margin.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// How requests reach the mockers.
@@ -46,7 +46,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 pub enum MockerFront {
     /// Each mocker has a frontend of its own.
     OneEach,
-    /// The router is a frontend that all share.
+    /// All mockers share one frontend, which is the router.
     Shared,
 }
 
@@ -61,7 +61,7 @@ pub struct MockerEngines {
 // === impl MockerEngines ===
 
 impl MockerEngines {
-    /// Whether Dynamo is installed, and the model is made.
+    /// Whether Dynamo and the model are installed.
     #[must_use]
     pub fn is_installed() -> bool {
         python().is_file() && model().join("config.json").is_file()
@@ -105,7 +105,7 @@ impl MockerEngines {
         }
         if front == MockerFront::OneEach {
             for address in engines.addresses() {
-                // The names of a mocker's metrics appear with its first request.
+                // The metrics of a mocker appear with its first request.
                 let answered = answers(address).await;
                 answered.map_err(|error| format!("{error}\n{}", engines.log_tail()))?;
             }
@@ -133,7 +133,7 @@ impl MockerEngines {
         ChildProcess::spawn("dynamo", &mut self.in_discovery(command), folder)
     }
 
-    /// Where the frontends of the mockers listen, if each has one.
+    /// Returns the addresses of the mockers' frontends, if each mocker has one.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.hosts
@@ -142,8 +142,8 @@ impl MockerEngines {
             .collect()
     }
 
-    /// The requests that each engine has finished. Tokens of prompts are in the replies, not on the
-    /// pages.
+    /// Returns how many requests each engine has finished. Prompt tokens are in the replies, not on
+    /// the metrics pages.
     ///
     /// # Errors
     /// Fails if a page cannot be read.
@@ -183,7 +183,7 @@ impl MockerEngines {
         Ok(())
     }
 
-    /// Lets the mocker's processes find each other by files, and keeps their traffic on the
+    /// Lets the mockers' processes find each other by files, and keeps their traffic on the
     /// loopback.
     fn in_discovery(&self, mut command: Command) -> Command {
         command.env("HF_HUB_OFFLINE", "1");
@@ -210,14 +210,14 @@ impl MockerEngines {
 
 /// The folder of the files by which processes find each other.
 const DISCOVERY: &str = "discovery";
-/// The namespace of mockers that share a frontend.
+/// The Dynamo namespace of mockers that share a frontend.
 const SHARED: &str = "pool";
 
 fn python() -> PathBuf {
     root().join(".tools/race").join(TOOL).join("bin/python")
 }
 
-/// A folder with a tokenizer and without weights; `tools/race/vllm/install.py` makes it.
+/// Returns a folder with a tokenizer and without weights, which `tools/race/vllm/install.py` makes.
 fn model() -> PathBuf {
     root().join(".tools/race/models/words")
 }
@@ -256,7 +256,7 @@ fn frontend(namespace: &str, mode: &str, address: SocketAddr) -> Command {
     command
 }
 
-/// The finished requests on a mocker's page; 0 before its first request.
+/// Counts the finished requests on a mocker's page; 0 before its first request.
 fn finished(page: &str) -> u64 {
     let values = page
         .lines()

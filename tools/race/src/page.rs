@@ -18,15 +18,16 @@ use crate::results::{AGAIN, CellResult, FigureResult, OURS, RaceResults, RouterR
 const HEAD: &str = "# The race: beside other routers
 
 `make race` plays the same sessions at several routers, side by side, and prints this page. Each router has two threads
-and eight simulated engines of its own, which run in real time: `qwen3-32b-h200`, at most 24 sequences, unless the cell
-says otherwise. No figure comes from a GPU. After each reply a client waits for a recorded pause, then sends the next
-turn of the session. A client gives up after 60 s, and the times of a failed request are 60 s.
+and eight simulated engines of its own. The engines run in real time, with the profile `qwen3-32b-h200` and at most 24
+sequences unless the cell (workload and load) says otherwise. No figure comes from a GPU. After each reply a client
+waits for a recorded pause, then sends the next turn of the session. A client gives up after 60 s, and the times of a
+failed request are 60 s.
 
-Load is a share of the rate that round robin sustains. Cold sessions arrive in the first quarter, when caches are empty;
-the others are warm. **A ratio is Switchpoint's time over the other router's: below 1, Switchpoint is faster.** The
-interval of 95 % is a bootstrap over sessions, seeds pooled. `=` marks a difference no larger than between two
-Switchpoint runs, bold a router that is faster than Switchpoint. A run whose clients or engines are
-more than 5 ms late (99th percentile) is repeated with fewer routers side by side, or left out.
+Load is a share of the rate that round robin sustains. Cold sessions arrive in the run's first quarter, when caches are
+empty; the others are warm. **A ratio is Switchpoint's time over the other router's: below 1, Switchpoint is faster.**
+The 95 % interval is a bootstrap over the sessions of all seeds. `=` marks a difference that is no larger than between
+two Switchpoint runs; bold marks a router that is faster than Switchpoint. A run whose clients or engines are more than
+5 ms late (99th percentile) is repeated with fewer routers side by side, or left out.
 
 ";
 
@@ -36,7 +37,7 @@ const CHANGE: &str =
 const PUBLISHED: &str = "
 The last cells have the shape of published benchmarks, not their hardware: `llm-d-groups` and `llm-d-unique` that of
 llm-d-benchmark pull request 1908 (at most 256 sequences), `higress` that of Higress pull request 4352 (three engines
-like Llama 3 8B on an A10), `mooncake` a piece of a public trace. The pictures end at 0.25 and at 2.
+like Llama 3 8B on an A10), `mooncake` a piece of a public trace. The pictures' axes end at 0.25 and 2.
 
 ";
 
@@ -70,7 +71,7 @@ pub fn write(folder: &Path, docs: &Path) -> Result<()> {
     )?)
 }
 
-/// Draws two pictures: one of the cells with our own workloads, and one of the other cells.
+/// Draws two pictures: one of the cells with our own workloads, the other of all other cells.
 fn pictures(results: &RaceResults, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     for (name, is_ours) in [("workloads", true), ("published", false)] {
@@ -101,7 +102,7 @@ fn versions(results: &RaceResults) -> String {
     }
 }
 
-/// A sentence on the cells without a result.
+/// Returns a sentence on the cells without a result.
 fn not_run(results: &RaceResults) -> String {
     let group = |cell: &Cell| {
         if cell.is_dynamo() {
@@ -140,7 +141,7 @@ fn losses(results: &RaceResults) -> String {
             .filter(|router| ![OURS, AGAIN].contains(&router.router.as_str()))
         {
             for (phase, figures) in [("cold", &router.cold), ("warm", &router.warm)] {
-                // With Dynamo's engines only the first figure is compared.
+                // With Dynamo's engines, only the first figure is compared.
                 let counted = if result.group == dynamo::GROUP {
                     1
                 } else {
@@ -166,7 +167,7 @@ fn losses(results: &RaceResults) -> String {
     format!("## Where we lose\n\n{}\n", lines.concat())
 }
 
-/// How the sessions of a cell arrive, in words.
+/// Describes how the sessions of a cell arrive.
 pub fn arrivals_of(cell: &Cell) -> String {
     let per_s = cell.sessions_per_s().unwrap_or_default();
     match cell.source {
@@ -197,7 +198,7 @@ pub fn arrivals_of(cell: &Cell) -> String {
     }
 }
 
-/// What sets a cell apart from others of its workload; may be empty.
+/// Describes what distinguishes a cell from others of its workload; may be empty.
 fn particular_of(cell: &Cell) -> String {
     let mut notes = Vec::new();
     if cell.workload().is_some() {
@@ -216,7 +217,7 @@ fn particular_of(cell: &Cell) -> String {
     notes.join("; ")
 }
 
-/// How the sessions arrive, and for how long if the cell does not fix that.
+/// Describes how the sessions arrive, and for how long if the cell does not fix the time.
 fn duration_of(cell: &Cell, arrivals_s: f64) -> String {
     if cell.workload().is_some() {
         format!("{}, {arrivals_s:.0} s", arrivals_of(cell))
@@ -225,7 +226,6 @@ fn duration_of(cell: &Cell, arrivals_s: f64) -> String {
     }
 }
 
-/// A table of the cells.
 fn cells(results: &RaceResults) -> String {
     let mut table =
         MarkdownTable::with_header(&["cell", "sessions", "differs by", "seeds", "requests"]);
@@ -252,10 +252,10 @@ fn cells(results: &RaceResults) -> String {
     format!("## Cells\n\n{}{PUBLISHED}{pictures}\n", table.0)
 }
 
-/// The table of the other routers has the first figures, without the p99 of TPOT.
+/// The number of figures in the table of the other routers, which leaves out the p99 of TPOT.
 const OTHERS_FIGURES: usize = 4;
 
-/// The routers other than Switchpoint and smg, one seed each.
+/// Returns a table of the routers other than Switchpoint and smg, with one seed each.
 fn others(results: &RaceResults) -> String {
     let mut table = MarkdownTable::with_header(&[
         "cell",
@@ -285,7 +285,8 @@ fn others(results: &RaceResults) -> String {
         return String::new();
     }
     format!(
-        "## Other routers\n\nWarm sessions of one seed: ms, and Switchpoint's ratio. \"Busiest\" is the requests of the busiest engine over the mean.\n\n{}\n",
+        "## Other routers\n\nThe table has warm sessions of one seed: times in ms, and Switchpoint's ratio. \"Busiest\" is the busiest engine's number
+of requests over the mean.\n\n{}\n",
         table.0
     )
 }
@@ -306,7 +307,7 @@ impl MarkdownTable {
     }
 }
 
-/// Hits, failures, and how uneven the load of the engines was.
+/// Returns hits, failures, and how uneven the load of the engines was.
 fn counts_of(router: &RouterResult) -> [String; 3] {
     [
         percent(router.hit_rate),
@@ -315,7 +316,7 @@ fn counts_of(router: &RouterResult) -> [String; 3] {
     ]
 }
 
-/// A figure, with Switchpoint's ratio to it.
+/// Returns the text of a figure, with Switchpoint's ratio to it.
 fn cell_text(figure: &FigureResult) -> String {
     let ms = format!("{:.0}", figure.ms);
     if figure.ours_over.is_some() {
@@ -325,7 +326,7 @@ fn cell_text(figure: &FigureResult) -> String {
     }
 }
 
-/// A ratio with a mark of its verdict.
+/// Returns a ratio with a mark for its verdict.
 fn judged(figure: &FigureResult) -> String {
     let ratio = ratio(figure);
     match figure.verdict.as_deref() {

@@ -21,10 +21,9 @@ use crate::serving::MODEL;
 
 /// Tokens that an engine sends in one write.
 const TOKENS_PER_WRITE: u32 = 4;
-/// Downtime of an engine that restarts.
+/// The downtime of an engine that restarts.
 const RESTART: Duration = Duration::from_secs(5);
 
-/// The engines of a run.
 #[derive(Debug)]
 enum RaceEngines {
     Servers {
@@ -131,8 +130,8 @@ impl RaceEngines {
         }
     }
 
-    /// Starts the engines of a cell, and one more if one is added during the run. Steps of these
-    /// engines take `slowdown` times as long as the profile says.
+    /// Starts the engines of a cell, and an additional engine if one is added during the run. Their
+    /// steps take `slowdown` times as long as in the profile.
     fn start_servers(cell: &Cell, profile: EngineProfile, slowdown: f64) -> Result<Self> {
         let added = usize::from(cell.change == CellChange::KillAddRestart);
         let mut servers = Vec::new();
@@ -182,7 +181,7 @@ impl RaceEngines {
         }
     }
 
-    /// Carries out the changes of the pool at their times.
+    /// Changes the pool at the times that the cell sets.
     async fn change(
         &self,
         change: CellChange,
@@ -227,7 +226,7 @@ impl RaceEngines {
 // === impl EngineRecord ===
 
 impl EngineRecord {
-    /// The counts of a report of `GET /admin/state`.
+    /// Reads the counts from a report of `GET /admin/state`.
     fn from_state(state: &Value) -> Self {
         let count = |key: &str| state[key].as_u64().unwrap_or(0);
         let finished = |kind: &str| state["finished"][kind].as_u64().unwrap_or(0);
@@ -239,8 +238,8 @@ impl EngineRecord {
         }
     }
 
-    /// The growth of the counts since `before`. An engine that restarted during the run began again
-    /// at zero.
+    /// Returns the growth of the counts since `before`. After a restart, an engine counts from zero
+    /// again.
     fn since(&self, before: &Self) -> Self {
         let restarted =
             self.requests < before.requests || self.prompt_tokens < before.prompt_tokens;
@@ -256,11 +255,12 @@ impl EngineRecord {
 
 #[cfg(test)]
 mod tests {
-    /// `make e2e-long` runs this test, because it takes a minute.
+    /// `make e2e-long` runs these tests, because each takes a minute.
     mod slow {
         use std::collections::BTreeMap;
 
         use race_cells::RaceWorkload;
+        use tokio::sync::Mutex;
 
         use super::super::*;
         use crate::judge::{CachePhase, RaceFigure, RaceVerdict, RouterRatio};
@@ -268,10 +268,14 @@ mod tests {
         const ARRIVALS_S: f64 = 20.0;
         const SEED: u64 = 1;
 
+        /// A test holds this lock while it measures.
+        static ALONE: Mutex<()> = Mutex::const_new(());
+
         /// Compares Envoy's round robin with itself, with a router that is slower by 20 ms, and
         /// with a router that fails two requests of a hundred.
         #[tokio::test(flavor = "multi_thread")]
         async fn the_race_sees_delays_and_failures_and_no_difference_where_there_is_none() {
+            let _alone = ALONE.lock().await;
             let source = CellSource::Random {
                 workload: RaceWorkload::Chat,
                 load_percent: 40,
@@ -314,7 +318,7 @@ mod tests {
                 (0, 0)
             );
             assert!(failures["envoy-drop"] > 0);
-            // Clients and engines have counted the same numbers.
+            // Clients and engines must have counted the same numbers.
             for run in runs.iter().filter(|run| run.router != "envoy-drop") {
                 let counted: u64 = run.engines.iter().map(|engine| engine.requests).sum();
                 assert_eq!(counted, run.requests.len() as u64, "{}", run.router);
@@ -331,6 +335,35 @@ mod tests {
                     run.router
                 );
             }
+        }
+
+        /// All sessions of the race come from one address, so to the picker they are one client.
+        #[tokio::test(flavor = "multi_thread")]
+        async fn one_client_alone_uses_all_engines_and_finds_its_prompts_again() {
+            let _alone = ALONE.lock().await;
+            let cell = Cell::find("agents-50").expect("a cell");
+            let names = ["envoy-round-robin", "ours"];
+            let runs = names.map(|name| play(&cell, SEED, name, ARRIVALS_S, names.len()));
+            let runs = futures::future::join_all(runs)
+                .await
+                .into_iter()
+                .collect::<Result<Vec<_>>>()
+                .expect("two runs");
+            let hits = |run: &RunRecord| {
+                let sum = |of: fn(&EngineRecord) -> u64| run.engines.iter().map(of).sum::<u64>();
+                let cached = sum(|engine| engine.cached_tokens);
+                cached as f64 / sum(|engine| engine.prompt_tokens) as f64
+            };
+            let [theirs, ours] = [0, 1].map(|run| hits(&runs[run]));
+            let requests: Vec<u64> = runs[1].engines.iter().map(|e| e.requests).collect();
+            println!("{theirs:.3} and {ours:.3} of the tokens cached, {requests:?} requests");
+            assert_eq!(runs[1].failures(), 0);
+            assert!(ours > theirs, "{ours:.3}, round robin {theirs:.3}");
+            let third = requests.iter().sum::<u64>() / (3 * requests.len() as u64);
+            assert!(
+                requests.iter().all(|of_one| *of_one >= third),
+                "{requests:?}"
+            );
         }
     }
 }

@@ -2,8 +2,8 @@
 //! clients see.
 //!
 //! A session is sent from its first turn to its last, without a time limit, so a faster router gets
-//! the same requests as a slower one. A turn is sent after a recorded pause that begins with the
-//! end of the previous reply.
+//! the same requests as a slower one. A turn is sent a recorded pause after the end of the previous
+//! reply.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::record::{RequestRecord, RequestTokens};
 
-/// The maximum time of a request. A request that has not ended by then has failed, and this time is
-/// used for all its times.
+/// The maximum time of a request. A request that has not ended by then counts as failed, and all
+/// its times are set to this maximum.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The start of a token's text in an event of a chat stream. An empty text, as in the event with
@@ -37,7 +37,7 @@ type HttpClient = Client<HttpConnector, Full<Bytes>>;
 #[derive(Clone, Debug)]
 pub struct SessionPlayer {
     client: HttpClient,
-    /// The gateways. Sessions use them in turn.
+    /// The addresses of the gateways. Sessions use them in rotation.
     addresses: Vec<SocketAddr>,
     model: String,
     start: Instant,
@@ -47,9 +47,9 @@ pub struct SessionPlayer {
 pub struct SessionPlan {
     /// The sessions in order of arrival.
     pub sessions: Vec<RaceSession>,
-    /// The number of sessions, from the first on, that find cold caches.
+    /// The number of sessions, counted from the first, that find cold caches.
     pub cold: usize,
-    /// The number of sessions at the same time, if a session begins when another ends.
+    /// The number of sessions that run at the same time, if a session begins when another ends.
     pub clients: Option<usize>,
 }
 
@@ -94,7 +94,6 @@ impl SessionPlayer {
         }
     }
 
-    /// The start of the run.
     #[must_use]
     pub fn start(&self) -> Instant {
         self.start
@@ -272,7 +271,7 @@ fn has_token(data: &[u8]) -> bool {
         .any(|window| window.starts_with(TOKEN) && window.last() != Some(&b'"'))
 }
 
-/// The text and the usage of a chat stream.
+/// Returns the text and the usage of a chat stream.
 ///
 /// # Errors
 /// Fails if the stream does not end with `[DONE]`, or an event is not JSON.

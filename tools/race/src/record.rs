@@ -8,17 +8,16 @@ use testbed::Result;
 /// One request, as its client saw it. Times are in ms.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RequestRecord {
-    /// The number of the session.
     pub session: u32,
     /// The turn within the session, from 0.
     pub turn: u32,
     /// Whether the session arrived in the first quarter of the arrivals, when caches were empty.
     pub cold: bool,
-    /// The class of its client.
+    /// The class of the client, such as `interactive`.
     pub class: String,
-    /// When the request was sent, after the start of the run.
+    /// The time from the start of the run until the request was sent.
     pub sent_ms: f64,
-    /// How much later than planned the request was sent.
+    /// The delay between the planned time and the sending.
     pub late_ms: f64,
     /// Time until the first token.
     pub ttft_ms: f64,
@@ -28,31 +27,29 @@ pub struct RequestRecord {
     pub tpot_ms: Option<f64>,
     /// Tokens, as the engine counts them.
     pub tokens: RequestTokens,
-    /// The reason why the request failed. In this case its times are the timeout.
+    /// The reason why the request failed. The times of a failed request are the timeout.
     pub failure: Option<String>,
 }
 
-/// The `usage` of a reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestTokens {
     pub prompt: u64,
     /// Tokens of the prompt that the engine had cached.
     pub cached: u64,
-    /// Tokens of the reply.
     pub output: u64,
 }
 
-/// The counts of one engine during a run. Of Dynamo's engines only the requests are known.
+/// The counts of one engine during a run. Dynamo's engines report only the number of requests.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct EngineRecord {
     /// Requests that the engine finished.
     pub requests: u64,
-    /// Tokens of the prompts that the engine admitted.
+    /// Prompt tokens of the requests that the engine admitted.
     pub prompt_tokens: u64,
-    /// Tokens of those prompts that were cached.
+    /// Prompt tokens of these requests that were cached.
     pub cached_tokens: u64,
-    /// How late the engine's steps ended, 99th percentile, ms. Above some ms the machine was too
-    /// busy.
+    /// How late the engine's steps ended, 99th percentile, ms. More than a few ms mean that the
+    /// machine was too busy.
     pub late_p99_ms: f64,
 }
 
@@ -60,10 +57,9 @@ pub struct EngineRecord {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunRecord {
     pub cell: String,
-    /// The seed of the sessions.
     pub seed: u64,
     pub router: String,
-    /// The version of a rival, or the commit of ours.
+    /// The version of a rival, or the commit of Switchpoint.
     pub version: String,
     /// The number of stacks that ran at the same time, including this stack.
     pub side_by_side: usize,
@@ -80,7 +76,7 @@ pub const LATE_MS_MAX: f64 = 5.0;
 // === impl RunRecord ===
 
 impl RunRecord {
-    /// The file of a run below `folder`.
+    /// Returns the path of a run's file below `folder`.
     #[must_use]
     pub fn path(folder: &Path, cell: &str, seed: u64, router: &str) -> PathBuf {
         folder
@@ -117,7 +113,7 @@ impl RunRecord {
         Ok(std::fs::rename(draft, path)?)
     }
 
-    /// How late the load generator sent, 99th percentile, ms.
+    /// Returns how late the load generator sent, 99th percentile, ms.
     #[must_use]
     pub fn generator_late_p99_ms(&self) -> f64 {
         crate::judge::percentile(
@@ -129,7 +125,7 @@ impl RunRecord {
         )
     }
 
-    /// How late the steps of the latest engine ended, 99th percentile, ms.
+    /// Returns how late the steps of the latest engine ended, 99th percentile, ms.
     #[must_use]
     pub fn engines_late_p99_ms(&self) -> f64 {
         self.engines
@@ -144,9 +140,9 @@ impl RunRecord {
         self.generator_late_p99_ms() <= LATE_MS_MAX && self.engines_late_p99_ms() <= LATE_MS_MAX
     }
 
-    /// The share of prompt tokens that engines had cached. The numbers are those of the engines, or
-    /// of the replies' usage if the engines count no prompt tokens. The share is 0 if there was no
-    /// prompt.
+    /// Returns the share of prompt tokens that engines had cached, or 0 without prompts. The
+    /// numbers come from the engines, or from the replies' usage if the engines count no prompt
+    /// tokens.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         let counted = |[cached, all]: [u64; 2], engine: &EngineRecord| {
@@ -166,7 +162,6 @@ impl RunRecord {
         }
     }
 
-    /// The requests that failed.
     #[must_use]
     pub fn failures(&self) -> usize {
         self.requests

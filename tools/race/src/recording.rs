@@ -1,4 +1,4 @@
-//! A piece of a public trace as sessions of one request each.
+//! Plays a piece of a public trace, as sessions of one request each.
 
 use race_cells::{RaceSession, SessionClass, Turn};
 use testbed::{Result, root, trace};
@@ -7,8 +7,8 @@ use testbed::{Result, root, trace};
 /// into the context that the rivals' examples serve.
 const PROMPT_TOKENS_MAX: usize = 32_000;
 
-/// The requests of the first `arrivals_s` seconds. The trace has times in steps of 3 s; `seed`
-/// spreads them.
+/// Returns the requests of the first `arrivals_s` seconds. The trace has times in steps of 3 s,
+/// within which `seed` determines how they are spread.
 ///
 /// # Errors
 /// Fails if the file cannot be read.

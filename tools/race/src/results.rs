@@ -1,4 +1,4 @@
-//! The judgement of each cell, small enough to be kept with the sources: `docs/data/race.json`.
+//! The result of each cell, small enough to be committed: `docs/data/race.json`.
 //!
 //! Cells are judged one by one, so that a race of two hours can run in parts. Each result names the
 //! versions that ran.
@@ -14,38 +14,36 @@ use crate::campaign::RouterGroup;
 use crate::judge::{CachePhase, RaceFigure, RaceVerdict, RouterRatio};
 use crate::record::RunRecord;
 
-/// The name of ours, and of ours run once more.
+/// The name of Switchpoint as a router.
 pub const OURS: &str = "ours";
-/// See [`OURS`].
+/// The name of Switchpoint's second run.
 pub const AGAIN: &str = "ours-again";
 
-/// Routers side by side in one cell, all seeds pooled.
+/// The results of routers that ran side by side in one cell, with the requests of all seeds
+/// together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CellResult {
     pub cell: String,
-    /// The name of the group of routers.
     pub group: String,
     /// The seeds that all routers have.
     pub seeds: Vec<u64>,
     /// Seconds in which sessions arrived.
     pub arrivals_s: f64,
-    /// The routers, ours first.
+    /// The routers, Switchpoint first.
     pub routers: Vec<RouterResult>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterResult {
-    /// The router's name.
     pub router: String,
-    /// The router's version, or those of its runs in the order of their seeds.
+    /// The router's version, or the versions of its runs in the order of their seeds.
     pub version: String,
-    /// Requests that were sent.
     pub requests: usize,
-    /// Requests that failed.
     pub failures: usize,
-    /// Share of prompt tokens that engines had cached, by their own count.
+    /// The share of prompt tokens that engines had cached, as they counted.
     pub hit_rate: f64,
-    /// Requests of the busiest engine divided by the mean over all engines; mean over the seeds.
+    /// The requests of the busiest engine divided by the mean over all engines; the mean over the
+    /// seeds.
     pub busiest: f64,
     /// The figures of the sessions that arrived first, when caches were empty, ms.
     pub cold: Vec<FigureResult>,
@@ -53,13 +51,12 @@ pub struct RouterResult {
     pub warm: Vec<FigureResult>,
 }
 
-/// One figure of one router, and the ratio of ours to it.
+/// One figure of one router, and Switchpoint's ratio to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FigureResult {
-    /// The figure, ms.
     pub ms: f64,
-    /// The ratio of ours to this router's figure, with the ends of its interval: ratio, low, high.
-    /// `None` for ours.
+    /// The ratio of Switchpoint's figure to this router's, with the ends of its interval: ratio,
+    /// low, high. `None` for Switchpoint.
     pub ours_over: Option<[f64; 3]>,
     /// Whether Switchpoint is faster, equal or slower.
     pub verdict: Option<String>,
@@ -68,7 +65,7 @@ pub struct FigureResult {
 /// All results, in the order of the cells.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RaceResults {
-    /// One for each cell and group of routers.
+    /// One result for each cell and group of routers.
     pub cells: Vec<CellResult>,
 }
 
@@ -88,7 +85,7 @@ impl RaceResults {
         }
     }
 
-    /// The results as JSON with a line for each cell.
+    /// Returns the results as JSON with a line for each cell.
     ///
     /// # Errors
     /// Fails if a result cannot be written as JSON.
@@ -115,7 +112,6 @@ impl RaceResults {
         });
     }
 
-    /// The results of a group of routers.
     pub fn of_group<'a>(&'a self, group: &'a str) -> impl Iterator<Item = &'a CellResult> {
         self.cells
             .iter()
@@ -126,8 +122,8 @@ impl RaceResults {
 // === impl CellResult ===
 
 impl CellResult {
-    /// Judges the runs of a cell below `folder`; `None` if no seed has a run of ours and of another
-    /// router.
+    /// Judges the runs of a cell below `folder`; `None` if no seed has a run of Switchpoint and of
+    /// another router.
     ///
     /// # Errors
     /// Fails if a run cannot be read.
@@ -272,7 +268,7 @@ fn round(value: f64) -> f64 {
     }
 }
 
-/// The versions of these runs, each once.
+/// Returns the versions of these runs, each once.
 fn versions(runs: &[&RunRecord]) -> String {
     let mut versions: Vec<&str> = Vec::new();
     for run in runs {
@@ -283,7 +279,7 @@ fn versions(runs: &[&RunRecord]) -> String {
     versions.join(" ")
 }
 
-/// The seeds that have runs in the folder of a cell, in order.
+/// Returns the seeds that have runs in the folder of a cell, in order.
 fn seeds_in(folder: &Path) -> Vec<u64> {
     let names = std::fs::read_dir(folder)
         .into_iter()

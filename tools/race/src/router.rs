@@ -1,4 +1,5 @@
-//! The routers of the race. Each is started as its users start it, in front of running engines.
+//! The routers that the race compares. Each is started as its users start it, in front of running
+//! engines.
 //!
 //! Every router has two threads: two workers of Envoy, two threads of a rival's runtime.
 
@@ -23,12 +24,11 @@ use start::{start_dynamo, start_envoy, start_ours};
 
 use crate::mocker::{self, MockerEngines};
 
-/// A router of the race.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RouterKind {
     /// Switchpoint, as shipped.
     Ours,
-    /// Switchpoint once more, to see how much two equal routers differ.
+    /// A second run of Switchpoint, which shows how much two equal routers differ.
     OursAgain,
     /// Switchpoint with other parameters of `marginal-cost-scorer`: `ours:ttftWeight=3`.
     OursWith(String),
@@ -38,9 +38,9 @@ pub enum RouterKind {
     Smg,
     /// vLLM's router, with one of its policies.
     VllmRouter(VllmRouterPolicy),
-    /// Envoy without a picker, round robin.
+    /// Envoy without a picker, with round robin.
     EnvoyRoundRobin(EnvoyFault),
-    /// Dynamo's own frontend, only in front of Dynamo's engines.
+    /// Dynamo's own frontend, which works only with Dynamo's engines.
     Dynamo(DynamoMode),
 }
 
@@ -49,15 +49,13 @@ pub enum RouterKind {
 pub enum DynamoMode {
     /// Picks by the KV events of the engines and their load.
     Kv,
-    /// Uses one engine after another. The capacity of Dynamo's engines was measured in this mode.
-    /// The load of a cell is a share of this capacity.
+    /// Uses one engine after another. In this mode the capacity of Dynamo's engines was measured. A
+    /// cell's load is a share of it.
     RoundRobin,
 }
 
-/// The engines behind a router.
 #[derive(Clone, Copy, Debug)]
 pub struct RouterEngines<'a> {
-    /// Where the engines listen.
     pub addresses: &'a [SocketAddr],
     /// The engines themselves, if they are Dynamo's.
     pub mockers: Option<&'a MockerEngines>,
@@ -66,13 +64,12 @@ pub struct RouterEngines<'a> {
 /// Configurations of llm-d.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LlmDProfile {
-    /// Queue 2, KV cache 2, prefix 3: the default.
+    /// The default: queue 2, KV cache 2, prefix 3.
     Default,
     /// `prefix-cache-affinity-filter` and `token-load-scorer`: recommended since August 2026.
     Recommended,
 }
 
-/// Policies of vLLM's router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VllmRouterPolicy {
     /// An approximate prefix tree for each engine.
@@ -81,10 +78,9 @@ pub enum VllmRouterPolicy {
     RoundRobin,
 }
 
-/// The fault that Envoy's own fault filter causes. The race must detect such a router.
+/// A fault that Envoy's own fault filter causes, and that the race must detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvoyFault {
-    /// Requests pass without a fault.
     None,
     /// Each request waits for 20 ms.
     Delay,
@@ -94,7 +90,7 @@ pub enum EnvoyFault {
 
 #[derive(Debug)]
 pub struct RunningRouter {
-    /// Where clients connect: one address for each process.
+    /// The address of each process, to which clients connect.
     pub addresses: Vec<SocketAddr>,
     parts: RouterParts,
     _ports: Vec<ReservedPort>,
@@ -117,16 +113,16 @@ enum RouterParts {
 /// How a rival learns of a new engine.
 #[derive(Clone, Copy, Debug)]
 enum AddWorker {
-    /// `POST /workers` with a JSON body.
+    /// By `POST /workers` with a JSON body.
     Workers,
-    /// `POST /add_worker?url=`.
+    /// By `POST /add_worker?url=`.
     AddWorkerUrl,
 }
 
 // === impl RouterKind ===
 
 impl RouterKind {
-    /// The router with this name.
+    /// Returns the router with this name.
     ///
     /// # Errors
     /// Fails if there is no such router.
@@ -151,8 +147,8 @@ impl RouterKind {
         })
     }
 
-    /// The folder of `.tools/race` with the rival's virtual environment; `None` for routers that
-    /// need none.
+    /// Returns the folder of `.tools/race` with the rival's virtual environment; `None` for routers
+    /// that need none.
     #[must_use]
     pub const fn tool(&self) -> Option<&'static str> {
         match self {
@@ -163,13 +159,12 @@ impl RouterKind {
         }
     }
 
-    /// The program of a rival.
     fn program(&self) -> Option<PathBuf> {
         self.tool()
             .map(|tool| root().join(".tools/race").join(tool).join("bin").join(tool))
     }
 
-    /// Whether the router can run here, because a rival's package may not be installed.
+    /// Whether the router can run. It cannot if it is a rival whose package is not installed.
     #[must_use]
     pub fn is_installed(&self) -> bool {
         match self {
@@ -178,7 +173,7 @@ impl RouterKind {
         }
     }
 
-    /// The version of a rival's package, or the commit of this checkout.
+    /// Returns the version of a rival's package, or the commit of this checkout.
     #[must_use]
     pub fn version(&self) -> String {
         let Some(tool) = self.tool() else {
@@ -201,7 +196,7 @@ impl RouterKind {
         )
     }
 
-    /// Starts `gateways` processes in front of the engines.
+    /// Starts `gateways` processes of the router in front of the engines.
     ///
     /// # Errors
     /// Fails if the router does not start.
@@ -353,7 +348,7 @@ impl RunningRouter {
     }
 }
 
-/// The engines as entries of an endpoints file, named as a stack names them.
+/// Returns the engines as entries of an endpoints file, with the names that a stack gives them.
 fn named(engines: &[SocketAddr]) -> Vec<(String, SocketAddr)> {
     engines
         .iter()

@@ -1,4 +1,5 @@
-//! The model and the threads of every router, and its first answer.
+//! What all routers have in common: the model, the number of threads, and the check for a first
+//! answer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,11 +7,10 @@ use std::time::Duration;
 use serde_json::json;
 use testbed::{Result, client, wait_for};
 
-/// Threads of each router process: the cores of the machine that the race is made for.
+/// Threads of each router process. The machine for which the race is made has as many cores.
 pub const THREADS: u32 = 2;
 /// The maximum time that a router may take to start, while others start on the same machine.
 const START_LIMIT: Duration = Duration::from_secs(90);
-/// The model that the engines serve.
 pub const MODEL: &str = "demo";
 
 /// Waits until a chat request is answered.

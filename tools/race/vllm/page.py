@@ -63,7 +63,7 @@ def races(rows: list[dict[str, Any]]) -> str:
          f"{row['whole_ms']:,.0f}", f"{row['cached_tokens']:,} of {row['engines']['hit_tokens']:,}")
         for row in rows
     ]  # fmt: skip
-    text = "## Sessions\n\nHit rate: `vllm:prefix_cache_hits_total` of `vllm:prefix_cache_queries_total`, in tokens. The last column compares what\nthe replies' `usage` said with what the engines counted.\n\n"
+    text = "## Sessions\n\nThe hit rate is `vllm:prefix_cache_hits_total` over `vllm:prefix_cache_queries_total`, in tokens. The last column\ncompares what the replies' `usage` said with what the engines counted.\n\n"
     return text + table(head, cells) + failures(rows)
 
 
@@ -75,13 +75,13 @@ def leaving(rows: list[dict[str, Any]]) -> str:
 
 
 def restarts(rows: list[dict[str, Any]]) -> str:
-    text = "## An engine starts again under load\n\nAll processes of the first engine get SIGTERM at once, and the engine is started again. It is away until it answers\n`/health`. A stream that it was sending fails, since no router can repeat a stream. The last column has the requests\nthat the engine got after its return.\n\n"
+    text = "## An engine starts again under load\n\nAll processes of the first engine get SIGTERM at once, and the engine is started again. The engine is away until it\nanswers `/health`. A stream that it was sending fails, since no router can repeat a stream. The last column has the\nrequests that the engine got after its return.\n\n"
     head = ("router", "requests", "failed", "away, s", "requests at the engine after its return")
     return text + table(head, [(row["router"], row["requests"], row["failed"], row["away_s"], f"{row['requests_after']} in {row['after_s']} s") for row in rows]) + failures(rows)
 
 
 def adapters(rows: list[dict[str, Any]]) -> str:
-    text = "## LoRA adapters\n\nOne chat after the other uses two adapters with random weights and the base model in turn. The engines run with\n`--max-loras 1`. Figures are requests by engine.\n\n"
+    text = "## LoRA adapters\n\nChats run one after the other and use two adapters (with random weights) and the base model in turn. The engines run\nwith `--max-loras 1`. Figures are requests per engine.\n\n"
     names = list(rows[0]["by_adapter"])
     return text + table(("router", "chats", "failed", *names), [(row["router"], row["chats"], row["failed"], *(split(row["by_adapter"][name]) for name in names)) for row in rows]) + failures(rows)
 
@@ -96,14 +96,13 @@ def verdict(tool: float | None, engine: float) -> str:
 
 # Its package brings 5.9 GB, so the race does not install it.
 GUIDELLM = """
-guidellm 0.8.1 ran once by hand, in front of three simulated engines, with 240 requests in sessions of four turns,
-streamed and then not: all 240 requests, 151,766 prompt tokens and 7,200 generated tokens were the engines' counts both
-times.
+We ran guidellm 0.8.1 by hand with three simulated engines, first streamed, then not. Both times it counted the same as
+the engines: 240 requests in sessions of four turns, 151,766 prompt tokens and 7,200 generated tokens.
 """
 
 
 def generators(rows: list[dict[str, Any]]) -> str:
-    text = "## Load generators of others\n\nEach tool sends requests through Switchpoint, as its users do. \"A of B\": the tool counted A, the engines counted B.\n`-`: the tool does not report it. A difference over 2 % is marked.\n\n"
+    text = "## Load generators of others\n\nEach tool sends requests through Switchpoint, as its users do. \"A of B\" means that the tool counted A, and the engines\ncounted B. `-` means that the tool does not report the count. A difference over 2 % is marked.\n\n"
     head = ("tool", "streamed", "requests", "failed", "prompt tokens", "generated tokens", "cached tokens")
     cells = []
     for row in rows:

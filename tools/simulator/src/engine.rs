@@ -1,19 +1,18 @@
-//! The engine of a run (`engine-sim`). Times are ms of virtual time.
+//! An engine in a run: that of the crate `engine-sim`. Times are ms of virtual time.
 
 pub(crate) use engine_sim::{SimulatedEngineSpec, StepTimeModel};
 
 use engine_sim::{BatchingEngine, EngineRequest, SequenceProgress};
 
-/// Tokens of a block in the router's prefix index, and of a KV block in the engines of the
-/// campaigns. Blocks of vLLM and of the race have 16 tokens. Smaller blocks take longer to simulate
-/// and change little.
+/// The tokens in a block of the router's prefix index, and in a KV block of engines outside the
+/// race. Blocks of vLLM and of the race have 16 tokens. Smaller blocks take longer to simulate and
+/// change little.
 pub(crate) const BLOCK_TOKENS: usize = 64;
 
-/// A request as an engine gets it.
+/// A request that an engine serves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineJob<'w> {
     pub(crate) request: u32,
-    /// Prompt tokens.
     pub(crate) prompt: u32,
     /// Output tokens, at least 1.
     pub(crate) output: u32,
@@ -82,19 +81,19 @@ impl<'w> SimulatedEngine<'w> {
     }
 
     pub(crate) fn abort(&mut self, request: u32) {
-        let _ = self.engine.abort(|job| job.request == request); // a request on its way is not in the engine yet
+        let _ = self.engine.abort(|job| job.request == request); // the request may still be on its way
     }
 
     pub(crate) fn submit(&mut self, job: EngineJob<'w>) {
         self.engine.submit(job);
     }
 
-    /// The time when the step in flight ends.
+    /// Returns the time when the running step ends.
     pub(crate) fn busy_until(&self) -> Option<f64> {
         self.engine.step().map(|step| step.ends_ms)
     }
 
-    /// The number of waiting and of running requests.
+    /// Returns the numbers of waiting and of running requests.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.engine.waiting().len(), self.engine.running().len())
     }
@@ -118,7 +117,7 @@ impl<'w> SimulatedEngine<'w> {
             .map(|step| step.ends_ms)
     }
 
-    /// Ends the step in flight.
+    /// Ends the running step.
     pub(crate) fn end(&mut self, events: &mut Vec<StepEvent>) {
         self.engine.end(|job, progress| match progress {
             SequenceProgress::Token { number: 1 } => events.push(StepEvent::First(job.request)),

@@ -38,7 +38,7 @@ impl<T> PartialOrd for QueuedEvent<T> {
 }
 
 impl<T> Ord for QueuedEvent<T> {
-    /// The heap yields the greatest item first, so the soonest event is the greatest.
+    /// Compares in reverse, because the heap returns the greatest item first.
     fn cmp(&self, other: &Self) -> Ordering {
         other.0.total_cmp(&self.0).then(other.1.cmp(&self.1))
     }
@@ -61,12 +61,12 @@ impl<T> EventQueue<T> {
         self.items.push(QueuedEvent(at, self.planned, what));
     }
 
-    /// The time of the next event, ms; infinite if none is planned.
+    /// Returns the time of the next event, ms; infinite if none is planned.
     pub(crate) fn next_at(&self) -> f64 {
         self.items.peek().map_or(f64::INFINITY, |item| item.0)
     }
 
-    /// Removes the next event; returns its time, ms, and the event.
+    /// Removes the next event. Returns its time in ms and the event.
     ///
     /// # Errors
     /// Fails when nothing is planned, though a run still waits for something.

@@ -1,11 +1,11 @@
 //! The campaign of flow control: chat beside waves of batch requests, tenants, and bands.
 //!
-//! `none` is our policy without flow control, and `ours` is our policy with flow control. `oracle`
-//! has the same rules as `ours`, and knows the engines' true state and step times at each pick.
-//! `llm-d-default` and `llm-d-tuned` pick with llm-d's scorers and hold requests by its detectors:
-//! `llm-d-default` by the engines' reports with the default thresholds, `llm-d-tuned` by a maximum
-//! number of requests at each endpoint. `dynamo` picks by the cost of Dynamo's router and holds
-//! requests by its queue.
+//! The policy `none` is Switchpoint's without flow control, and `ours` is the same with flow
+//! control. `oracle` has the rules of `ours`, and knows the engines' true state and step times at
+//! each pick. `llm-d-default` and `llm-d-tuned` pick with llm-d's scorers and hold requests by its
+//! detectors: `llm-d-default` by the engines' reports with the default thresholds, `llm-d-tuned` by
+//! a maximum number of requests at each endpoint. `dynamo` picks by the cost of Dynamo's router and
+//! holds requests by its queue.
 
 mod overshoot;
 mod scenario;
@@ -27,7 +27,7 @@ use crate::results;
 use crate::workload::{RequestClass, Sampler, Workload, mix};
 use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
 
-/// Without flow control.
+/// The policy without flow control.
 const NONE: &str = "none";
 
 /// The time at the start that is not measured, because the step model is learning and no queue has
@@ -40,8 +40,8 @@ const ALL: &str = "all";
 /// llm-d's scorers, with the weights of its guide.
 const LLM_D: &str = "2/2/3";
 
-/// The number of requests at an endpoint that llm-d's guide for flow control recommends. Among 32,
-/// 64, 100, 132, 200 and 256 it is the best for batch prompts (`flow-control.md`).
+/// The maximum number of requests at an endpoint that llm-d's guide for flow control recommends. Of
+/// 32, 64, 100, 132, 200 and 256 it is the best for batch prompts (`flow-control.md`).
 const TUNED_REQUESTS: f64 = 132.0;
 
 /// Dynamo's `--router-queue-threshold`: an engine is busy if it has more prompt tokens to compute
@@ -186,7 +186,7 @@ impl FlowRun<'_> {
             .collect())
     }
 
-    /// The requests, their classes, and their outcomes.
+    /// Returns the requests, their classes, and their outcomes.
     fn outcomes(&self) -> Result<(Workload, Vec<RequestClass>, Vec<RequestOutcome>), String> {
         let (routing, scrape_ms) = policy(self.policy)?;
         let scenario = FlowScenario::named(self.scenario)?;
@@ -219,10 +219,10 @@ impl FlowRun<'_> {
         Ok((workload, names, outcomes))
     }
 
-    /// The figures of a class. Tokens are those of requests that ended before the last arrival.
-    /// Tokens that no cache had are in `computed_per_s`. `served` is the share of the tokens that
-    /// arrived in time to end. For `overshoot`, `per_proxy` and `beyond` see [`overshoot`]. These
-    /// three figures are 0 for all policies except ours.
+    /// Returns the figures of a class. Tokens are those of requests that ended before the last
+    /// arrival. `computed_per_s` has those that no cache had. `served` is the share of the tokens
+    /// of requests that arrived early enough to end in time. For `overshoot`, `per_proxy` and
+    /// `beyond` see [`overshoot`]. These three figures are 0 for all policies except ours.
     fn row(
         &self,
         class: &str,
@@ -274,7 +274,7 @@ impl FlowRun<'_> {
         let (prompts, cached) = counted.iter().fold((0.0, 0.0), |(p, c), o| {
             (p + f64::from(o.prompt), c + f64::from(o.cached))
         });
-        // Long after its last arrival a band is not in use, and lower ones may fill the engines.
+        // Long after its last arrival a band is idle, and lower bands may fill the engines.
         let sent: Vec<&RequestOutcome> = own
             .iter()
             .copied()
@@ -295,8 +295,8 @@ impl FlowRun<'_> {
     }
 }
 
-/// The policy with this name, and the time between its scrapes if it is not the usual one. A number
-/// after a colon is the limit of `llm-d-tuned` or `dynamo`.
+/// Returns the policy with this name, and the time between its scrapes if it is not the usual one.
+/// A number after a colon is the limit of `llm-d-tuned` or `dynamo`.
 fn policy(name: &str) -> Result<(RoutingPolicy, Option<f64>), String> {
     let (name, number) = name
         .split_once(':')
@@ -308,7 +308,7 @@ fn policy(name: &str) -> Result<(RoutingPolicy, Option<f64>), String> {
                 .map_err(|_| format!("`{number}` is no number"))
         })
         .transpose()?;
-    // llm-d scrapes every 50 ms, as we do here.
+    // llm-d scrapes every 50 ms, so its policies do that too.
     Ok(match name {
         NONE => (RoutingPolicy::named(OURS)?, None),
         "ours" => (RoutingPolicy::with_flow_control(OURS)?, None),
@@ -393,8 +393,8 @@ mod tests {
         );
     }
 
-    /// `overshoot`, `per_proxy` and `beyond` of all requests, and whether they are within what
-    /// `flow-control.md` says, with this share of requests beyond the room.
+    /// Returns `overshoot`, `per_proxy` and `beyond` of all requests, and whether they are within
+    /// what `flow-control.md` says, with at most this share of requests beyond the room.
     fn too_many(proxies: FlowProxies, beyond: f64) -> ([f64; 3], bool) {
         let run = FlowRun {
             scenario: "prompts",

@@ -1,4 +1,4 @@
-//! The measured engines of the campaigns.
+//! The engines of the simulations, with measured step times.
 
 use engine_sim::EngineProfile;
 

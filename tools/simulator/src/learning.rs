@@ -1,4 +1,4 @@
-//! The daemon's part in a run: the real learner, which learns the step model from picks, first
+//! The learning of the daemon in a run: the real learner learns the step model from picks, first
 //! tokens and ends of requests.
 
 use std::collections::VecDeque;
@@ -54,8 +54,7 @@ impl SimulatedLearner {
         }
     }
 
-    /// Records a first token. The time of this token is the time of a prefill only if no request
-    /// waited longer.
+    /// Records a first token. Its time is a sample of a prefill only if no request waited longer.
     pub(crate) fn first_token(
         &mut self,
         at: usize,
@@ -126,14 +125,14 @@ impl SimulatedLearner {
         }
     }
 
-    /// The model at `now`, in ms.
+    /// Returns the model at `now`, in ms.
     pub(crate) fn publish(&mut self, now: f64) -> StepModel {
         self.learner.advance(now as u64);
         self.learner.model()
     }
 
-    /// The model with the engines' own step times instead of learned ones. Only the output length
-    /// is learned.
+    /// Returns a model with the engines' true step times instead of learned ones. Only the output
+    /// length is learned.
     pub(crate) fn exact_model(
         &self,
         engines: impl Iterator<Item = (EndpointRef, StepTimeModel)> + Clone,

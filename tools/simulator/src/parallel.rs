@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-/// Does every job on this many threads. The results are in the order of the jobs.
+/// Does all jobs on this many threads. Returns the results in the order of the jobs.
 pub(crate) fn parallel<J: Sync, T: Send>(
     threads: usize,
     jobs: &[J],

@@ -1,5 +1,5 @@
-//! The compared policies: configurations of our own plugins, and small rivals for which no plugin
-//! exists.
+//! The compared policies: configurations of Switchpoint's plugins, and small models of other
+//! routers for which no plugin exists.
 
 mod baseline;
 mod gate;
@@ -29,16 +29,17 @@ pub(crate) enum RoutingPolicy {
     Gated(Box<RoutingPolicy>, GateRule),
 }
 
-/// Our policy.
+/// Switchpoint's default policy.
 pub(crate) const OURS: &str = "ours";
 
-/// Our policy with exact step times: the difference to [`OURS`] is the cost of learning them.
+/// The same with exact step times. The difference to [`OURS`] is the cost of learning them.
 pub(crate) const EXACT: &str = "ours-exact";
 
 // === impl RoutingPolicy ===
 
 impl RoutingPolicy {
-    /// The policy with this name and parameters, for example `ours:ttftWeight=3,failureMs=0`.
+    /// Returns the policy with this name and parameters, for example
+    /// `ours:ttftWeight=3,failureMs=0`.
     ///
     /// # Errors
     /// Fails when there is no such policy.
@@ -64,7 +65,6 @@ impl RoutingPolicy {
         })
     }
 
-    /// llm-d's default scorers and weights.
     fn weighted() -> Self {
         let scorers = [
             ("queue-scorer", 2.0),
@@ -75,7 +75,7 @@ impl RoutingPolicy {
         Self::Config(PipelineSpec::of_one_profile("simulated", plugins.into(), 1))
     }
 
-    /// llm-d's recommendation, with these parameters of its filter beside the defaults.
+    /// Returns the policy that llm-d recommends, with these parameters of its filter.
     fn affinity(mut parameters: Vec<(String, ParameterValue)>) -> Self {
         let spec = LLAMA_8B_H100;
         let peak = spec.budget as f64 / spec.times.cold_ms(8192, spec.budget) * 1e3;
@@ -96,8 +96,8 @@ impl RoutingPolicy {
         Self::Config(PipelineSpec::of_one_profile("simulated", plugins, 1))
     }
 
-    /// The policy with this name behind llm-d's queue, with this detector. Requests wait without a
-    /// limit.
+    /// Returns the policy with this name behind llm-d's queue, with this detector. Requests wait
+    /// without a limit.
     pub(crate) fn behind_llm_d(
         name: &str,
         detector: PluginSpec,
@@ -114,7 +114,8 @@ impl RoutingPolicy {
         ))
     }
 
-    /// The policy with this name and our flow control. Requests wait without a limit.
+    /// Returns the policy with this name and Switchpoint's flow control. Requests wait without a
+    /// limit.
     pub(crate) fn with_flow_control(name: &str) -> Result<Self, String> {
         let named = Self::named(name)?;
         let (Self::Config(mut spec) | Self::Exact(mut spec)) = named.clone() else {
@@ -137,7 +138,7 @@ impl RoutingPolicy {
         })
     }
 
-    /// Whether the policy has our flow control.
+    /// Whether the policy has Switchpoint's flow control.
     pub(crate) fn holds(&self) -> bool {
         let (Self::Config(spec) | Self::Exact(spec)) = self else {
             return false;
@@ -147,8 +148,8 @@ impl RoutingPolicy {
             .any(|plugin| plugin.plugin_type == scheduler::flow::FLOW_CONTROL)
     }
 
-    /// The scheduler pipeline of each simulated proxy. A rival picks without it, so a rival gets
-    /// the default pipeline. In a `split` pool some engines prefill and the others decode.
+    /// Returns the scheduler pipeline of each simulated proxy. For a policy that picks without it,
+    /// that is the default pipeline. In a `split` pool some engines prefill and the others decode.
     ///
     /// # Errors
     /// Fails when the policy cannot pick two engines for a request.
@@ -164,7 +165,8 @@ impl RoutingPolicy {
         }
     }
 
-    /// The rule of another router's queue in front of the policy; `None` if there is no such queue.
+    /// Returns the rule of another router's queue in front of the policy; `None` if there is no
+    /// such queue.
     pub(crate) fn gate(&self) -> Option<GateRule> {
         if let Self::Gated(_, rule) = self {
             Some(*rule)
@@ -173,8 +175,8 @@ impl RoutingPolicy {
         }
     }
 
-    /// The prompt tokens of a request, as far as the policy knows them. Other routers count the
-    /// tokens. Our proxy and llm-d's picker estimate them from bytes.
+    /// Returns the prompt tokens of a request, as far as the policy knows them. Switchpoint's proxy
+    /// and llm-d's picker estimate them from bytes, and other routers count them.
     pub(crate) fn prompt_tokens(&self, job: &EngineJob<'_>, class: RequestClass) -> u32 {
         match self {
             Self::Config(_) => class.estimate(job.request, job.prompt),
@@ -184,8 +186,8 @@ impl RoutingPolicy {
     }
 }
 
-/// Uses one profile for decode and for prefill. Another engine computes the prompt if the decode
-/// engine has too little of it cached.
+/// Makes a pipeline that uses one profile for decode and for prefill. Another engine computes the
+/// prompt if the decode engine has too little of it cached.
 fn disaggregated(spec: &PipelineSpec) -> PipelineSpec {
     /// The minimum number of uncached tokens for which another engine computes the prompt and
     /// transfers its KV.
@@ -236,7 +238,7 @@ fn number(key: &str, number: f64) -> (String, ParameterValue) {
     (key.to_owned(), ParameterValue::Number(number))
 }
 
-/// The parameters in `key=number,key=number`.
+/// Parses parameters written as `key=number,key=number`.
 fn numbers(text: &str) -> Result<Vec<(String, ParameterValue)>, String> {
     let pairs = text.split(',').filter(|pair| !pair.is_empty());
     pairs

@@ -1,4 +1,5 @@
-//! The race in virtual time: the cells of `race-cells`, with the same sessions as in real time.
+//! The race of routers in virtual time. It plays the cells (workload and pool) of the crate
+//! `race-cells`, with the same sessions as the race in real time.
 
 mod capacity;
 mod compare;
@@ -171,7 +172,6 @@ impl RaceTask {
     }
 }
 
-/// The pool of these engines.
 fn setting(engines: CellEngines) -> PoolSetting {
     let mut setting = PoolSetting::plain(EngineProfile::Qwen32bH200.spec(SESSION_BLOCK_TOKENS));
     setting.replicas = engines.count;
@@ -194,7 +194,7 @@ fn print(text: &str) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-/// Puts the table between its marks.
+/// Puts the table between its marks in the page.
 fn publish(page: &Path, table: &str) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", page.display());
     let text = std::fs::read_to_string(page).map_err(failed)?;
@@ -212,8 +212,8 @@ fn publish(page: &Path, table: &str) -> Result<(), String> {
 /// The time until the other gateways receive what a gateway shares, ms.
 const SHARING_MS: f64 = 10.0;
 
-/// The pool of a cell, and its gateways. Gateways with our picker share their state; any other
-/// gateway knows only what it sent itself.
+/// Returns the pool of a cell, and its gateways. Gateways with Switchpoint's picker share their
+/// state; any other gateway knows only what it sent itself.
 fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
     let is_ours = router.starts_with(OURS) || router.starts_with("llm-d");
     let sharing = if is_ours {
@@ -227,9 +227,9 @@ fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
         ..setting(cell.engines)
     };
     if cell.change == CellChange::KillAddRestart {
-        // Envoy waits at most 5 ms before its first retry, and the daemon scrapes an engine that is
-        // away every second. smg waits 50 ms, and checks the health of workers every minute. Two
-        // checks must succeed before smg uses a worker again.
+        // Envoy waits at most 5 ms before its first retry. Every second, the daemon scrapes an
+        // engine that does not answer. smg waits 50 ms, and checks the health of workers every
+        // minute. Two checks must succeed before smg uses a worker again.
         let failover = if is_ours {
             Failover {
                 retry_ms: 5.0,
@@ -250,7 +250,7 @@ fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
     setting
 }
 
-/// The policy of a router: its name in the race, or that of a policy.
+/// Returns the policy for the name of a router in the race, or of a policy.
 fn policy_of(router: &str) -> Result<RoutingPolicy, String> {
     RoutingPolicy::named(match router {
         "vllm-cache-aware" => "vllm-router",

@@ -22,21 +22,21 @@ use crate::workload::RequestClass;
 
 #[derive(Debug)]
 pub(crate) struct PolicyRouter {
-    /// The proxy's number among the writers of load reports; 0 would be none.
+    /// The proxy's number among the writers of load reports, from 1.
     vm: u64,
     pool: ManagedPool,
     report: OwnLoadReport,
-    /// The last load report of each proxy. The report of the router's own proxy stays empty.
+    /// The last load report of each proxy. That of this proxy stays empty.
     peers: Vec<PeerLoadReport>,
     /// The requests that each other proxy holds, by band.
     peers_held: Vec<Vec<QueuedInBand>>,
     /// Whether the next tick is planned.
     ticks: bool,
-    /// Whether a change is published at the end of this moment, after all its events.
+    /// Whether a change must be published after all events of this moment.
     pub(crate) publishes: bool,
     /// How old the last update from another proxy was, µs.
     delay_us: u64,
-    /// Grows with every pick of a rival policy. Proxies start at different numbers.
+    /// A number that grows with every pick of a rival policy. It starts differently at each proxy.
     turn: usize,
     /// The memory of a rival policy.
     memory: PolicyMemory,
@@ -46,7 +46,7 @@ pub(crate) struct PolicyRouter {
     gate: Option<RequestGate>,
 }
 
-/// A request's pick, recorded in the pool.
+/// The pick for a request, which the pool state has recorded.
 #[derive(Debug)]
 pub(crate) struct SimulatedPick {
     /// The position of the engine that decodes.
@@ -56,7 +56,7 @@ pub(crate) struct SimulatedPick {
     pub(crate) hold: LedgerHold,
 }
 
-/// A request as a proxy gets it.
+/// A request that arrives at a proxy.
 #[derive(Clone, Copy)]
 pub(crate) struct ProxyRequest<'r, 'w> {
     pub(crate) job: &'r EngineJob<'w>,
@@ -73,13 +73,13 @@ pub(crate) struct ProxyUpdate {
     at: f64,
 }
 
-/// How often a proxy with held requests checks what it knows of the others, ms.
+/// How often a proxy with held requests checks the other proxies' state, ms.
 const HOLDING_TICK_MS: f64 = 10.0;
 
 const MODEL: &str = "m";
 
-/// The decision for the endpoint at this position, by a policy that picks without the scheduler.
-/// The engine at `prefill` computes the prompt, if another engine decodes.
+/// Returns the decision of a policy that picks without the scheduler: the endpoint at this
+/// position, and the engine that computes the prompt if it is another one.
 pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>, prefill: Option<usize>) -> Decision {
     let index = |at| snapshot.indices().nth(at);
     match at.and_then(index) {
@@ -107,8 +107,8 @@ fn is_full(rule: GateRule, snapshot: &Snapshot, local: LocalState<'_>) -> bool {
             };
             is_full(true) || is_full(false)
         }
-        // If there are prefill engines, the queue belongs to their router. The router of the other
-        // engines counts no tokens to prefill, so it never holds a request.
+        // If there are prefill engines, only their router queues requests: the router of the other
+        // engines counts no tokens to prefill.
         GateRule::PrefillTokens(most) => {
             let has_roles = has_roles(snapshot);
             let prefills = |endpoint: &&Endpoint| {
@@ -121,7 +121,7 @@ fn is_full(rule: GateRule, snapshot: &Snapshot, local: LocalState<'_>) -> bool {
     }
 }
 
-/// Each pool owns its snapshot.
+/// Copies the snapshot, because each pool owns its own.
 fn copy(snapshot: &Snapshot) -> Option<Snapshot> {
     snapshot
         .with_metrics(snapshot.version(), snapshot.metrics().to_vec())
@@ -157,7 +157,7 @@ impl<'w> ProxyRequest<'_, 'w> {
 // === impl PolicyRouter ===
 
 impl PolicyRouter {
-    /// Creates proxy `number` of `proxies`. The proxy publishes its picks if it `shares`.
+    /// Creates proxy `number` of `proxies`. With `shares`, the proxy publishes its picks.
     pub(crate) fn new(
         seed: u64,
         number: usize,
@@ -190,7 +190,7 @@ impl PolicyRouter {
 
     /// Takes over a pool update.
     pub(crate) fn install(&mut self, snapshot: &Snapshot) {
-        /// The hashes of a workload's prompts have no key.
+        /// The hashes of simulated prompts have no key.
         const HASH_SECRET: u128 = 0;
         // Metrics are never stale, because their age is part of the comparison.
         if let Some(snapshot) = copy(snapshot) {
@@ -291,7 +291,7 @@ impl PolicyRouter {
         self.simulated(picked).map(Some)
     }
 
-    /// The next request that is held and that may have room now.
+    /// Returns the next held request that may have room now.
     pub(crate) fn next_queued(&mut self, now: f64) -> Option<u32> {
         if let Some(gate) = &mut self.gate {
             let snapshot = self.pool.snapshot()?;
@@ -305,15 +305,14 @@ impl PolicyRouter {
             .map(|(request, _)| *request)
     }
 
-    /// Records that the time that [`Self::begins_to_tick`] returned has passed.
+    /// Records that the time returned by [`Self::begins_to_tick`] has passed.
     pub(crate) fn tick(&mut self) {
         self.gate.iter_mut().for_each(RequestGate::tick);
         self.ticks = false;
         self.pool.queues_mut().look_at_order();
     }
 
-    /// The time in ms after which [`Self::tick`] must be called; `None` if the caller knows it
-    /// already.
+    /// Returns the time in ms until [`Self::tick`] is due; `None` if the caller knows it already.
     pub(crate) fn begins_to_tick(&mut self) -> Option<f64> {
         if self.gate.as_mut().is_some_and(RequestGate::begins_to_tick) {
             return Some(1.0);
@@ -326,7 +325,7 @@ impl PolicyRouter {
     /// Picks for a held request; `None` if it stays held.
     ///
     /// # Errors
-    /// Fails when the pool gives up the request.
+    /// Fails when the pool ends the wait of the request.
     pub(crate) fn pick_queued<'w>(
         &mut self,
         policy: &RoutingPolicy,
@@ -407,14 +406,14 @@ impl PolicyRouter {
         self.pool.record_output(hold, tokens, virtual_time(now));
     }
 
-    /// Ends the request; its engine had `cached` tokens of the prompt cached.
+    /// Ends the request, of whose prompt the engine had `cached` tokens cached.
     pub(crate) fn done(&mut self, hold: LedgerHold, job: &EngineJob<'_>, cached: u32, now: f64) {
         let usage = TokenUsage {
             prompt_tokens: Some(job.prompt),
             cached_tokens: Some(cached),
             ..TokenUsage::default()
         };
-        // A prompt here has no text, so it does not change the estimate of tokens per byte.
+        // Simulated prompts have no text, so they do not change the estimate of tokens per byte.
         self.pool.record_cache_hit(
             &hold,
             &usage,
@@ -430,7 +429,8 @@ impl PolicyRouter {
         self.pool.release(hold, virtual_time(now));
     }
 
-    /// The update for the other proxies: this proxy's load and the placements since the last call.
+    /// Returns the update for the other proxies: this proxy's load, and its picks since the last
+    /// call.
     pub(crate) fn publish(&mut self, now: f64) -> ProxyUpdate {
         let head = LoadReportHead {
             vm: self.vm,
@@ -468,7 +468,7 @@ impl PolicyRouter {
         }
     }
 
-    /// Takes over what proxy `from` holds. Other proxies are never idle here.
+    /// Takes over which requests proxy `from` holds. Simulated proxies are never idle.
     fn receive_queued(&mut self, from: usize, update: &ProxyUpdate, now: f64) {
         if let Some(held) = self.peers_held.get_mut(from) {
             held.clone_from(&update.held);

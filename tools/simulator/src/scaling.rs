@@ -1,5 +1,5 @@
-//! The campaign `scaling`: SLO attainment against GPU-hours, by scaling signal, with replicas that
-//! take 30 s to 5 min to start.
+//! The campaign `scaling`. It compares SLO attainment and GPU-hours by scaling signal, with
+//! replicas that take 30 s to 5 min to start.
 
 mod limits;
 mod rules;
@@ -31,7 +31,7 @@ pub(crate) struct ScalingCampaign {
     seeds: Vec<u64>,
 }
 
-/// The chosen values; all if none is chosen.
+/// Returns the chosen values; all if none is chosen.
 fn chosen<T: ValueEnum>(values: &[T]) -> &[T] {
     if values.is_empty() {
         T::value_variants()
@@ -116,7 +116,7 @@ mod tests {
         assert!(once.attainment > 0.5 && once.gpu_hours > 2.0, "{once:?}");
     }
 
-    /// Shows without the whole campaign that a change has not broken the signal.
+    /// A short check, in place of the whole campaign, that a change has not broken the signal.
     #[test]
     fn ours_serves_more_in_time_for_less_than_llm_d_at_a_step() {
         let play = |rule, value, window_s| {

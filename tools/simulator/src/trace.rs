@@ -1,4 +1,4 @@
-//! The trace in `data/`.
+//! Reads the trace in `data/`.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -20,7 +20,7 @@ pub(crate) struct TraceRequest {
 /// The number of tokens that one id of a trace represents.
 pub(crate) const ID_TOKENS: usize = 512;
 
-/// The lengths of Azure's conversations of 2023: prompt and output tokens. The columns are
+/// Reads the prompt and output tokens of Azure's conversations of 2023. The columns are
 /// `TIMESTAMP,ContextTokens,GeneratedTokens`.
 pub(crate) fn azure_conversations() -> Result<Vec<TraceRequest>, String> {
     const FILE: &str = "data/azure2023_conv.csv.gz";

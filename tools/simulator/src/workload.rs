@@ -21,33 +21,32 @@ pub(crate) struct Workload {
     pub(crate) highest_priority: i32,
     /// Whether there are sessions whose clients wait for replies.
     pub(crate) is_closed: bool,
-    /// Whether each request of a session may come to another proxy.
+    /// Whether each request of a session may arrive at another proxy.
     pub(crate) roams: bool,
 }
 
-/// What flow control knows of a request: its priority and its fairness id.
+/// The data of a request for flow control: its priority and its fairness id.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct RequestClass {
     pub(crate) name: &'static str,
     pub(crate) priority: i32,
     pub(crate) flow: &'static str,
-    /// The spread of the estimate of the prompt tokens, log-normal; 0 if the tokens are known.
+    /// The spread of the log-normal estimate of the prompt tokens; 0 if the tokens are known.
     pub(crate) prompt_error: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkloadRequest {
-    /// Arrival, ms. Has no meaning if `pause_ms` is set.
+    /// The time of arrival, ms. It has no meaning if `pause_ms` is set.
     pub(crate) at: f64,
     /// The pause from the end of the session's previous request until this request is sent, ms.
-    /// `None` if the request is sent at `at`, whatever happens to others.
+    /// `None` if the request is sent at `at`, independently of others.
     pub(crate) pause_ms: Option<f64>,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
     /// The first request of its session.
     pub(crate) session: u32,
-    /// Where the blocks and the hashes of the request are: the index of the first, and their
-    /// number.
+    /// The index of the request's first block, and the number of its blocks.
     blocks: (usize, usize),
     hashes: (usize, usize),
 }
@@ -58,8 +57,8 @@ pub(crate) struct Sampler(Rng);
 // === impl RequestClass ===
 
 impl RequestClass {
-    /// An estimate of the tokens of a request's prompt. It is right on average, and the same at
-    /// each call.
+    /// Estimates the tokens of a request's prompt. The estimate is right on average, and the same
+    /// at each call.
     pub(crate) fn estimate(&self, request: u32, prompt: u32) -> u32 {
         if self.prompt_error <= 0.0 {
             return prompt;
@@ -80,7 +79,7 @@ impl Sampler {
         Self(Rng::seeded(mix(seed, 77)))
     }
 
-    /// Uniform in 0..1.
+    /// Draws a uniform number in 0..1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -89,17 +88,17 @@ impl Sampler {
         self.0.below(count)
     }
 
-    /// Exponential with mean 1.
+    /// Draws from the exponential distribution with mean 1.
     pub(crate) fn exponential(&mut self) -> f64 {
         -(1.0 - self.unit()).ln()
     }
 
-    /// Standard normal (Box and Muller).
+    /// Draws from the standard normal distribution (Box and Muller).
     pub(crate) fn normal(&mut self) -> f64 {
         (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// A whole number, log-normal with this mean and spread, within the bounds.
+    /// Draws a whole number, log-normal with this mean and spread, within the bounds.
     pub(crate) fn tokens(&mut self, mean: f64, spread: f64, bounds: (f64, f64)) -> u32 {
         (mean * (spread * self.normal() - spread * spread / 2.0).exp()).clamp(bounds.0, bounds.1)
             as u32
@@ -202,8 +201,8 @@ impl Workload {
     }
 }
 
-/// Appends the hashes that a proxy computes for a prompt whose blocks have this content. A block
-/// has the smallest number of bytes that a block may have.
+/// Appends the hashes that a proxy computes for a prompt whose blocks have this content. Blocks
+/// have the smallest allowed size.
 fn hash(prompt: usize, content: impl Fn(usize) -> u64, hashes: &mut Vec<u64>) {
     let mut turns = SectionSums::new(0, BLOCK_BYTES_MIN, BLOCKS_MAX);
     for block in 0..prompt.div_ceil(BLOCK_TOKENS) {
@@ -218,7 +217,7 @@ fn hash(prompt: usize, content: impl Fn(usize) -> u64, hashes: &mut Vec<u64>) {
     hashes.extend(block_hashes(0, b"", b"", &[turns]));
 }
 
-/// A hash of two numbers, never 0.
+/// Returns a hash of two numbers, never 0.
 pub(crate) fn mix(a: u64, b: u64) -> u64 {
     let mut rng = Rng::seeded(a.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ b);
     rng.next_u64() | 1
@@ -269,8 +268,8 @@ mod tests {
             .zip(hashes(1))
             .take_while(|(a, b)| **a == *b)
             .count();
-        // 128 blocks, then 7 times four blocks and a quarter block. The prompts have 144 blocks in
-        // common.
+        // The first prompt has 128 hashes of one block each, then 7 of four blocks and one of a
+        // quarter block. The prompts have 144 blocks in common.
         assert_eq!(
             (hashes(0).len(), shared, hashes(0)[0] == hashes(2)[0]),
             (128 + 8, 128 + 4, false)

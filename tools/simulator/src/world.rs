@@ -1,5 +1,5 @@
-//! One run in virtual time: proxies, engines, and between them what the daemon does (metrics, the
-//! learned step model).
+//! One run in virtual time: proxies, engines, and the daemon, which gives the proxies metrics and
+//! the learned step model.
 //!
 //! ```text
 //!  arrival ─► a proxy picks ─(api)─► engine steps ─► first token, end ─► that proxy's ledger
@@ -37,7 +37,6 @@ use crate::workload::{Sampler, Workload};
 /// The outcome of a request. Times are in ms, lengths in tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestOutcome {
-    /// The time when the request arrived.
     pub(crate) at: f64,
     pub(crate) ttft: f64,
     /// The time from the request's arrival to its last token.
@@ -46,13 +45,12 @@ pub(crate) struct RequestOutcome {
     pub(crate) output: u32,
     /// Tokens of the prompt that the engine had cached.
     pub(crate) cached: u32,
-    /// When the request was sent to an engine, and to which engine.
+    /// The time when the request was sent to an engine, and that engine.
     pub(crate) sent: f64,
     pub(crate) engine: usize,
-    /// The proxy that sent the request.
     pub(crate) proxy: usize,
     /// Whether the engine had no room for the request, given all requests that the proxies had sent
-    /// there: see [`Simulation::has_room`].
+    /// to the engine: see [`Simulation::has_room`].
     pub(crate) is_beyond: bool,
     /// Whether the request failed, because its engine died or its client gave up. The times of a
     /// failed request are [`FAILED_MS`].
@@ -79,7 +77,7 @@ enum WorldEvent {
         update: ProxyUpdate,
     },
     Changes(PoolChange),
-    /// A client that sends one request after another gives up if this reply is not complete.
+    /// The client of a closed session aborts this request if its reply is not complete.
     TimesOut {
         request: u32,
     },
@@ -96,12 +94,11 @@ enum WorldEvent {
 
 /// A request in flight.
 struct SimulatedRequest {
-    /// The ledger entries of the request in its proxy's pool state.
+    /// The request's entries in its proxy's in-flight ledger.
     hold: LedgerHold,
     proxy: usize,
-    /// The engine that decodes.
     at: usize,
-    /// Output tokens that the ledger has counted.
+    /// The output tokens that the ledger has counted so far.
     published: u32,
     prompt: PrefillLocation,
 }
@@ -131,7 +128,7 @@ struct Simulation<'w> {
     events: EventQueue<WorldEvent>,
 }
 
-/// How long clients of closed sessions wait, ms. A request that failed has this time.
+/// How long clients of closed sessions wait for a reply, ms. A failed request counts as this long.
 pub(crate) const FAILED_MS: f64 = 60_000.0;
 
 /// Runs a workload to its end. Returns the outcome of each request, in
@@ -274,7 +271,7 @@ impl<'w> Simulation<'w> {
         Ok(0)
     }
 
-    /// The part of the request that this engine computes: only the prompt if another engine
+    /// Returns the part of the request that this engine computes: only the prompt if another engine
     /// decodes.
     fn job_at(&self, request: u32, engine: usize) -> Option<EngineJob<'w>> {
         let job = self.workload.job(request)?;

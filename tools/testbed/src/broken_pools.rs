@@ -14,19 +14,19 @@ use crate::plain_pools::{PlainPool, PlainPools};
 use crate::stack::StackBuilder;
 use crate::{Result, wait_for};
 
-/// Clients per pool.
+/// Clients of each pool.
 const CLIENTS: usize = 32;
 
-/// Time that a working engine takes for a reply.
+/// The time that a working engine takes for a reply.
 const REPLY: Duration = Duration::from_millis(500);
 
-/// Time before requests are counted. Broken engines must be noticed within a second; the other
-/// second is for a busy machine.
+/// The time before requests are counted. Proxies must notice a broken engine within a second; the
+/// other second is for a busy machine.
 const SETTLING: Duration = Duration::from_secs(2);
 
-/// Time during which requests are counted. It is longer than the 10 s for which a proxy remembers
-/// failures, because all clients begin at once: failures that did not eject the broken engine then
-/// are forgotten at once too, and a few requests go there again.
+/// The time during which requests are counted. It exceeds the 10 s for which a proxy remembers
+/// failures. All clients begin at once, so failures that did not eject the broken engine are
+/// forgotten at once too. Then a few requests go there again.
 const MEASURED: Duration = Duration::from_secs(12);
 
 /// Time limit for the first replies of working engines.
@@ -36,13 +36,13 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// engine would get only one probe every five seconds.
 const SERVED: u64 = 10;
 
-/// Maximum number of requests of one client, for a caller that forgets to stop.
+/// The maximum number of requests of one client, in case the caller forgets to stop it.
 const REQUESTS_MAX: u64 = 20_000;
 
 /// The pool whose clients use SGLang's `/generate`.
 const NO_WORK_GENERATE: &str = "no-work-in-200-of-generate";
 
-/// The pool whose clients use chats and completions in turn, streamed and not.
+/// The pool whose clients alternate between chats and completions, streamed and not streamed.
 const NO_WORK: &str = "no-work-in-200";
 
 /// One pool for each fault, with clients. The first engine of each pool is broken.
@@ -60,7 +60,7 @@ pub struct PoolRequests {
     pub requests: Vec<u64>,
 }
 
-/// The name of each fault, and the behaviour of the broken engine.
+/// Returns the name of each fault, and the behaviour of its broken engine.
 fn faults() -> Vec<(&'static str, PlainBehaviour)> {
     let error = |code: u16| {
         json!({"error": {"message": "CUDA error", "type": "InternalServerError", "code": code}})
@@ -127,7 +127,7 @@ impl BrokenPools {
         })
     }
 
-    /// The daemon and the proxy.
+    /// Returns the pools with their daemon and proxy.
     #[must_use]
     pub fn world(&self) -> &PlainPools {
         &self.world
@@ -210,7 +210,7 @@ impl Drop for BrokenPools {
 // === impl PoolRequests ===
 
 impl PoolRequests {
-    /// The broken engine's share, 0 to 1.
+    /// Returns the share of requests that the broken engine got, 0 to 1.
     #[must_use]
     pub fn share_of_broken(&self) -> f64 {
         self.requests.first().copied().unwrap_or(0) as f64
@@ -218,7 +218,8 @@ impl PoolRequests {
     }
 }
 
-/// A client with one request in flight at a time. Every other prompt is one of four that repeat.
+/// Runs a client with one request in flight at a time. Every second prompt is one of four fixed
+/// prompts.
 async fn ask(
     pool: Arc<PlainPool>,
     proxy: SocketAddr,

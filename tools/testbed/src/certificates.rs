@@ -7,7 +7,6 @@ use tempfile::TempDir;
 
 use crate::Result;
 
-/// A certificate authority.
 #[derive(Debug)]
 pub struct Authority {
     pem: String,
@@ -17,7 +16,7 @@ pub struct Authority {
 // === impl Authority ===
 
 impl Authority {
-    /// A new authority.
+    /// Creates an authority.
     ///
     /// # Errors
     /// Fails if a key or certificate cannot be generated.
@@ -35,7 +34,7 @@ impl Authority {
         })
     }
 
-    /// Writes `<who>.pem` and `<who>.key`: a certificate for the DNS name `name`.
+    /// Writes a certificate for the DNS name `name` into `<who>.pem`, and its key into `<who>.key`.
     ///
     /// # Errors
     /// Fails if the folder cannot be written.
@@ -68,7 +67,7 @@ impl Authority {
     }
 }
 
-/// Arguments of a daemon that requires certificates from proxies. The files are those in
+/// Arguments of a daemon that requires certificates from proxies. The certificate files are in
 /// `certificates`.
 pub fn daemon_arguments(certificates: &Path) -> Vec<String> {
     let flags = [

@@ -1,7 +1,7 @@
 //! HTTP clients: a regular client for HTTP/1 and HTTP/2, and a raw client that writes any bytes.
 //!
 //! Each call of [`send`] opens its own connection, so that requests do not affect each other. Every
-//! call has a deadline, because a failed test says more than a test that hangs.
+//! call has a deadline, because a test that fails says more than a test that hangs.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -22,19 +22,15 @@ use tokio::time::timeout;
 
 use crate::Result;
 
-/// Time limit for one request, far above the time of any request that works.
+/// Time limit for one request, far longer than any successful request takes.
 pub const REPLY_LIMIT: Duration = Duration::from_secs(30);
 
-/// A request body.
 pub type Body = BoxBody<Bytes, Infallible>;
 
-/// A complete reply.
 #[derive(Clone, Debug)]
 pub struct ClientReply {
-    /// Status code.
     pub status: u16,
     pub headers: HeaderMap,
-    /// The complete body.
     pub body: Bytes,
     /// Trailers, if there were any.
     pub trailers: Option<HeaderMap>,
@@ -44,11 +40,11 @@ pub struct ClientReply {
 #[derive(Clone, Debug)]
 pub struct Http2Client(conn::http2::SendRequest<Body>);
 
-/// A connection that reads and writes exact bytes.
+/// A TCP connection on which a test reads and writes exact bytes.
 #[derive(Debug)]
 pub struct RawConnection {
     stream: TcpStream,
-    /// Bytes that were read from the socket and not yet returned.
+    /// Bytes that were read from the socket but not yet returned.
     buffer: Vec<u8>,
 }
 
@@ -76,13 +72,13 @@ pub fn empty() -> Body {
     Empty::new().boxed()
 }
 
-/// A body of known length.
+/// Returns a body of known length.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).boxed()
 }
 
-/// A body of unknown length. The pieces are chunks in HTTP/1, and DATA frames (also empty frames)
-/// and trailers in HTTP/2.
+/// Returns a body of unknown length. Its pieces are chunks in HTTP/1, and DATA frames (also empty
+/// frames) and trailers in HTTP/2.
 pub fn frames(frames: Vec<Frame<Bytes>>) -> Body {
     BodyExt::boxed(StreamBody::new(stream::iter(frames.into_iter().map(Ok))))
 }
@@ -149,7 +145,7 @@ pub async fn start_within(
     Ok(timeout(limit, sender.send_request(request)).await??)
 }
 
-/// True if this error means that an HTTP/1 reply began and did not end.
+/// Whether this error means that an HTTP/1 reply began but did not end.
 #[must_use]
 pub fn is_broken_off(error: &str) -> bool {
     [
@@ -166,7 +162,7 @@ impl Http2Client {
     /// Opens a connection.
     ///
     /// # Errors
-    /// Fails if no server there accepts HTTP/2.
+    /// Fails if the server at the address does not accept HTTP/2.
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -187,8 +183,7 @@ impl Http2Client {
         .await?
     }
 
-    /// Sends a request, whose URI may be a path alone. Returns when the headers of the reply
-    /// arrive.
+    /// Sends a request, whose URI may be only a path. Returns when the headers of the reply arrive.
     ///
     /// # Errors
     /// Fails if the connection fails first, or after [`REPLY_LIMIT`].
@@ -196,7 +191,7 @@ impl Http2Client {
         self.start_within(request, REPLY_LIMIT).await
     }
 
-    /// Like [`Self::start`], with another limit.
+    /// Like [`Self::start`], but with the limit `limit`.
     ///
     /// # Errors
     /// Fails if the connection fails first, or after `limit`.
@@ -221,7 +216,7 @@ impl ClientReply {
     /// Reads the complete reply.
     ///
     /// # Errors
-    /// Fails if the body breaks off.
+    /// Fails if the body ends early.
     pub async fn read(response: Response<Incoming>) -> Result<Self> {
         let (parts, body) = response.into_parts();
         let body = body.collect().await?;
@@ -234,7 +229,7 @@ impl ClientReply {
         })
     }
 
-    /// The first value of a header; empty if there is none.
+    /// Returns the first value of a header; empty if there is none.
     pub fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)
@@ -242,12 +237,11 @@ impl ClientReply {
             .unwrap_or_default()
     }
 
-    /// The body as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body as JSON.
+    /// Parses the body as JSON.
     ///
     /// # Errors
     /// Fails if the body is not JSON. The error quotes it.
@@ -263,7 +257,7 @@ impl RawConnection {
     /// Opens a connection.
     ///
     /// # Errors
-    /// Fails if no socket listens there.
+    /// Fails if no socket listens at the address.
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -273,10 +267,10 @@ impl RawConnection {
         })
     }
 
-    /// Opens a connection from another address of the loopback, as another client.
+    /// Opens a connection from another loopback address, as another client would.
     ///
     /// # Errors
-    /// Fails if no socket listens there.
+    /// Fails if no socket listens at `address`.
     pub async fn connect_from(client: Ipv4Addr, address: SocketAddr) -> Result<Self> {
         let socket = TcpSocket::new_v4()?;
         socket.bind((client, 0).into())?;
@@ -321,7 +315,7 @@ impl RawConnection {
         Ok(std::mem::take(&mut self.buffer))
     }
 
-    /// Reads up to and including `mark`.
+    /// Reads up to `mark`, and includes it.
     ///
     /// # Errors
     /// Fails if the connection ends before, or after [`REPLY_LIMIT`].
@@ -420,7 +414,7 @@ impl RawConnection {
 // === impl EventStream ===
 
 impl EventStream {
-    /// The events of this reply.
+    /// Reads the events of this reply.
     pub fn new(response: Response<Incoming>) -> Self {
         Self {
             body: response.into_body(),
@@ -428,7 +422,7 @@ impl EventStream {
         }
     }
 
-    /// The next event, or `None` at the end of the reply.
+    /// Returns the next event, or `None` at the end of the reply.
     ///
     /// # Errors
     /// Fails if the reply breaks off, or after [`REPLY_LIMIT`].
@@ -445,7 +439,7 @@ impl EventStream {
         }
     }
 
-    /// All remaining events.
+    /// Returns all remaining events.
     ///
     /// # Errors
     /// Fails if the reply breaks off, or after [`REPLY_LIMIT`].
@@ -479,7 +473,7 @@ impl ServerEvent {
 
 // === helpers ===
 
-/// The text, percent-encoded for a query string.
+/// Percent-encodes text for a query string.
 pub fn percent_encode(text: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {

@@ -1,5 +1,5 @@
-//! A TCP link that tests can cut and tap. While the link is cut, bytes are held back and
-//! connections stay open, as when packets are lost.
+//! A TCP link that tests can cut and tap. While the link is cut, it holds bytes back and keeps
+//! connections open, as if packets were lost.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,7 +54,7 @@ impl CuttableLink {
         })
     }
 
-    /// The address of this end, to which clients connect.
+    /// Returns the address of this end, to which clients connect.
     pub fn address(&self) -> SocketAddr {
         self.end.address()
     }
@@ -65,7 +65,7 @@ impl CuttableLink {
         self.mend();
     }
 
-    /// All bytes so far that passed from this end to the other, on all connections.
+    /// Returns all bytes that have passed from this end to the other so far, on all connections.
     pub fn sent_bytes(&self) -> Vec<u8> {
         self.sent
             .lock()
@@ -120,7 +120,7 @@ async fn accept(
     }
 }
 
-/// Copies one direction until the sender closes it.
+/// Copies bytes in one direction until the sender closes it.
 async fn carry(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,

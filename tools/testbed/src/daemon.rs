@@ -1,4 +1,4 @@
-//! `switchpointd`, as users start it.
+//! Runs `switchpointd` (the daemon) as users start it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,41 +10,37 @@ use crate::ports::ReservedPort;
 use crate::process::ChildProcess;
 use crate::{Result, client, root};
 
-/// The environment variable that names a binary to use instead of the binary built with the tests.
+/// The environment variable that names a daemon binary to use instead of the one built with the
+/// tests.
 const BINARY: &str = "SWITCHPOINT_DAEMON";
 
-/// A running daemon, with its settings so that it can be started again.
+/// A running daemon. It keeps its settings, so that it can be started again.
 #[derive(Debug)]
 pub struct DaemonProcess {
     process: ChildProcess,
     settings: DaemonSettings,
 }
 
-/// How to run the daemon.
 #[derive(Debug)]
 pub struct DaemonSettings {
-    /// Port of the state stream and EDS.
     pub state: ReservedPort,
-    /// Port of metrics and admin.
+    /// Port of metrics and the admin pages.
     pub admin: ReservedPort,
-    /// Port of the ext_proc server.
     pub ext_proc: ReservedPort,
     /// Port of the health service of the ext_proc server.
     pub health: ReservedPort,
-    /// The folder of its files: `endpoints.yaml`, `snapshot`, logs.
+    /// The folder of the daemon's files: `endpoints.yaml`, `snapshot`, logs.
     pub folder: PathBuf,
-    /// Further arguments of `serve`.
     pub arguments: Vec<String>,
     /// Worker threads; by default the number of cores.
     pub threads: Option<u32>,
-    /// Further environment variables.
     pub environment: Vec<(String, String)>,
 }
 
 // === impl DaemonSettings ===
 
 impl DaemonSettings {
-    /// Settings with leased ports, and files in `folder`.
+    /// Creates settings with leased ports, and with files in `folder`.
     ///
     /// # Errors
     /// Fails if no port is free.
@@ -78,7 +74,7 @@ impl DaemonSettings {
         self.write_endpoints_file(&file.to_string())
     }
 
-    /// Like [`Self::write_endpoints`] with any text, which may be invalid.
+    /// Like [`Self::write_endpoints`], but writes any text, which may be invalid.
     ///
     /// # Errors
     /// Fails if the folder cannot be written.
@@ -155,7 +151,7 @@ impl DaemonProcess {
         &mut self.process
     }
 
-    /// Requests a page of the admin listener.
+    /// Requests a page from the admin listener.
     ///
     /// # Errors
     /// Fails if there is no reply.
@@ -163,7 +159,7 @@ impl DaemonProcess {
         client::get(self.settings.admin.address(), path).await
     }
 
-    /// The endpoints of `/debug/endpoints`.
+    /// Returns the endpoints from the page `/debug/endpoints`.
     ///
     /// # Errors
     /// Fails if the reply is not JSON.
@@ -173,8 +169,8 @@ impl DaemonProcess {
     }
 }
 
-/// The binary built with this program: `target/debug/switchpointd` for `target/debug/deps/e2e-…`,
-/// `target/demo/switchpointd` for `target/demo/run`.
+/// Returns the path of the daemon built with this program: `target/debug/switchpointd` for
+/// `target/debug/deps/e2e-…`, `target/demo/switchpointd` for `target/demo/run`.
 ///
 /// # Errors
 /// Fails if the binary was not built.

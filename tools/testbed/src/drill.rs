@@ -1,4 +1,4 @@
-//! The filter module with a way to make its VMs trap, for drills that lose a VM.
+//! Builds the filter module with a way to make its VMs trap, for drills that lose a VM.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,35 +12,37 @@ use crate::{Result, client, root};
 /// `filter/src/drill.rs`.
 pub const STALL: &str = "x-drill-stall";
 
-/// A word that makes a VM trap when the VM reads it, as the name of a request header or in a daemon
+/// A word that makes a VM trap. The VM reads it as the name of a request header or in a daemon
 /// message; see `filter/src/drill.rs`.
 pub const TRAP: &str = "x-drill-trap";
 
-/// The request header that requests the cost of sharing per pick; its value is `peers/endpoints`.
+/// The request header that requests the cost of sharing per pick. Its value has the numbers of
+/// peers and endpoints: `peers/endpoints`.
 pub const COST: &str = "x-drill-cost";
 
-/// Counter of the drill module: the time in all VMs, in ns (see `filter/src/drill/vm_time.rs`).
+/// A counter of the drill module: the time spent in all VMs, in ns (see
+/// `filter/src/drill/vm_time.rs`).
 pub const VM_SPENT: &str = "switchpoint_drill_vm_ns";
 
-/// Counter of the drill module: the calls that are not in [`VM_SPENT`] because the kernel
+/// A counter of the drill module: the calls that are not in [`VM_SPENT`] because the kernel
 /// interrupted them.
 pub const VM_INTERRUPTED: &str = "switchpoint_drill_vm_interrupted";
 
-/// True if a client lost this request, by its error text, to a VM that trapped.
+/// Whether a client lost a request with this error text because a VM trapped.
 #[must_use]
 pub fn is_of_a_trap(failure: &str) -> bool {
     client::is_broken_off(failure)
         || (failure.starts_with("503 ") && failure.contains("the endpoint picker failed; retry"))
 }
 
-/// True if this line of Envoy's access log is a request lost to a trap.
+/// Whether this line of Envoy's access log is of a request that was lost because a VM trapped.
 #[must_use]
 pub fn is_lost_to_a_trap(line: &Value) -> bool {
     line["details"] == "wasm_fail_stream"
 }
 
 /// Builds the module like the shipped one, into a separate target folder, so that no shipped file
-/// is made from it. A second build is quick.
+/// contains it. A second build is quick.
 ///
 /// # Errors
 /// Fails if the module does not compile.
@@ -52,7 +54,7 @@ pub fn module() -> Result<PathBuf> {
         .map_err(Into::into)
 }
 
-/// An edit of the shipped config that loads this module in place of the shipped one.
+/// Returns an edit of the shipped config that loads this module in place of the shipped one.
 ///
 /// # Errors
 /// Fails if the module does not compile.

@@ -1,5 +1,5 @@
-//! Engines unlike the simulated ones, under the default configuration. Is load spread over them,
-//! and do the turns of a conversation return to the same server?
+//! Measures whether the default configuration spreads load over engines unlike the simulated ones,
+//! and whether a conversation's turns return to the same server.
 //!
 //! Each engine has two pools behind one Envoy. A pool of 16 servers gets bursts. A pool of 8
 //! servers gets a steady load, then conversations, and finally a ninth server.
@@ -26,40 +26,41 @@ use crate::plain_pools::{PlainPool, PlainPools};
 use crate::stack::Stack;
 use crate::{Result, wait_for};
 
-/// The number of requests in a burst of distinct long prompts over idle servers. An even spread is
-/// 4 per server.
+/// The number of requests in a burst of different long prompts to idle servers. In an even spread,
+/// each server gets 4.
 const BURST: u64 = 64;
 const BURST_SERVERS: usize = 16;
 const BURST_TIME: Duration = Duration::from_millis(200);
-/// The first burst meets an unknown engine, the second a known one.
+/// The number of bursts. In the first burst the engine is new to the daemon, in the second it is
+/// known.
 const BURSTS: u64 = 2;
 /// Idle time before the next burst. By then the daemon has published what it learned.
 const BURST_PAUSE: Duration = Duration::from_millis(1_500);
 
-/// Servers in the pool of the other workloads.
+/// Servers in the pool for the other workloads.
 const SERVERS: usize = 8;
 
-/// Conversations, one after another.
+/// The number of conversations, which run one after another.
 const PREFIXES: u64 = 16;
 const TURNS: u64 = 6;
 /// The time from the end of a turn to the next turn. No real client is faster, and other workers
-/// know of a turn within milliseconds.
+/// learn of a turn within milliseconds.
 const TURN_PAUSE: Duration = Duration::from_millis(20);
 
-/// A steady load of distinct prompts.
+/// Requests of the steady load. Their prompts differ.
 const REQUESTS: u64 = 1_000;
 const CONCURRENCY: u64 = 32;
 
-/// Prompt tokens of bursts and conversations, and of the steady load.
+/// The prompt tokens in bursts and conversations; below, those of the steady load.
 const LONG_TOKENS: usize = 1_500;
 const SHORT_TOKENS: usize = 300;
 /// Tokens that a turn adds.
 const TURN_TOKENS: usize = 60;
-/// A new endpoint must be picked within a second. The test waits ten times that.
+/// A new endpoint must be picked within a second. The test waits ten times as long.
 const NEW_LIMIT: Duration = Duration::from_secs(10);
 
 /// The number of pools of slow engines that may be under load at the same time. Their servers only
-/// wait, so the machine is idle. All other workloads run alone.
+/// wait, so the machine is mostly idle. All other workloads run alone.
 const SHARES: u32 = 6;
 
 /// The pools of all engines behind one proxy.
@@ -67,9 +68,9 @@ const SHARES: u32 = 6;
 pub struct EngineMatrix {
     world: PlainPools,
     engines: Vec<MatrixEngine>,
-    /// Shares of the machine. A workload that must run alone takes all of them.
+    /// [`SHARES`] permits. A workload that must run alone takes all of them.
     shares: Semaphore,
-    /// Makes the prompts of each seed distinct.
+    /// Makes the prompts of runs with different seeds differ.
     seed: u64,
 }
 
@@ -112,13 +113,13 @@ impl EngineMatrix {
         })
     }
 
-    /// The daemon and the proxy.
+    /// Returns the daemon and the proxy.
     #[must_use]
     pub fn stack(&self) -> &Stack {
         &self.world.stack
     }
 
-    /// Runs every workload on every engine, through these proxies in turn.
+    /// Runs every workload on every engine, through these proxies in rotation.
     ///
     /// # Errors
     /// Fails if a reply is not 200, or a file cannot be written.
@@ -156,11 +157,11 @@ impl EngineMatrix {
 
 impl MatrixBench<'_> {
     async fn measure(&self) -> Result<MatrixResult> {
-        // The steady loads run first. Those of slow engines run at the same time, and a burst
-        // between two of them would make each wait for the other.
+        // The steady loads run first, those of slow engines at the same time. A burst between them
+        // would have to wait for all of them.
         let busiest_over_mean = self.load().await?;
         let conversations = async {
-            // A prompt that is not read cannot return to a server.
+            // If prompts are not read, conversations cannot return to a server.
             let conversations = if self.engine.api == MatrixApi::Rerank {
                 None
             } else {
@@ -182,12 +183,12 @@ impl MatrixBench<'_> {
         })
     }
 
-    /// Waits until this bench has the machine alone.
+    /// Waits until this bench may use the machine alone.
     async fn alone(&self) -> Result<SemaphorePermit<'_>> {
         Ok(self.matrix.shares.acquire_many(SHARES).await?)
     }
 
-    /// Waits for the shares of the machine that a steady load of this engine needs.
+    /// Waits for the permits that a steady load of this engine needs.
     async fn enough(&self) -> Result<SemaphorePermit<'_>> {
         Ok(self
             .matrix
@@ -225,7 +226,7 @@ impl MatrixBench<'_> {
         ) + &"It goes on. ".repeat(tokens / 3)
     }
 
-    /// The maximum number of requests in a burst at one server.
+    /// Returns the largest number of requests of a burst at one server.
     async fn worst_burst(&self) -> Result<u64> {
         let mut worst = 0;
         for round in 0..BURSTS {
@@ -256,7 +257,8 @@ impl MatrixBench<'_> {
         Ok(worst)
     }
 
-    /// Requests of the steady load at the busiest server, divided by the mean.
+    /// Returns the number of requests of the steady load at the busiest server, divided by the
+    /// mean.
     async fn load(&self) -> Result<f64> {
         let _machine = self.enough().await?;
         let next = AtomicU64::new(0);
@@ -277,8 +279,8 @@ impl MatrixBench<'_> {
         )
     }
 
-    /// The share of later turns that went to the server of the first turn, and the number of
-    /// servers that got a first turn.
+    /// Returns the share of later turns that went to the server of the first turn, and the number
+    /// of servers that got a first turn.
     async fn converse(&self) -> Result<(f64, usize)> {
         let mut homes = BTreeSet::new();
         let mut back = 0_u64;

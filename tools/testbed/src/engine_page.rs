@@ -1,4 +1,4 @@
-//! `docs/reference/engines.md`, from the measurements in `docs/data/engines.json`.
+//! Prints `docs/reference/engines.md` from the measurements in `docs/data/engines.json`.
 
 use std::fmt::Write as _;
 
@@ -30,12 +30,13 @@ engine, behind a real Envoy. The tests print the page: `target/release/bench eng
 
 /// The text between the two tables.
 const BROKEN: &str = "
-One of four engines is broken: it answers at once, as its name says, with healthy metrics; the others take 0.5 s. 32
-clients send requests, counted for 12 s from 2 s after the first one. Bound: at most 2 % at the broken engine.
+One of four engines is broken: it answers at once, in the way that its name says, and its metrics look healthy. The
+others take 0.5 s. 32 clients send requests, which are counted for 12 s, beginning 2 s after the first one. At most 2 %
+may go to the broken engine.
 
 ";
 
-/// One row of the data. Columns that do not apply are null.
+/// One row of the data. Columns that do not apply to it are null.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MatrixRow {
     engine: String,
@@ -49,13 +50,11 @@ pub struct MatrixRow {
     share_of_broken: Option<f64>,
 }
 
-/// Proxies and workers of a run, and the seed of its prompts.
+/// The proxies and workers of a run, and the seed of its prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MatrixShape {
-    /// Workers of each proxy.
     pub workers: u32,
     pub proxies: u32,
-    /// Seed of the prompts.
     pub seed: u64,
 }
 
@@ -64,7 +63,7 @@ struct MatrixData {
     host: String,
     cores: usize,
     envoy: String,
-    /// Other facts that readers need about this measurement; written by hand.
+    /// Other facts that readers need about this measurement. A person writes them.
     #[serde(default)]
     remark: String,
     rows: Vec<MatrixRow>,
@@ -73,7 +72,7 @@ struct MatrixData {
 // === impl MatrixRow ===
 
 impl MatrixRow {
-    /// The row of a working engine.
+    /// Creates the row of a working engine.
     #[must_use]
     pub fn of_engine(shape: MatrixShape, found: &MatrixResult) -> Self {
         Self {
@@ -88,7 +87,7 @@ impl MatrixRow {
         }
     }
 
-    /// The row of a pool with a broken engine.
+    /// Creates the row of a pool with a broken engine.
     #[must_use]
     pub fn of_broken(shape: MatrixShape, sent: &PoolRequests) -> Self {
         Self {
@@ -120,7 +119,7 @@ impl MatrixRow {
     }
 }
 
-/// The page for this data.
+/// Prints the page for this data.
 ///
 /// # Errors
 /// Fails if the data is not a list of [`MatrixRow`]s.
@@ -141,7 +140,8 @@ pub fn page(data: &str) -> Result<String, serde_json::Error> {
          | busiest / mean | 1,000 requests at concurrency 32 over 8 servers | at most {BUSIEST_MAX} |\n\
          | new after, s | time from the changed endpoints file to the first request at a ninth server | at most 1 |\n\n\
          Each figure is the worst of four set-ups: 4, 1 and 2 workers with one proxy, 2 workers with two proxies. `misses` lists\n\
-         the set-ups (workers x proxies) that break a bound: known faults. `-`: the prompt of `rerank` is not read.\n\n\
+         the set-ups (workers x proxies) that break a bound; these are known faults. `-` means that the prompt of `rerank` is not\n\
+         read.\n\n\
          Measured on {} ({} cores, Envoy {}), one run each with seed {}.{}\n\n\
          | engine | burst | returned | servers used | busiest / mean | new after, s | misses |\n|---|---|---|---|---|---|---|\n",
         data.host,
@@ -196,7 +196,7 @@ fn number(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
 }
 
-/// The rows of each engine, in the order of the data.
+/// Groups the rows by engine, in the order of the data.
 fn by_engine<'a>(rows: &[&'a MatrixRow]) -> Vec<(&'a str, Vec<&'a MatrixRow>)> {
     let mut engines: Vec<(&str, Vec<&MatrixRow>)> = Vec::new();
     for &row in rows {
@@ -208,7 +208,7 @@ fn by_engine<'a>(rows: &[&'a MatrixRow]) -> Vec<(&'a str, Vec<&'a MatrixRow>)> {
     engines
 }
 
-/// The shapes that exceed a bound.
+/// Returns the shapes whose rows exceed a bound.
 fn misses(rows: &[&MatrixRow]) -> String {
     let shapes = rows
         .iter()

@@ -1,8 +1,8 @@
-//! A real Envoy on a shipped config.
+//! Runs a real Envoy with a shipped config.
 //!
 //! The file in `envoy-config/` is parsed and edited: ports become leased ports, and a test may set
-//! keys of the picker's configuration or insert a filter before it. All other settings are as users
-//! mount them. Envoy runs from the repository root, so the relative paths of the file work, as its
+//! keys of the picker's configuration or insert a filter before it. All other settings are as
+//! shipped. Envoy runs from the repository root, so the relative paths of the file work, as its
 //! header says.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,28 +22,24 @@ use crate::shared_envoy::EnvoyShare;
 pub use crate::shared_envoy::EnvoySharing;
 use crate::{Result, client, root};
 
-/// The binary, relative to the repository root. The long suite runs another version with the
-/// variable.
+/// The environment variable that names an Envoy binary, and its default, relative to the repository
+/// root. The long test suite sets the variable to run another version.
 const BINARY: (&str, &str) = ("SWITCHPOINT_ENVOY", ".venv/bin/envoy");
 
-/// How to run Envoy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnvoyOptions {
-    /// Worker threads.
     pub concurrency: u32,
-    /// Further arguments.
     pub arguments: Vec<String>,
-    /// Run Envoy with the shipped `start.sh` and this drain time, s. The process then stops
+    /// The drain time, in s, if Envoy runs by the shipped `start.sh`. The process then stops
     /// gracefully on SIGTERM.
     pub start_script: Option<u32>,
-    /// Enable hot restart. `arguments` must then have a base id that no other Envoy on this machine
-    /// uses.
+    /// Whether hot restart is enabled. `arguments` must then have a base id that no other Envoy on
+    /// this machine uses.
     pub hot_restart: bool,
-    /// Whether other stacks of the test program use the Envoy too.
+    /// How other stacks of the test program use the Envoy.
     pub sharing: EnvoySharing,
 }
 
-/// A running Envoy.
 #[derive(Debug)]
 pub struct EnvoyProcess {
     run: EnvoyRun,
@@ -52,12 +48,9 @@ pub struct EnvoyProcess {
     access_log: PathBuf,
 }
 
-/// The process of an Envoy.
 #[derive(Debug)]
 enum EnvoyRun {
-    /// Of one stack.
     Own(ChildProcess),
-    /// Other stacks use it too.
     Shared(EnvoyShare),
 }
 
@@ -78,7 +71,7 @@ impl Default for EnvoyOptions {
 // === impl EnvoyProcess ===
 
 impl EnvoyProcess {
-    /// The binary that `make setup` installs.
+    /// Returns the binary that `make setup` installs.
     pub fn binary() -> PathBuf {
         root().join(std::env::var_os(BINARY.0).map_or_else(|| BINARY.1.into(), PathBuf::from))
     }
@@ -163,17 +156,15 @@ impl EnvoyProcess {
         })
     }
 
-    /// The address to which clients connect.
     pub fn listener(&self) -> SocketAddr {
         self.listener
     }
 
-    /// The address of Envoy's admin port.
     pub fn admin(&self) -> SocketAddr {
         self.admin
     }
 
-    /// The process of an Envoy that belongs to one stack alone.
+    /// Returns the process of an Envoy that only this stack uses.
     ///
     /// # Panics
     /// Panics if the Envoy is shared, because another test needs it.
@@ -185,10 +176,10 @@ impl EnvoyProcess {
         }
     }
 
-    /// Checks that it runs.
+    /// Checks that Envoy runs.
     ///
     /// # Errors
-    /// Fails if it has ended.
+    /// Fails if Envoy has ended.
     pub fn check_running(&mut self) -> Result<()> {
         match &mut self.run {
             EnvoyRun::Own(process) => process.check_running(),
@@ -196,7 +187,7 @@ impl EnvoyProcess {
         }
     }
 
-    /// The last `lines` lines of its logs, for display.
+    /// Returns the last `lines` lines of Envoy's logs, for display.
     pub fn log_tail(&self, lines: usize) -> String {
         match &self.run {
             EnvoyRun::Own(process) => process.log_tail(lines),
@@ -211,7 +202,7 @@ impl EnvoyProcess {
         }
     }
 
-    /// The body of a page of the admin port.
+    /// Returns the body of a page of the admin port.
     ///
     /// # Errors
     /// Fails if the status is not 200, or the Envoy is shared.
@@ -225,7 +216,7 @@ impl EnvoyProcess {
         }
     }
 
-    /// The addresses of the hosts in a cluster of the config.
+    /// Returns the addresses of the hosts in a cluster of the config.
     ///
     /// # Errors
     /// Fails if the status is not 200.
@@ -259,7 +250,8 @@ impl EnvoyProcess {
         }
     }
 
-    /// What other stacks do must not change what a test measures, or the reverse.
+    /// Fails if the Envoy is shared, because then other stacks could change what a test measures,
+    /// or the reverse.
     fn check_is_own(&self) -> Result<()> {
         match &self.run {
             EnvoyRun::Shared(share) if !share.has_turn() => {
@@ -269,8 +261,8 @@ impl EnvoyProcess {
         }
     }
 
-    /// All counters and gauges whose names match `pattern`, a regular expression; empty matches
-    /// all.
+    /// Returns all counters and gauges whose names match `pattern`, a regular expression. An empty
+    /// `pattern` matches all.
     ///
     /// # Errors
     /// Fails if the admin port does not answer.
@@ -305,7 +297,7 @@ impl EnvoyProcess {
         Ok(self.stats(&pattern).await?.get(name).copied().unwrap_or(0))
     }
 
-    /// A statistic of the picker, by its name in `/stats/prometheus`.
+    /// Returns a statistic of the picker, by its name in `/stats/prometheus`.
     ///
     /// # Errors
     /// Fails if the admin port does not answer.
@@ -316,7 +308,7 @@ impl EnvoyProcess {
     /// Waits until a statistic of the picker satisfies `wanted`.
     ///
     /// # Errors
-    /// Fails if the statistic does not within `limit`. The error has the last value.
+    /// Fails if the statistic does not satisfy it within `limit`. The error has the last value.
     pub async fn picker_stat_until(
         &self,
         name: &str,
@@ -336,7 +328,7 @@ impl EnvoyProcess {
         }
     }
 
-    /// The page of `/stats/prometheus`.
+    /// Returns the page of `/stats/prometheus`.
     ///
     /// # Errors
     /// Fails if the admin port does not answer.
@@ -344,7 +336,8 @@ impl EnvoyProcess {
         self.admin_page("/stats/prometheus").await
     }
 
-    /// The access log so far: one JSON object per request, in the order in which requests ended.
+    /// Returns the access log so far: one JSON object per request, in the order in which requests
+    /// ended.
     pub fn access_log(&self) -> Vec<Value> {
         std::fs::read_to_string(&self.access_log)
             .unwrap_or_default()
@@ -353,7 +346,7 @@ impl EnvoyProcess {
             .collect()
     }
 
-    /// The access log line of the request with this `x-request-id`, once it is written.
+    /// Returns the access log line of the request with this `x-request-id`, once it is written.
     ///
     /// # Errors
     /// Fails if the line is not written within `limit`.

@@ -1,10 +1,10 @@
-//! Several workers of several proxies in front of the same servers: do they pick as one picker
-//! would?
+//! Measures whether several workers of several proxies in front of the same servers pick as well as
+//! one picker would.
 //!
-//! Two loads answer this question. In conversations each turn repeats all earlier turns. A worker
-//! that does not know where other workers sent the earlier turns picks a server that has nothing
-//! cached. In a burst of long cold prompts over idle servers, a worker that does not know the
-//! requests of other workers sends too many to one server.
+//! Two loads show this. In conversations, each turn repeats all earlier turns. A worker that does
+//! not know where other workers sent the earlier turns picks a server that has nothing cached. In a
+//! burst of long uncached prompts to idle servers, a worker that does not know other workers'
+//! requests sends too many to one server.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use crate::stack::Stack;
 use crate::trace::Arrival;
 use crate::{Result, client, wait_for};
 
-/// The number of requests in a burst of distinct prompts over idle servers.
+/// Requests in a burst. Their prompts differ, and the servers are idle before.
 pub const BURST: usize = 64;
 /// The time within which a burst arrives.
 pub const BURST_TIME: Duration = Duration::from_millis(200);
@@ -31,10 +31,9 @@ pub const BURST_SERVERS: usize = 16;
 /// The maximum number of requests in a burst that one server may get. An even spread is 4.
 pub const BURST_MAX: usize = 5;
 
-/// Tokens of each reply in a burst: so many that no reply ends before the last request arrives.
+/// Tokens of each reply in a burst. With so many, no reply ends before the last request arrives.
 const BURST_TOKENS: u32 = 32;
 
-/// The model that the servers serve.
 const MODEL: &str = "demo";
 /// Time between two samples of running requests.
 const LOOK: Duration = Duration::from_millis(50);
@@ -45,7 +44,6 @@ const LIMIT: Duration = Duration::from_secs(20);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FleetShape {
     pub proxies: u32,
-    /// Workers per proxy.
     pub workers: u32,
 }
 
@@ -54,32 +52,28 @@ pub struct FleetShape {
 pub struct Fleet {
     /// The first proxy, the daemon and the servers.
     pub stack: Stack,
-    /// The other proxies.
     pub seconds: Vec<SecondEnvoy>,
 }
 
-/// The conversations of a load.
+/// The conversations that a load consists of.
 #[derive(Clone, Copy, Debug)]
 pub struct ConversationPlan {
-    /// Number of conversations.
     pub count: usize,
     /// Turns per conversation. The first prompt has 1,536 tokens, and each further turn adds 512.
     pub turns: usize,
-    /// Conversations begin within this time. A turn follows the previous one after one to two
-    /// seconds.
+    /// All conversations begin within this time. Each turn follows one to two seconds after the
+    /// previous one.
     pub begin_within: Duration,
-    /// Seed of the arrivals.
     pub seed: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct FleetOutcome {
-    /// Requests answered.
     pub requests: usize,
-    /// Share of prompt tokens that were cached.
+    /// The ratio of cached prompt tokens to all prompt tokens.
     pub hit_rate: f64,
-    /// Standard deviation of running requests over servers, divided by their mean. Sampled every 50
-    /// ms and weighted by the mean.
+    /// The standard deviation of running requests over the servers, divided by their mean. It is
+    /// sampled every 50 ms, and samples are weighted by their mean.
     pub running_cv: f64,
     /// Mean number of running requests per server.
     pub running: f64,
@@ -103,12 +97,17 @@ impl FleetShape {
         proxies: 2,
         workers: 2,
     };
+    /// Two proxies with four workers each.
+    pub const TWO_BY_FOUR: Self = Self {
+        proxies: 2,
+        workers: 4,
+    };
 }
 
 // === impl Fleet ===
 
 impl Fleet {
-    /// Starts a fleet with `servers` servers like `server`.
+    /// Starts a fleet with `servers` servers that have the options `server`.
     ///
     /// # Errors
     /// Fails if a part does not start.
@@ -139,7 +138,7 @@ impl Fleet {
                 SecondEnvoy::start(&fleet.stack, &format!("proxy-{proxy}"), shape.workers).await?,
             );
         }
-        // After these requests every worker serves, and proxies know of each other.
+        // After these requests every worker counts as serving, and proxies know of each other.
         for address in fleet.addresses() {
             join_all((0..50 * shape.workers).map(|_| client::get(address, "/v1/models")))
                 .await
@@ -164,7 +163,6 @@ impl Fleet {
         .await
     }
 
-    /// The addresses to which clients connect.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.seconds
@@ -174,8 +172,8 @@ impl Fleet {
             .collect()
     }
 
-    /// Sends a burst of distinct cold long prompts. Waits until the servers are idle again, and
-    /// returns the most requests that one server got.
+    /// Sends a burst of different long prompts that no server has cached. Waits until the servers
+    /// are idle again, and returns the largest number of requests that one server got.
     ///
     /// # Errors
     /// Fails if a request fails.
@@ -208,7 +206,7 @@ impl Fleet {
         Ok(by_server.into_values().max().unwrap_or(0))
     }
 
-    /// Plays conversations through all proxies in turn.
+    /// Plays the conversations through all proxies in rotation.
     ///
     /// # Errors
     /// Fails if a request fails.
@@ -269,8 +267,8 @@ impl Fleet {
 // === impl ConversationPlan ===
 
 impl ConversationPlan {
-    /// Requests in order of arrival. The prompt of a conversation begins with the system prompt of
-    /// its kind, one of four.
+    /// Returns the requests in order of arrival. The prompt of a conversation begins with the
+    /// system prompt of its kind, one of four.
     fn arrivals(self) -> Vec<Arrival> {
         let mut rng = SmallRng::seed_from_u64(self.seed);
         let mut arrivals = Vec::new();

@@ -1,5 +1,5 @@
-//! The daemon and Envoy on their documented ports, started and stopped together: what a user runs.
-//! The daemon and the module are those built with the calling program, by the same profile.
+//! Runs what a user runs: the daemon and Envoy, on their documented ports. The daemon and the
+//! module are those built with the calling program, by the same profile.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -21,10 +21,10 @@ pub const ENVOY_ADMIN: u16 = 9901;
 pub const DAEMON_ADMIN: u16 = 9090;
 /// The daemon's port of the state stream and EDS.
 pub const STATE: u16 = 9004;
-/// The ports of the ext_proc server and of its health service.
+/// The ports of the daemon's ext_proc server and of that server's health service.
 pub const EXT_PROC: [u16; 2] = [9002, 9003];
 
-/// Time limit from start until the picker has state. Envoy compiles the module first, which takes
+/// Time limit from start until the picker has state. Envoy compiles the filter first, which takes
 /// seconds on a small machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
@@ -34,7 +34,6 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Lines of each log shown when a process fails.
 const LINES_SHOWN: usize = 30;
 
-/// A running daemon and Envoy.
 #[derive(Debug)]
 pub struct DaemonAndEnvoy {
     daemon: ChildProcess,
@@ -47,7 +46,6 @@ pub struct DaemonAndEnvoy {
 pub struct ExtraArgs<'a> {
     /// Arguments of `switchpointd serve`.
     pub daemon: &'a [String],
-    /// Arguments of Envoy.
     pub envoy: &'a [&'a str],
 }
 
@@ -110,7 +108,6 @@ impl DaemonAndEnvoy {
         }
     }
 
-    /// The address to which clients connect.
     #[must_use]
     pub fn address() -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], LISTENER))
@@ -126,7 +123,6 @@ impl DaemonAndEnvoy {
         self.envoy.check_running()
     }
 
-    /// The daemon's process.
     pub fn daemon(&mut self) -> &mut ChildProcess {
         &mut self.daemon
     }
@@ -213,7 +209,6 @@ impl RoundRobinEnvoy {
         Ok(this)
     }
 
-    /// The address to which clients connect.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], self.port))
@@ -238,7 +233,8 @@ fn check_free(port: u16) -> Result<()> {
     Ok(())
 }
 
-/// Envoy, run from the root of the repository, to which the paths of the config are relative.
+/// Returns a command that runs Envoy from the root of the repository, to which the config's paths
+/// are relative.
 fn envoy_command() -> Command {
     let mut command = Command::new(EnvoyProcess::binary());
     command
@@ -247,8 +243,8 @@ fn envoy_command() -> Command {
     command
 }
 
-/// The module that was built with the calling program: for `target/demo/run`, that is
-/// `target/wasm32-wasip1/demo/switchpoint.wasm`.
+/// Returns the path of the wasm module built with the calling program. For `target/demo/run`, this
+/// is `target/wasm32-wasip1/demo/switchpoint.wasm`.
 ///
 /// # Errors
 /// Fails if the module was not built.
@@ -273,11 +269,11 @@ fn module() -> Result<PathBuf> {
     }
 }
 
-/// Adds a route for comparison: Envoy itself spreads requests whose `header` is `round-robin` over
-/// these servers. The picker leaves their cluster as it is.
+/// Adds a route for comparison. Envoy itself spreads requests with the value `round-robin` in
+/// `header` over these servers, and the picker ignores these requests.
 ///
 /// # Errors
-/// Fails if the config does not have the structure of the shipped ones.
+/// Fails if the structure of the config differs from the shipped configs.
 pub fn add_round_robin(config: &mut EnvoyConfig, servers: &[String], header: &str) -> Result<()> {
     let hosts = servers
         .iter()

@@ -1,8 +1,7 @@
-//! A real Envoy with the real filter, the real daemon, and simulated model servers: the parts of
-//! which tests, benches and the demo are made.
+//! The parts of tests, benchmarks and the demo: a real Envoy with the real filter, the real daemon,
+//! and simulated model servers.
 //!
-//! [`stack::Stack`] starts all of them for one test. The other modules are its parts and can be
-//! used alone.
+//! [`stack::Stack`] starts all these parts for one test. The other modules can also be used alone.
 
 pub mod broken_pools;
 pub mod certificates;

@@ -1,9 +1,9 @@
-//! Steady background load of a drill, which counts failures and measures no latency.
+//! A steady background load for drills, which counts failures and measures no latency.
 //!
 //! Each client has one request in flight. Each request has its own connection, so that every worker
-//! of Envoy gets requests. Each request also has its own prompt, so that no prefix attracts it to a
-//! server. Every second request has an SLO that every server meets: drills check that the record of
-//! this SLO is gone at the end. A client pauses briefly after a failure.
+//! of Envoy gets requests. Each request also has its own prompt, so that no cached prefix attracts
+//! it to a server. Every second request has an SLO that every server meets: drills check at the end
+//! that the records of these SLOs are gone. A client pauses briefly after a failure.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,24 +17,22 @@ use tokio::task::JoinHandle;
 
 use crate::{Result, client, wait_for};
 
-/// Time between two requests of a client, so that the load does not use the whole machine.
+/// The pause between two requests of a client, so that the load does not use the whole machine.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Pause of a client after a failure. A worker recovers sooner, so each short outage fails at most
-/// one request of a client.
+/// Pause of a client after a failure. A worker recovers sooner, so a client loses at most one
+/// request in each short outage.
 const REST: Duration = Duration::from_secs(2);
 
-/// The maximum number of requests of one client, for a test that forgets to stop its load.
+/// The maximum number of requests of one client, in case a test forgets to stop its load.
 const REQUESTS_MAX: usize = 20_000;
 
-/// Running clients.
 #[derive(Debug)]
 pub struct LoadGenerator {
     shared: Arc<LoadState>,
     clients: Vec<JoinHandle<()>>,
 }
 
-/// The outcome of the requests.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOutcome {
     /// Requests answered with 200, by server.
@@ -58,7 +56,7 @@ impl LoadGenerator {
         Self::with_mode(address, clients, false)
     }
 
-    /// Like [`Self::start`], with streamed replies.
+    /// Like [`Self::start`], but with streamed replies.
     pub fn of_streams(address: SocketAddr, clients: usize) -> Self {
         Self::with_mode(address, clients, true)
     }
@@ -140,12 +138,11 @@ impl LoadState {
 // === impl LoadOutcome ===
 
 impl LoadOutcome {
-    /// Number of requests answered with 200.
     pub fn total(&self) -> usize {
         self.served.values().sum()
     }
 
-    /// Checks that requests were sent and all of them served.
+    /// Checks that requests were sent, and that all were served.
     ///
     /// # Errors
     /// Fails if a request failed, or none was sent. The error has the first failures.

@@ -1,4 +1,4 @@
-//! A simulated model server: a vLLM pod as its clients see it, on a laptop.
+//! A simulated model server: clients see it as a vLLM pod, but it runs on a laptop.
 //!
 //! ```text
 //!  socket ──▶ http ──▶ request ──▶ driver (owns engine) ──▶ reply ──▶ client
@@ -6,11 +6,12 @@
 //!  and reset   echo      limits      blocks, step times       JSON
 //! ```
 //! Everything that tests depend on is real: sockets close and reset, streams break in the middle,
-//! queues build up because steps take measured times, and prefixes are cached because their blocks
-//! are in memory. Only the text is not real: it is seeded filler, and a token has four bytes.
+//! queues build up because steps take the times measured on real engines, and prefixes are cached
+//! because their blocks are in memory. Only the text is not real: it is seeded filler, and a token
+//! has four bytes.
 //!
-//! The engine ([`engine`]) is a pure state machine owned by one task ([`driver`]). All other parts
-//! read what that task publishes.
+//! The engine ([`engine`]) is a pure state machine owned by one task ([`driver`]). All other
+//! modules read what it publishes.
 
 mod admin;
 mod driver;
@@ -158,12 +159,12 @@ impl Default for ModelServerOptions {
             models: Vec::new(),
             loras: Vec::new(),
             max_lora: 4,
-            // Time to read a rank-16 adapter of an 8B model from host memory and lay it out.
+            // The time to read a rank-16 adapter of an 8B model from host memory and lay it out.
             lora_load_ms: 50,
             speed: 1.0,
             slowdown: 1.0,
             seed: 0,
-            // The mean of Azure's conversation trace is 211, that of its code trace 28.
+            // The mean is 211 in Azure's conversation trace, and 28 in its code trace.
             output_tokens_mean: 128,
             max_num_seqs: 256,
             max_num_batched_tokens: 8192,
@@ -226,7 +227,7 @@ fn profiles() -> impl TypedValueParser<Value = EngineProfile> {
         .try_map(|name| name.parse::<EngineProfile>())
 }
 
-/// Range of the slowdown. Outside this range the simulation would mean nothing.
+/// The allowed range of the slowdown. Beyond this range the simulation would mean nothing.
 const SLOWDOWN: std::ops::RangeInclusive<f64> = 0.01..=100.0;
 
 fn slowdown(text: &str) -> Result<f64, String> {
@@ -267,7 +268,7 @@ impl ModelServerState {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a command to the accept loop. Returns once it is carried out.
+    /// Sends a command to the accept loop. Returns once the command is carried out.
     async fn command_socket(&self, order: socket::SocketCommand) {
         let (done, carried_out) = oneshot::channel();
         let _ = self.socket.send((order, done)); // the server is stopping
@@ -337,12 +338,11 @@ impl ModelServer {
         Ok(Self { server, task })
     }
 
-    /// The address that the server listens on.
     pub fn addr(&self) -> SocketAddr {
         self.server.address
     }
 
-    /// Starts a fault; [`FaultMode::None`] ends all of them.
+    /// Starts a fault; [`FaultMode::None`] ends all faults.
     pub async fn fault(&self, fault: ServerFault) {
         self.server.order(fault, None).await;
     }
@@ -359,13 +359,13 @@ impl ModelServer {
             .slow_down(slowdown.clamp(*SLOWDOWN.start(), *SLOWDOWN.end()));
     }
 
-    /// Restarts cold: KV cache, queue and counters are lost, all connections are reset, the start
-    /// time is new. Refuses connections for `down`.
+    /// Restarts cold. KV cache, queue and counters are lost, all connections are reset, and the
+    /// start time is new. Refuses connections for `down`.
     pub async fn restart(&self, down: Option<Duration>) {
         self.server.restart(down, None).await;
     }
 
-    /// The report of `GET /admin/state`.
+    /// Returns the report of `GET /admin/state`.
     ///
     /// # Errors
     /// Fails if the engine has stopped.

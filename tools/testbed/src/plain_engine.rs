@@ -1,9 +1,9 @@
-//! A plain engine: an HTTP server with an OpenAI API and without a step model, like mock servers,
-//! echo servers and proxies of other providers. The engine can be broken in the ways in which
-//! engines break.
+//! A plain engine: an HTTP server with an OpenAI API and without simulated step times, like a mock
+//! server, an echo server or a proxy of another provider. It can fail in the ways in which engines
+//! fail.
 //!
-//! [`PlainBehaviour`] sets what an engine does. It can be changed while the engine runs, so that a
-//! broken engine can be repaired. Every reply has `x-served-by`.
+//! [`PlainBehaviour`] sets what an engine does. The behaviour can change while the engine runs, so
+//! that a broken engine can recover. Every reply has `x-served-by`.
 
 mod reply;
 
@@ -31,20 +31,18 @@ use reply::PlainRequest;
 /// The name of the engine's model. The engine accepts requests for any model.
 pub const MODEL: &str = "demo";
 
-/// The maximum size of a body, more than a proxy forwards.
+/// The maximum size of a body, which is more than a proxy forwards.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
 /// The maximum number of streams of an HTTP/2 connection. With hyper's default of 200, a burst
 /// would queue in the proxy.
 const STREAMS_MAX: u32 = 4096;
 
-/// The behaviour of a plain engine. The default is healthy and answers at once.
+/// The behaviour of a plain engine. By default the engine is healthy and answers at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlainBehaviour {
-    /// The answer to an inference request.
     pub answer: PlainAnswer,
     pub delay: AnswerDelay,
-    /// The answer to `GET /metrics`.
     pub metrics: PlainMetrics,
     /// Whether replies report token counts.
     pub usage: UsageReporting,
@@ -56,40 +54,29 @@ pub enum PlainAnswer {
     /// The regular reply of the requested API.
     #[default]
     Reply,
-    /// A status and a body of JSON, after the whole delay and never as a stream.
+    /// This status and JSON body, after the complete delay and never as a stream.
     Fixed(StatusCode, String),
-    /// A reply with status 200 and `finish_reason` `abort` in which nothing was generated, like
-    /// that of an engine that sleeps or shuts down.
+    /// A reply with status 200 and `finish_reason` `abort` but without tokens, like the reply of an
+    /// engine that sleeps or shuts down.
     NoWork,
-    /// A reply whose connection is closed after the first token or, if it is not streamed, in the
-    /// middle.
+    /// A reply whose connection is closed after the first token. If it is not streamed, the
+    /// connection is closed in the middle of the body.
     CutAfterFirstToken,
 }
 
 /// How long a reply takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AnswerDelay {
-    /// No delay.
     #[default]
     AtOnce,
     /// Every request waits equally long, and then gets the complete reply at once.
     Constant(Duration),
-    /// A time to the first token, and a time between tokens.
-    PerToken {
-        /// Time to the first token.
-        first: Duration,
-        /// Time from each token to the next.
-        next: Duration,
-    },
+    /// One time until the first token, and one between tokens.
+    PerToken { first: Duration, next: Duration },
     /// A time per prompt token (of four bytes), however many requests run.
     PerPromptToken(Duration),
-    /// A number of requests at once; the others wait in a queue.
-    Slots {
-        /// Requests at once.
-        slots: usize,
-        /// Time per request.
-        each: Duration,
-    },
+    /// The engine runs a limited number of requests at once. Further requests wait in a queue.
+    Slots { slots: usize, each: Duration },
 }
 
 /// The answer to `GET /metrics`.
@@ -98,19 +85,16 @@ pub enum PlainMetrics {
     /// Current gauges with vLLM's names.
     #[default]
     Live,
-    /// Always the page of an idle engine.
+    /// Always the page of an idle engine, even under load.
     Frozen,
     /// Status 404.
     Missing,
 }
 
-/// Whether replies report token counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UsageReporting {
-    /// Replies report token counts.
     #[default]
     Reported,
-    /// Replies report no token counts.
     Untold,
 }
 
@@ -130,7 +114,7 @@ struct PlainEngineState {
     running: watch::Sender<u64>,
 }
 
-/// A behaviour with the request slots it needs.
+/// A behaviour, with the slots for requests that it needs.
 #[derive(Clone, Debug)]
 struct SlottedBehaviour {
     behaviour: PlainBehaviour,
@@ -147,7 +131,7 @@ struct RunningGuard {
 // === impl PlainBehaviour ===
 
 impl PlainBehaviour {
-    /// Healthy, with this delay.
+    /// Returns a healthy behaviour with this delay.
     #[must_use]
     pub fn with_delay(delay: AnswerDelay) -> Self {
         Self {
@@ -191,7 +175,6 @@ impl PlainEngine {
         Ok(Self { shared, task })
     }
 
-    /// The address that the engine listens on.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.shared.address
@@ -207,13 +190,12 @@ impl PlainEngine {
             SlottedBehaviour::from_behaviour(behaviour);
     }
 
-    /// Number of inference requests received.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.shared.requests.load(Ordering::Relaxed)
     }
 
-    /// Number of requests that run or wait now.
+    /// Counts the requests that run or wait now.
     #[must_use]
     pub fn running(&self) -> u64 {
         *self.shared.running.borrow()

@@ -1,5 +1,5 @@
-//! Many pools of plain engines behind one Envoy, selected by the header `x-pool`: the default
-//! configuration with engines of every kind at once.
+//! Many pools of plain engines behind one Envoy, selected by the header `x-pool`. So the default
+//! configuration meets engines of every kind at once.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,22 +17,19 @@ use crate::stack::{Stack, StackBuilder};
 /// The request header that names the pool.
 pub const POOL_HEADER: &str = "x-pool";
 
-/// One pool of plain engines.
 #[derive(Debug)]
 pub struct PlainPool {
-    /// The name of the pool, the value of `x-pool`.
+    /// The name of the pool, which is its value of `x-pool`.
     pub name: String,
     pub engines: Vec<PlainEngine>,
-    /// The number of engines, from the first on, that are endpoints of the pool at the start.
+    /// The number of engines, counted from the first, that are endpoints of the pool at the start.
     pub listed: usize,
 }
 
 /// All pools, one daemon and one Envoy.
 #[derive(Debug)]
 pub struct PlainPools {
-    /// The daemon and the proxy.
     pub stack: Stack,
-    /// The pools, in order.
     pub pools: Vec<Arc<PlainPool>>,
     folder: TempDir,
 }
@@ -61,7 +58,7 @@ impl PlainPool {
         })
     }
 
-    /// The text of an endpoints file with the first `listed` engines.
+    /// Returns the text of an endpoints file with the first `listed` engines.
     fn endpoints(&self, listed: usize) -> String {
         let row = |engine: &PlainEngine| {
             let address = engine.addr();
@@ -71,7 +68,7 @@ impl PlainPool {
             .to_string() // JSON is YAML
     }
 
-    /// Number of inference requests that each engine received, in order.
+    /// Counts the inference requests that each engine received, in order.
     #[must_use]
     pub fn requests(&self) -> Vec<u64> {
         self.engines.iter().map(PlainEngine::requests).collect()
@@ -80,7 +77,7 @@ impl PlainPool {
     /// Sends a body to this pool through the proxy at `proxy`.
     ///
     /// # Errors
-    /// Fails if the proxy cannot be reached or its reply breaks off.
+    /// Fails if the proxy cannot be reached, or its reply ends early.
     pub async fn post(&self, proxy: SocketAddr, path: &str, body: &Value) -> Result<ClientReply> {
         let request = Request::post(path)
             .header(POOL_HEADER, &self.name)

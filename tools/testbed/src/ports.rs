@@ -1,8 +1,8 @@
-//! Ports of 127.0.0.1 that are exclusive among the tests of this machine.
+//! Leases ports of 127.0.0.1, so that no two tests on this machine use the same port.
 //!
 //! If a test gets a free port from the kernel and lets a child process bind it later, another test
-//! may get the port in between. A lease is a locked file, named by the port. The kernel unlocks the
-//! file when the process ends, even if the process was killed.
+//! may get the port in between. So a lease is a locked file, named after the port. The kernel
+//! unlocks the file when the process ends, even if the process was killed.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -31,7 +31,8 @@ impl ReservedPort {
     /// # Errors
     /// Fails if the lock files cannot be written, or all ports are taken.
     pub fn lease() -> Result<Self> {
-        // Processes start at different ports and continue upwards, so two seldom try the same one.
+        // Each process starts at another port and continues upwards, so two processes seldom try
+        // the same port.
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let spread =
             u16::try_from(process::id().wrapping_mul(61) % u32::from(RANGE.end - RANGE.start))?;
@@ -43,8 +44,8 @@ impl ReservedPort {
                 + (u32::from(spread) + u32::from(step))
                     .rem_euclid(u32::from(RANGE.end - RANGE.start)) as u16;
             let lock = File::create(locks.join(number.to_string()))?;
-            // Tested with a connect. A socket bound for the test could be inherited by a process
-            // that another thread is starting.
+            // The test is a connect, because another thread may start a process that would inherit
+            // a bound socket.
             if lock.try_lock().is_ok() && TcpStream::connect((Ipv4Addr::LOCALHOST, number)).is_err()
             {
                 return Ok(Self {
@@ -60,7 +61,7 @@ impl ReservedPort {
         self.number
     }
 
-    /// The address to listen on or to connect to.
+    /// Returns the address to listen on or to connect to.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
     }

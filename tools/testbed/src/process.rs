@@ -1,5 +1,5 @@
-//! A child process that is killed with its owner. The output of the process is kept, to explain
-//! failures.
+//! A child process that is killed when its owner is dropped. The process's output is kept, to
+//! explain failures.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ impl ChildProcess {
         Self::spawn_with_stdin(name, command.stdin(Stdio::null()), folder)
     }
 
-    /// Like [`Self::spawn`], with the standard input that `command` names.
+    /// Like [`Self::spawn`], but keeps the standard input that `command` sets.
     pub(crate) fn spawn_with_stdin(
         name: &'static str,
         command: &mut Command,
@@ -60,7 +60,6 @@ impl ChildProcess {
         })
     }
 
-    /// The name of the process in messages.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -69,7 +68,7 @@ impl ChildProcess {
         self.child.id()
     }
 
-    /// The resident memory of the process, in bytes.
+    /// Returns the resident memory of the process, in bytes.
     ///
     /// # Errors
     /// Fails if the process has ended.
@@ -100,7 +99,7 @@ impl ChildProcess {
         Ok(kill_process(id, signal)?)
     }
 
-    /// Sends SIGTERM and waits for the end. Kills the process after `limit`.
+    /// Sends SIGTERM and waits until the process ends. Kills it after `limit`.
     ///
     /// # Errors
     /// Fails if the process had to be killed, or waiting for it fails.
@@ -134,17 +133,15 @@ impl ChildProcess {
         Ok(self.child.wait()?)
     }
 
-    /// The standard output of the process so far.
     pub fn stdout(&self) -> String {
         std::fs::read_to_string(&self.stdout).unwrap_or_default()
     }
 
-    /// The standard error of the process so far.
     pub fn stderr(&self) -> String {
         std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }
 
-    /// The last `lines` lines of standard output and standard error, for display.
+    /// Returns the last `lines` lines of standard output and standard error, for display.
     pub fn log_tail(&self, lines: usize) -> String {
         let tail = |stream: &str, text: &str| {
             let skip = text.lines().count().saturating_sub(lines);
@@ -163,7 +160,7 @@ impl Drop for ChildProcess {
     }
 }
 
-/// The resident memory of a process, in bytes.
+/// Returns the resident memory of a process, in bytes.
 ///
 /// # Errors
 /// Fails if there is no such process.

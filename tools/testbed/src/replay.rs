@@ -1,5 +1,5 @@
-//! Replays a trace against an OpenAI endpoint, open loop: each request is sent when it is due,
-//! whether or not earlier requests have ended.
+//! Replays a trace against an OpenAI endpoint in an open loop, which sends each request when it is
+//! due, even if earlier requests have not ended.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,40 +16,34 @@ use crate::client::{self, Body, EventStream};
 use crate::trace::Arrival;
 
 /// The maximum number of requests in flight. A trace reaches this number only if the servers fall
-/// far behind. More would exhaust the sockets.
+/// far behind. More requests would exhaust the sockets.
 const CONCURRENCY_MAX: usize = 2_000;
 
-/// Time limit of one request. A run with slower requests is useless.
+/// Time limit of one request. A run with slower requests has no value.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The target and speed of a replay.
 #[derive(Clone, Debug)]
 pub struct ReplayPlan {
-    /// The address that gets the requests.
     pub target: SocketAddr,
-    /// The model of the requests.
     pub model: String,
-    /// Headers of each request.
     pub headers: Vec<(String, String)>,
-    /// Speed relative to the recording.
     pub rate: f64,
 }
 
-/// The result of one request.
 #[derive(Clone, Debug, Default)]
 pub struct ReplayResult {
     /// Arrival time, as in the trace.
     pub at: Duration,
-    /// Delay of sending behind the arrival time. More than a few milliseconds means that this
+    /// How much later than due the request was sent. More than a few milliseconds mean that this
     /// machine is too slow for the rate.
     pub late: Duration,
     /// HTTP status; 0 if there was no reply.
     pub status: u16,
-    /// From sending to the first token.
+    /// The time from sending to the first token.
     pub ttft: Option<Duration>,
-    /// From sending to the end.
+    /// The time from sending to the end.
     pub duration: Duration,
-    /// Prompt tokens, as reported by the engine.
     pub prompt_tokens: u64,
     /// Cached prompt tokens, as reported by the engine.
     pub cached_tokens: u64,
@@ -111,7 +105,7 @@ pub async fn run_observed(
                 late: sent.saturating_duration_since(due),
                 ..ReplayResult::default()
             };
-            // A failure shows in the fields that stay unset.
+            // A failure shows because the later fields stay unset.
             let _ = timeout(REQUEST_TIMEOUT, seen.watch(target, request, sent)).await;
             seen.duration = sent.elapsed();
             progress.state().results.push(seen);
@@ -124,13 +118,12 @@ pub async fn run_observed(
 // === impl ReplayProgress ===
 
 impl ReplayProgress {
-    /// Number of requests sent.
     #[must_use]
     pub fn sent(&self) -> usize {
         self.state().sent
     }
 
-    /// The results of the requests that have ended.
+    /// Returns the results of the requests that have ended.
     #[must_use]
     pub fn results(&self) -> Vec<ReplayResult> {
         self.state().results.clone()
@@ -184,7 +177,8 @@ impl ReplayResult {
     }
 }
 
-/// The `share` quantile (0 to 1) of sorted `values`, nearest rank; `None` if there are no values.
+/// Returns the `share` quantile (0 to 1) of sorted `values`, by nearest rank; `None` if there are
+/// no values.
 #[must_use]
 pub fn quantile(values: &[Duration], share: f64) -> Option<Duration> {
     #[expect(

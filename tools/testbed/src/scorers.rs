@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::Result;
 
-/// Load and prefix scorers with their weights, for tests that must not depend on learned times or
-/// on the default profile.
+/// Scorers of load and cached prefixes, with their weights, for tests that must not depend on
+/// learned times or on the default profile.
 pub const WEIGHED: [(&str, u32); 4] = [
     ("queue-scorer", 2),
     ("kv-cache-utilization-scorer", 2),

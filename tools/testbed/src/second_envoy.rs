@@ -1,4 +1,4 @@
-//! A further proxy of a stack's daemon, beside the stack's own proxy.
+//! Runs a further proxy for a stack's daemon, beside the stack's own proxy.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,13 +10,12 @@ use crate::ports::ReservedPort;
 use crate::stack::{PickerMode, Stack};
 use crate::{Result, client, wait_for};
 
-/// Time limit from start until the picker has state, on a machine that compiles at the same time.
+/// Time limit from start until the picker has state. The machine may compile at the same time.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A further Envoy with the config of the first and its own ports.
 #[derive(Debug)]
 pub struct SecondEnvoy {
-    /// The proxy.
     pub envoy: EnvoyProcess,
     _ports: [ReservedPort; 2],
     _folder: TempDir,
@@ -40,7 +39,7 @@ impl SecondEnvoy {
         .await
     }
 
-    /// Starts a proxy with the config of another picker mode and the daemon of the first.
+    /// Starts a proxy with the config of another picker mode and the daemon of the stack `first`.
     ///
     /// # Errors
     /// Fails if the proxy does not start.
@@ -54,7 +53,7 @@ impl SecondEnvoy {
         Self::run(config, [8080, 9901], node, 1).await
     }
 
-    /// `of_file` has the listener port and the admin port that the config uses.
+    /// Starts the proxy. `of_file` has the listener port and the admin port in the config.
     async fn run(
         mut config: EnvoyConfig,
         of_file: [u16; 2],

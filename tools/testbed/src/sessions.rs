@@ -1,8 +1,8 @@
 //! Generated agent sessions: conversations of many turns, whose prompts grow.
 //!
-//! Each prompt has all earlier turns of its session, the last reply, and the answer of a tool. The
-//! lengths and pauses are those of the simulator's workload `agents`. Sessions begin one after
-//! another and last about two minutes, so the load grows until the end.
+//! Each prompt has all earlier turns of its session, the last reply, and the output of a tool. The
+//! lengths and pauses are those of the simulator's workload `agents`. New sessions begin all the
+//! time and last about two minutes, so the load grows until the end.
 
 use std::f64::consts::TAU;
 use std::time::Duration;
@@ -20,19 +20,19 @@ const TURNS_MAX: u32 = 30;
 /// The longest prompt, in tokens.
 const PROMPT_TOKENS_MAX: f64 = 120_000.0;
 
-/// Prompt of the first turn: a task, and the files that the task is about.
+/// The prompt of the first turn: a task, and the files that the task is about.
 const FIRST_PROMPT: TokenCount = TokenCount {
     mean: 6_000.0,
     spread: 0.8,
     range: (1_000.0, 40_000.0),
 };
-/// Reply of the model.
+/// The model's reply.
 const REPLY: TokenCount = TokenCount {
     mean: 250.0,
     spread: 0.7,
     range: (20.0, 2_000.0),
 };
-/// Answer of a tool, which the next prompt ends with.
+/// The output of a tool, with which the next prompt ends.
 const TOOL_ANSWER: TokenCount = TokenCount {
     mean: 900.0,
     spread: 1.0,
@@ -50,9 +50,9 @@ struct TokenCount {
     range: (f64, f64),
 }
 
-/// Generates the requests of sessions that begin at random (Poisson), `per_minute` on average, up
-/// to `end`, in order of arrival. Arrival times do not depend on when replies end, so every policy
-/// gets the same requests at the same times. Equal seeds give equal requests.
+/// Generates the requests of sessions up to `end`, in order of arrival. On average `per_minute`
+/// sessions begin per minute, at random (Poisson). Arrival times do not depend on when replies end,
+/// so every policy gets the same requests at the same times. Equal seeds give equal requests.
 #[must_use]
 pub fn generate(seed: u64, per_minute: f64, end: Duration) -> Vec<Arrival> {
     let mut rng = SmallRng::seed_from_u64(seed);
@@ -78,8 +78,8 @@ pub fn generate(seed: u64, per_minute: f64, end: Duration) -> Vec<Arrival> {
     arrivals
 }
 
-/// A request of a session. The ids of a session's blocks are its own, from the first on, so a
-/// longer prompt begins with all of a shorter one.
+/// Returns a request of a session. All its block ids belong to this session alone, so a longer
+/// prompt begins with all of a shorter one.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -98,7 +98,7 @@ fn arrival(session: u64, at: f64, prompt: f64, reply: f64) -> Arrival {
     }
 }
 
-/// Exponential with mean 1.
+/// Draws from the exponential distribution with mean 1.
 fn exponential(rng: &mut SmallRng) -> f64 {
     -(1.0 - rng.random::<f64>()).ln()
 }
@@ -108,7 +108,7 @@ fn exponential(rng: &mut SmallRng) -> f64 {
 impl TokenCount {
     /// Draws a number with this mean and spread, within the range.
     fn draw(&self, rng: &mut SmallRng) -> f64 {
-        // Standard normal, by Box and Muller.
+        // A standard normal number (Box-Muller).
         let normal =
             (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt() * (TAU * rng.random::<f64>()).cos();
         (self.mean * (self.spread * normal - self.spread * self.spread / 2.0).exp())

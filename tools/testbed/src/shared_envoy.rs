@@ -1,10 +1,10 @@
-//! One Envoy for the stacks of many tests.
+//! Runs one Envoy for the stacks (see [`crate::stack`]) of many tests.
 //!
-//! Each Envoy needs three seconds of a core to compile the module. A stack that shares an Envoy
+//! Each Envoy needs three seconds of CPU time to compile the filter. A stack that shares an Envoy
 //! adds its listener and its clusters by files that Envoy watches (LDS and CDS), and removes them
-//! at the end. Each stack has its own `vm_id`, so its VMs share no state with other VMs.
-//! Tests that only send requests use one Envoy together. Tests that read statistics use an Envoy in
-//! turn: one stack at a time, with counters that begin at 0. Tests that read its log or send it
+//! at the end. Each stack has its own `vm_id`, so its VMs share no state with other VMs. Tests that
+//! only send requests share one Envoy at the same time. Tests that read statistics use an Envoy one
+//! after another, and its counters are reset in between. Tests that read Envoy's log or send it
 //! signals need an Envoy of their own.
 
 use std::collections::BTreeMap;
@@ -21,21 +21,23 @@ use crate::ports::ReservedPort;
 use crate::process::ChildProcess;
 use crate::{Result, client, root, wait_for};
 
-/// Time limit until Envoy has the clusters of a stack, on a machine that compiles at the same time.
+/// Time limit until Envoy has the clusters of a stack. It is long, because the machine may compile
+/// at the same time.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Seconds for which Envoy keeps the connections of a listener that was removed.
 const DRAIN_S: &str = "1";
 
-/// The cluster of the daemon. Envoy gets endpoints by EDS from clusters that its bootstrap has, and
-/// from no others, so the bootstrap has a cluster for each stack.
+/// The cluster of the daemon. Envoy accepts only clusters of its bootstrap as EDS servers, so the
+/// bootstrap has such a cluster for each stack.
 const STATE: &str = "switchpoint-state";
 
-/// The number of stacks that one Envoy takes in its life. Then the next one is started.
+/// The number of stacks that one Envoy serves in its life. After that, a new Envoy is started.
 const STACKS_MAX: usize = 64;
 
-/// Runs its arguments until standard input is closed, which happens when the test program ends,
-/// also if it is killed. Then removes the folder that it is given first.
+/// A shell script. It runs its arguments after `$1` as a command until standard input is closed,
+/// and then removes the folder `$1`. The input is closed when the test program ends, even if it is
+/// killed.
 const UNTIL_CLOSED: &str =
     r#"folder=$1; shift; "$@" & read -r _; kill "$!"; wait "$!"; rm -rf "$folder""#;
 
@@ -44,11 +46,11 @@ static SHARED: Mutex<BTreeMap<EnvoyKind, Vec<SharedEnvoy>>> = Mutex::new(BTreeMa
 /// How the stacks of a test program use an Envoy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EnvoySharing {
-    /// One stack has it from start to end.
+    /// One stack uses the Envoy until its end.
     Own,
-    /// All at the same time.
+    /// All stacks use the Envoy at the same time.
     Together,
-    /// One after the other.
+    /// The stacks use the Envoy one after another.
     InTurn,
 }
 
@@ -61,10 +63,10 @@ struct SharedEnvoy {
     process: ChildProcess,
     admin: ReservedPort,
     folder: PathBuf,
-    /// The ports of the daemons of the next stacks; the last port is the next.
+    /// The ports of the daemons of the next stacks; the next stack gets the last port.
     state_ports: Vec<ReservedPort>,
     stacks: BTreeMap<usize, StackResources>,
-    /// The number of stacks that have a place now.
+    /// The number of stacks that use this Envoy now.
     places: usize,
     /// The number of changes so far, which is the version of the files.
     changes: u64,
@@ -77,11 +79,11 @@ struct StackResources {
     clusters: Vec<Value>,
 }
 
-/// A stack's place in a shared Envoy. Dropping it removes what the stack added.
+/// A stack's part of a shared Envoy. Dropping it removes what the stack added.
 #[derive(Debug)]
 pub struct EnvoyShare {
     kind: EnvoyKind,
-    /// The index of the Envoy among those of this kind.
+    /// The index of the Envoy among the Envoys of this kind.
     envoy: usize,
     number: usize,
     state_port: u16,
@@ -94,8 +96,8 @@ pub struct EnvoyShare {
 // === impl EnvoyShare ===
 
 impl EnvoyShare {
-    /// Takes a place in an Envoy with this number of workers, which it starts if none has a place.
-    /// Also returns the port on which the daemon of the stack must serve state.
+    /// Reserves room for a stack in an Envoy with this number of workers. Starts an Envoy if none
+    /// has room. Also returns the port on which the daemon of the stack must serve state.
     ///
     /// # Errors
     /// Fails if Envoy cannot be run.
@@ -154,7 +156,7 @@ impl EnvoyShare {
             envoy.stacks.insert(self.number, resources);
             envoy.write_clusters()
         })?;
-        // A listener may only name clusters that Envoy has.
+        // Envoy accepts a listener only if it has all clusters that the listener names.
         let known = || async {
             let page = client::get(self.admin, "/clusters").await.ok()?.text();
             let is_known = |name: &String| page.contains(&format!("{name}::"));
@@ -164,7 +166,7 @@ impl EnvoyShare {
         self.with_envoy(SharedEnvoy::write_listeners)
     }
 
-    /// The address of the admin port, which belongs to all stacks.
+    /// Returns the address of the admin port, which all stacks share.
     pub fn admin(&self) -> SocketAddr {
         self.admin
     }
@@ -174,7 +176,7 @@ impl EnvoyShare {
         self.kind.1 == EnvoySharing::InTurn
     }
 
-    /// Waits until the last stack has left nothing behind, and sets all counters to 0.
+    /// Waits until the previous stack's listeners are gone, and resets all counters.
     async fn wait_for_turn(&self) -> Result<()> {
         let page = "/stats?filter=^listener_manager.total_listeners_(active|draining|warming)$";
         let is_empty = || async {
@@ -187,7 +189,7 @@ impl EnvoyShare {
         Ok(())
     }
 
-    /// Replaces the names of clusters, as the stack has them, by their names in the shared Envoy.
+    /// Replaces the stack's names of clusters by their names in the shared Envoy.
     pub fn shared_names(&self, text: &str) -> String {
         let number = self.number;
         let clusters = self.clusters.iter();
@@ -205,7 +207,6 @@ impl EnvoyShare {
         })
     }
 
-    /// The log of the shared Envoy.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -229,7 +230,7 @@ impl EnvoyShare {
 
 impl Drop for EnvoyShare {
     fn drop(&mut self) {
-        // If it fails, what the stack added stays until the end of the program.
+        // If this fails, what the stack added stays until the program ends.
         let _ = self.with_envoy(|envoy| {
             envoy.places -= 1;
             envoy.stacks.remove(&self.number);
@@ -320,7 +321,7 @@ fn lock() -> MutexGuard<'static, BTreeMap<EnvoyKind, Vec<SharedEnvoy>>> {
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The shipped file without its listeners and clusters.
+/// Returns the shipped Envoy configuration without its listeners and clusters.
 fn shared_bootstrap() -> Result<Value> {
     let mut shipped = EnvoyConfig::shipped("standalone.yaml")?;
     let shipped = shipped.value();
@@ -328,7 +329,7 @@ fn shared_bootstrap() -> Result<Value> {
     Ok(shipped.take())
 }
 
-/// The shipped cluster of the daemon, for the daemon of one stack.
+/// Returns the shipped cluster of the daemon, changed for the daemon of one stack.
 fn state_cluster(port: u16, number: usize) -> Result<Value> {
     let mut shipped = EnvoyConfig::shipped("standalone.yaml")?;
     shipped.replace_port(9004, port)?;
@@ -360,7 +361,7 @@ fn resources<'a>(kind: &str, of: impl Iterator<Item = &'a Value>) -> Vec<Value> 
 // === impl StackResources ===
 
 impl StackResources {
-    /// The resources of a stack, with names that no other stack has.
+    /// Returns the resources of a stack, with names that no other stack has.
     fn new(statics: &Value, share: &EnvoyShare, access_log: &Path) -> Result<Self> {
         let number = share.number;
         let list = |name: &str| statics[name].as_array().cloned().unwrap_or_default();
@@ -413,8 +414,8 @@ impl StackResources {
     }
 }
 
-/// Adds the number to each name of a cluster at the keys that name clusters, also in the
-/// configuration of the picker, which is JSON in a string.
+/// Appends the number to each cluster name in `value`, also in the picker's configuration, which is
+/// JSON in a string.
 fn rename(value: &mut Value, clusters: &[String], number: usize) {
     match value {
         Value::String(text) if text.trim_start().starts_with('{') => {

@@ -1,4 +1,5 @@
-//! A running product: simulated model servers, `switchpointd`, Envoy with the picker inside.
+//! A running Switchpoint: simulated model servers, the daemon (`switchpointd`), and Envoy with the
+//! picker as a filter.
 //!
 //! ```text
 //!   client ──▶ Envoy + picker ──▶ model servers (in this process)
@@ -27,18 +28,17 @@ use crate::model_server::ModelServer;
 use crate::ports::ReservedPort;
 use crate::{Result, wait_for};
 
-/// Time limit from start until the picker has state, on a machine that compiles at the same time.
+/// Time limit from start until the picker has state. It is long, because the machine may compile at
+/// the same time.
 const START_LIMIT: Duration = Duration::from_secs(90);
 
-/// Lines of each log shown when a test fails.
+/// Lines of each log that a failed test shows.
 const LINES_SHOWN: usize = 60;
 
-/// A running stack.
 #[derive(Debug)]
 pub struct Stack {
     /// The model servers, in order; their endpoints are named `server-0`, `server-1`, …
     pub servers: Vec<ModelServer>,
-    /// The proxy.
     pub envoy: EnvoyProcess,
     /// The daemon, unless the stack was built without one.
     pub daemon: Option<DaemonProcess>,
@@ -73,7 +73,7 @@ impl Stack {
         Self::builder().servers(servers).start().await
     }
 
-    /// Like [`Self::start`], on the Envoy that the tests of this program share.
+    /// Like [`Self::start`], but uses the Envoy that the tests of this program share.
     ///
     /// # Errors
     /// Fails if a part does not start.
@@ -82,12 +82,11 @@ impl Stack {
         builder.shared_envoy().start().await
     }
 
-    /// The address to which clients connect.
     pub fn address(&self) -> SocketAddr {
         self.envoy.listener()
     }
 
-    /// Sends `GET path` through Envoy.
+    /// Requests `path` through Envoy.
     ///
     /// # Errors
     /// Fails if there is no complete reply.
@@ -111,7 +110,7 @@ impl Stack {
         client::send(self.address(), request).await
     }
 
-    /// The index of the server that answered.
+    /// Returns the index of the server that answered.
     ///
     /// # Errors
     /// Fails if none of the stack's servers answered.
@@ -132,7 +131,7 @@ impl Stack {
         })
     }
 
-    /// The daemon.
+    /// Returns the daemon.
     ///
     /// # Errors
     /// Fails if the stack was built without one.
@@ -166,12 +165,11 @@ impl Stack {
         self.daemon()?.settings().write_endpoints(&chosen)
     }
 
-    /// The folder of its logs and files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The last lines of every log.
+    /// Returns the last lines of every log.
     pub fn logs(&mut self) -> String {
         let daemon = self
             .daemon
@@ -193,7 +191,7 @@ impl Stack {
         let listener = self.envoy.listener();
         let admin = self.envoy.admin();
         let up = || async move {
-            // Envoy answers `LIVE` when its workers serve. The picker is ready when it has state.
+            // Envoy answers `LIVE` once its workers serve. The picker is ready once it has state.
             let live = client::get(admin, "/ready")
                 .await
                 .is_ok_and(|reply| reply.status == 200);

@@ -1,8 +1,8 @@
 //! A recorded workload: arrival times, lengths, and shared prefixes of prompts.
 //!
-//! The trace has no text. Each block of 512 prompt tokens has an id, and equal ids mean equal text
-//! after equal text. So prompts are generated from the ids, block by block: prefixes that requests
-//! shared in the recording are shared again.
+//! The trace has no text. Each block of 512 prompt tokens has an id. Blocks with equal ids have
+//! equal text, and so has everything before them in their prompts. So prompts are generated from
+//! the ids, block by block: prefixes that requests shared in the recording are shared again.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -19,20 +19,19 @@ pub(crate) const BLOCK_TOKENS: usize = 512;
 /// Bytes per token of the simulated servers.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// Arrival times are recorded in steps of 3 s. Within a step they are spread at random, uniformly.
+/// Arrival times are recorded in steps of 3 s. [`read`] spreads them uniformly at random within a
+/// step.
 const QUANTUM_MS: u64 = 3_000;
 
-/// The longest line accepted: the longest prompts of such traces have a few thousand block ids.
+/// The maximum length of a line, in bytes. The longest prompts of such traces have a few thousand
+/// block ids.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
-/// One request of the trace.
 #[derive(Clone, Debug)]
 pub struct Arrival {
     /// Time since the start of the trace.
     pub at: Duration,
-    /// Prompt length in tokens.
     pub prompt_tokens: usize,
-    /// Output length in tokens.
     pub output_tokens: usize,
     /// One id per block of the prompt.
     pub blocks: Vec<u64>,
@@ -46,8 +45,8 @@ struct TraceLine {
     hash_ids: Vec<u64>,
 }
 
-/// Reads a gzipped trace, one JSON object per line, in order of arrival. `seed` spreads the
-/// arrivals within each step of the clock.
+/// Reads a gzipped trace, one JSON object per line, in order of arrival. `seed` determines how
+/// arrivals are spread within each step of `QUANTUM_MS`.
 ///
 /// # Errors
 /// Fails if the file cannot be read, or a line does not have the format of the trace.
@@ -73,7 +72,7 @@ pub fn read(path: &Path, seed: u64) -> io::Result<Vec<Arrival>> {
 // === impl Arrival ===
 
 impl Arrival {
-    /// The prompt: made-up words for each block id, cut to the recorded length.
+    /// Returns the prompt: made-up words for each block id, cut to the recorded length.
     #[must_use]
     pub fn prompt(&self) -> String {
         let mut text = String::with_capacity(self.prompt_tokens * BYTES_PER_TOKEN);
@@ -84,7 +83,7 @@ impl Arrival {
         text
     }
 
-    /// The body of a streamed chat request with this prompt.
+    /// Returns the body of a streamed chat request with this prompt.
     #[must_use]
     pub fn chat_body(&self, model: &str) -> Vec<u8> {
         serde_json::json!({
@@ -100,8 +99,8 @@ impl Arrival {
     }
 }
 
-/// Appends lower-case words, so that no character needs escaping and a token is [`BYTES_PER_TOKEN`]
-/// bytes: three letters and a space.
+/// Appends made-up words for a block. Each token has [`BYTES_PER_TOKEN`] bytes: three lower-case
+/// letters and a space, which need no escaping.
 fn push_block(id: u64, text: &mut String) {
     let mut rng = SmallRng::seed_from_u64(id);
     for _ in 0..BLOCK_TOKENS {

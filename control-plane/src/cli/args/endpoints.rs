@@ -12,7 +12,7 @@ use super::values::duration;
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct EndpointsArgs {
-    /// YAML list of endpoints; read again when its content changes.
+    /// YAML file with a list of endpoints; the daemon reads it again when its content changes.
     #[arg(long, env = "SWITCHPOINT_ENDPOINTS_FILE", value_name = "FILE")]
     pub endpoints_file: Option<PathBuf>,
 
@@ -25,8 +25,8 @@ pub struct EndpointsArgs {
     )]
     pub endpoint: Vec<String>,
 
-    /// In place of --pool and --config: a YAML list of pools, each with its own endpoints and
-    /// configuration.
+    /// A YAML file with a list of pools, each with its own endpoints and configuration, instead of
+    /// --pool and --config.
     #[arg(long, env = "SWITCHPOINT_POOLS", value_name = "FILE", conflicts_with_all = ["pool", "config"])]
     pub pools: Option<PathBuf>,
 }
@@ -43,7 +43,7 @@ pub struct ScrapeArgs {
     #[arg(long, env = "SWITCHPOINT_SCRAPE_INTERVAL_BUSY", value_name = "DURATION", default_value = "100ms", value_parser = duration)]
     pub scrape_interval_busy: Duration,
 
-    /// Metrics older than this are unknown (which means neither idle nor full).
+    /// Metrics older than this count as unknown: their endpoint counts neither as idle nor as full.
     #[arg(long, env = "SWITCHPOINT_STALENESS_MAX", value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub staleness_max: Duration,
 
@@ -57,11 +57,12 @@ pub struct ScrapeArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "TLS towards endpoints")]
 pub struct EndpointTlsArgs {
-    /// Trust servers signed by this CA, PEM. If not given, the system's CAs are trusted.
+    /// Trust servers whose certificates are signed by this CA, PEM. If not given, the system's CAs
+    /// are trusted.
     #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_CA", value_name = "FILE")]
     pub endpoint_tls_ca: Option<PathBuf>,
 
-    /// Client certificate for these servers, PEM.
+    /// Client certificate to show to these servers, PEM.
     #[arg(
         long,
         env = "SWITCHPOINT_ENDPOINT_TLS_CERT",
@@ -70,7 +71,7 @@ pub struct EndpointTlsArgs {
     )]
     pub endpoint_tls_cert: Option<PathBuf>,
 
-    /// The key of that certificate, PEM.
+    /// The private key of the client certificate, PEM.
     #[arg(
         long,
         env = "SWITCHPOINT_ENDPOINT_TLS_KEY",
@@ -79,7 +80,7 @@ pub struct EndpointTlsArgs {
     )]
     pub endpoint_tls_key: Option<PathBuf>,
 
-    /// Do not check servers' certificates.
+    /// Do not check the certificates of these servers.
     #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_INSECURE")]
     pub endpoint_tls_insecure: bool,
 }

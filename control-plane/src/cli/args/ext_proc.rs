@@ -16,8 +16,8 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_LISTEN_EXT_PROC", value_name = "IP:PORT", default_value = "127.0.0.1:9002", value_parser = listen)]
     pub listen_ext_proc: OptionalAddress,
 
-    /// Address of gRPC health in plaintext, or `none`. A standby serves health too. Services:
-    /// liveness, leading, readiness, envoy.service.ext_proc.v3.ExternalProcessor.
+    /// Address of the gRPC health listener (plaintext), or `none`. A standby serves health too.
+    /// Services: liveness, leading, readiness, envoy.service.ext_proc.v3.ExternalProcessor.
     #[arg(long, env = "SWITCHPOINT_LISTEN_HEALTH", value_name = "IP:PORT", default_value = "127.0.0.1:9003", value_parser = listen)]
     pub listen_health: OptionalAddress,
 
@@ -31,7 +31,7 @@ pub struct ExtProcArgs {
     )]
     pub ext_proc_tls_cert: Option<PathBuf>,
 
-    /// The key of that certificate, PEM.
+    /// The private key of the listener's certificate, PEM.
     #[arg(
         long,
         env = "SWITCHPOINT_EXT_PROC_TLS_KEY",
@@ -49,7 +49,7 @@ pub struct ExtProcArgs {
     )]
     pub ext_proc_tls_client_ca: Option<PathBuf>,
 
-    /// No TLS. Beyond loopback this needs --insecure-ext-proc too.
+    /// Serve ext_proc without TLS. Beyond loopback this needs --insecure-ext-proc too.
     #[arg(
         long,
         env = "SWITCHPOINT_EXT_PROC_PLAINTEXT",
@@ -62,12 +62,13 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_INSECURE_EXT_PROC")]
     pub insecure_ext_proc: bool,
 
-    /// The format of the destination, unless the stream's gRPC metadata
-    /// x-switchpoint-destination-format says otherwise.
+    /// The format of the picked destination, unless the stream's gRPC metadata
+    /// x-switchpoint-destination-format names another.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_FORMAT", value_enum, default_value_t = DestinationFormatArg::Single)]
     pub ext_proc_destination_format: DestinationFormatArg,
 
-    /// Whether to trust the objective header of requests.
+    /// Whether to trust the header of a request that names its InferenceObjective, and so its
+    /// priority.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_OBJECTIVE_HEADER", value_enum, default_value_t = HeaderTrustArg::Ignore)]
     pub ext_proc_objective_header: HeaderTrustArg,
 
@@ -80,13 +81,13 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_OTLP_ENDPOINT", value_name = "URL", value_parser = collector)]
     pub otlp_endpoint: Option<reqwest::Url>,
 
-    /// How long to answer ext_proc after SIGTERM. Meanwhile gateways notice that this daemon is not
-    /// ready and call another daemon [default: not at all].
+    /// How long the daemon answers ext_proc after SIGTERM. Meanwhile gateways notice that this
+    /// daemon is not ready and call another daemon [default: not at all].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DRAIN", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_drain: Option<Duration>,
 
-    /// How long to wait after --ext-proc-drain for the replies that still pass through this daemon.
-    /// Give the pod enough time to terminate for both [default: 5s].
+    /// How long the daemon then waits, after --ext-proc-drain, for replies that still pass through
+    /// it. The pod's termination grace period must cover both times [default: 5s].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_REPLY_WAIT", value_name = "DURATION", value_parser = duration, requires = "ext_proc_drain")]
     pub ext_proc_reply_wait: Option<Duration>,
 
@@ -100,16 +101,18 @@ pub struct ExtProcArgs {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
 pub struct ExchangeArgs {
-    /// Header that names the model where a gateway does not show the body [default:
+    /// Header that names the model if a gateway does not send the body [default:
     /// x-gateway-model-name].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_MODEL_HEADER", value_name = "NAME", value_parser = header_name)]
     pub ext_proc_model_header: Option<String>,
 
-    /// Header, and metadata key, of the destination [default: x-gateway-destination-endpoint].
+    /// Header, and metadata key, that carry the picked destination [default:
+    /// x-gateway-destination-endpoint].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_HEADER", value_name = "NAME", value_parser = header_name)]
     pub ext_proc_destination_header: Option<String>,
 
-    /// Metadata namespace of the destination and of the endpoint that served [default: envoy.lb].
+    /// Metadata namespace of the destination, and of the endpoint that answered [default:
+    /// envoy.lb].
     #[arg(
         long,
         env = "SWITCHPOINT_EXT_PROC_DESTINATION_NAMESPACE",
@@ -125,7 +128,7 @@ pub struct ExchangeArgs {
     )]
     pub ext_proc_subset_namespace: Option<String>,
 
-    /// Key of the subset hint in that namespace [default: x-gateway-destination-endpoint-subset].
+    /// Key of the subset hint in its namespace [default: x-gateway-destination-endpoint-subset].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_KEY", value_name = "NAME")]
     pub ext_proc_subset_key: Option<String>,
 
@@ -138,11 +141,11 @@ pub struct ExchangeArgs {
     )]
     pub ext_proc_fairness_namespace: Option<String>,
 
-    /// Path of the fairness id in that namespace, keys separated by /, such as jwt_payload/sub.
+    /// Path of the fairness id in its namespace, with keys separated by /, such as jwt_payload/sub.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_KEY", value_name = "PATH")]
     pub ext_proc_fairness_key: Option<String>,
 
-    /// Whether to trust the fairness header of requests [default: ignore].
+    /// Whether to trust the header with a request's fairness id [default: ignore].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_HEADER", value_enum)]
     pub ext_proc_fairness_header: Option<HeaderTrustArg>,
 
@@ -162,18 +165,18 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_SLO_HEADERS", value_enum)]
     pub ext_proc_slo_headers: Option<HeaderTrustArg>,
 
-    /// Header by which a request shortens the time that flow control may hold it, in ms [default:
+    /// Header by which a request can shorten its longest wait in flow control, in ms [default:
     /// none].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_TTL_HEADER", value_name = "NAME")]
     pub ext_proc_ttl_header: Option<String>,
 
-    /// What to do with a request before the first state has arrived: refuse the request, or let any
-    /// endpoint serve it [default: close].
+    /// What to do with a request before the pool's first state has arrived: refuse the request, or
+    /// let any endpoint serve it [default: close].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAILURE_MODE", value_enum)]
     pub ext_proc_failure_mode: Option<FailureModeArg>,
 
-    /// How long a request may wait for the first state. Set `message_timeout` of the gateway higher
-    /// [default: 2s].
+    /// How long a request may wait for the pool's first state. Set the gateway's `message_timeout`
+    /// higher [default: 2s].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_COLD_START_WAIT", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_cold_start_wait: Option<Duration>,
 
@@ -181,8 +184,8 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_BODY_LIMIT_BYTES", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1_024..=BODY_LIMIT_BYTES_MAX))]
     pub ext_proc_body_limit_bytes: Option<u32>,
 
-    /// Time from the start of one attempt of a streamed request to its response headers [default:
-    /// no limit].
+    /// The longest time from the start of an attempt of a streamed request to its response headers
+    /// [default: no limit].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_PER_TRY_TIMEOUT", value_name = "DURATION", value_parser = duration)]
     pub ext_proc_per_try_timeout: Option<Duration>,
 

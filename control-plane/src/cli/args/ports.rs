@@ -19,7 +19,7 @@ pub struct StateTls {
     )]
     pub state_tls_cert: Option<PathBuf>,
 
-    /// The key of that certificate, PEM.
+    /// The private key of the listener's certificate, PEM.
     #[arg(
         long,
         env = "SWITCHPOINT_STATE_TLS_KEY",
@@ -70,7 +70,7 @@ pub struct AdminTls {
     )]
     pub admin_tls_cert: Option<PathBuf>,
 
-    /// The key of that certificate, PEM.
+    /// The private key of the listener's certificate, PEM.
     #[arg(
         long,
         env = "SWITCHPOINT_ADMIN_TLS_KEY",

@@ -11,12 +11,12 @@ pub struct CheckArgs {
     #[command(flatten)]
     pub what: CheckTarget,
 
-    /// The engine of that server, as in its label llm-d.ai/engine-type. If not given, it is
-    /// recognised by its metrics.
+    /// The engine of the server at --endpoint, as in its label llm-d.ai/engine-type. If not given,
+    /// the engine is recognised by its metrics.
     #[arg(long, value_name = "NAME", requires = "endpoint")]
     pub engine: Option<String>,
 
-    /// Readable text, or one JSON object.
+    /// The output format: readable text, or one JSON object.
     #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     pub format: OutputFormat,
 }

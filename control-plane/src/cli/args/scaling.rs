@@ -22,7 +22,7 @@ pub struct ScalingArgs {
     pub scale_drain: Duration,
 
     /// The time that a new replica needs before its first request: scheduling, pulling the image,
-    /// loading the model. Replicas for the backlog of that time are requested at once.
+    /// loading the model. Replicas for the backlog that grows in that time are requested at once.
     #[arg(long, env = "SWITCHPOINT_SCALE_STARTUP", value_name = "DURATION", default_value = "1m", value_parser = duration)]
     pub scale_startup: Duration,
 
@@ -32,16 +32,16 @@ pub struct ScalingArgs {
     #[arg(long, env = "SWITCHPOINT_SCALE_SPARE", value_name = "REPLICAS", default_value = "1", value_parser = spare)]
     pub scale_spare: f64,
 
-    /// The fewest desired replicas.
+    /// The minimum number of desired replicas.
     #[arg(long, env = "SWITCHPOINT_SCALE_MIN", value_name = "COUNT", default_value_t = 1, value_parser = replicas())]
     pub scale_min: u32,
 
-    /// The most desired replicas.
+    /// The maximum number of desired replicas.
     #[arg(long, env = "SWITCHPOINT_SCALE_MAX", value_name = "COUNT", default_value_t = REPLICAS_MAX, value_parser = replicas())]
     pub scale_max: u32,
 
     /// Address of the external scaler for KEDA (gRPC without TLS), usually 0.0.0.0:9005, or `none`.
-    /// The scaler gives away no more than the metrics listener.
+    /// The scaler reveals no more than the metrics listener.
     #[arg(long, env = "SWITCHPOINT_LISTEN_SCALER", value_name = "IP:PORT", default_value = "none", value_parser = listen)]
     pub listen_scaler: OptionalAddress,
 }

@@ -15,12 +15,12 @@ use crate::config::{ItemStatus, LocatedNode};
 /// these items have no effect in llm-d either.
 pub(super) const GATE_IS_OFF: &str = "it needs the feature gate flowControl";
 
-/// The effect of revocation here. llm-d also ends requests that have begun to answer.
+/// The effect of eviction in Switchpoint. llm-d also ends requests that have begun to answer.
 const EVICTION: &str = "running requests of negative priority are given up for higher ones that wait, only before their first byte: \
                         429 and evicted";
 const NO_EVICTION: &str = "running requests are not given up for others";
 
-/// The behaviour while no endpoint is ready. llm-d then waits as long as for room.
+/// The behaviour while no endpoint is ready. In llm-d, requests then wait as long as for room.
 const NO_ENDPOINT: &str = "not given: while no endpoint is ready, requests get 503 at once; for a pool that scales from zero, give the time \
                            of a start";
 
@@ -83,7 +83,7 @@ impl ConfigReader {
         })
     }
 
-    /// Adds the rules of bands.
+    /// Adds the parameters of priority bands.
     fn bands(&mut self, section: &LocatedNode<'_>, parameters: &mut GivenParameters) {
         let band = |band: &YamlNode| ParameterValue::Map(given(band, &BAND));
         for (name, parameter) in [
@@ -97,7 +97,7 @@ impl ConfigReader {
             return;
         };
         if !matches!(listed.node.value, YamlValue::List(_)) {
-            return; // reported by its shape
+            return; // reported when its type was checked
         }
         let mut bands = Vec::new();
         for at in listed.items() {

@@ -1,4 +1,4 @@
-//! Declared plugins: the answer for each plugin and for all of its parameters.
+//! Reads declared plugins, and reports on each plugin and all of its parameters.
 
 use scheduler::PLUGINS_MAX;
 use scheduler::plugin::{self, InvalidParameter};
@@ -18,8 +18,8 @@ pub(super) struct DeclaredPlugin {
     pub(super) plugin_type: String,
     /// The parameters as a YAML map, which may be empty.
     pub(super) parameters: YamlNode,
-    /// Parameters that the scheduler does not have: path, line and answer. `parameters` does not
-    /// contain them.
+    /// Parameters that the scheduler does not have: path, line, and what is reported. `parameters`
+    /// does not contain them.
     answered: Vec<(String, u64, ItemSupport)>,
     pub(super) path: String,
     pub(super) line: u64,
@@ -31,7 +31,7 @@ pub(super) type GivenParameters = Vec<(String, plugin::ParameterValue)>;
 // === impl DeclaredPlugin ===
 
 impl DeclaredPlugin {
-    /// The parameters with their paths.
+    /// Returns the parameters with their paths.
     pub(super) fn located(&self) -> LocatedNode<'_> {
         LocatedNode {
             path: format!("{}.parameters", self.path),
@@ -39,18 +39,18 @@ impl DeclaredPlugin {
         }
     }
 
-    /// The path of a parameter.
+    /// Returns the path of a parameter.
     fn parameter(&self, name: &str) -> String {
         format!("{}.parameters.{name}", self.path)
     }
 
-    /// The role of the plugin's type; `None` if the type is unknown.
+    /// Returns the role of the plugin's type; `None` if the type is unknown.
     pub(super) fn role(&self) -> Option<PluginRole> {
         PluginRole::from_plugin_type(&self.plugin_type)
     }
 
-    /// The parameters for the scheduler, without values that it cannot take. A name of an extractor
-    /// is replaced by its type, because the scheduler finds extractors by type.
+    /// Returns the parameters for the scheduler, without values that it cannot take. A name of an
+    /// extractor is replaced by its type, because the scheduler finds extractors by type.
     pub(super) fn given(&self, all: &[Self]) -> GivenParameters {
         let entries = self
             .parameters
@@ -166,7 +166,7 @@ impl ConfigReader {
         })
     }
 
-    /// Reports the answer for a declared plugin.
+    /// Reports what Switchpoint does with a declared plugin.
     fn plugin_type(&mut self, declared: &DeclaredPlugin, all: &[DeclaredPlugin]) {
         let DeclaredPlugin {
             plugin_type,
@@ -329,7 +329,7 @@ impl ConfigReader {
     }
 }
 
-/// The value for the scheduler; `None` if it is empty or a text that is too long.
+/// Returns the value for the scheduler; `None` if it is empty or a text that is too long.
 fn value(node: &YamlNode) -> Option<plugin::ParameterValue> {
     match &node.value {
         YamlValue::Null => None,
@@ -354,7 +354,7 @@ fn value(node: &YamlNode) -> Option<plugin::ParameterValue> {
     }
 }
 
-/// The path of the parameter that an error is about: `conditions[1].metric`.
+/// Returns the path of the parameter that an error is about: `conditions[1].metric`.
 fn error_path(error: &InvalidParameter) -> String {
     match error {
         InvalidParameter::Within { path, error } => format!("{path}.{}", error_path(error)),

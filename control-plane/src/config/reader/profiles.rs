@@ -1,6 +1,6 @@
-//! Profiles, and the pipeline built from them and the declared plugins. The reader adds llm-d's
-//! implicit parts: a handler, a picker, weights of 1, and one profile of all declared plugins if
-//! the file has no profiles.
+//! Reads profiles, and builds the pipeline from them and the declared plugins. The reader adds
+//! llm-d's implicit parts: a handler, a picker, weights of 1, and one profile of all declared
+//! plugins if the file has no profiles.
 
 use scheduler::registry::{self, PluginKind};
 use scheduler::{Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
@@ -24,8 +24,8 @@ const WEIGHT_DEFAULT: f64 = 1.0;
 /// The name of the implicit profile, as in llm-d.
 const PROFILE_DEFAULT: &str = "default";
 
-/// The detectors that apply although nothing refers to them, if they are declared. With flow
-/// control, the second is the default.
+/// The saturation detectors that apply if they are declared, although nothing refers to them. With
+/// flow control, the second is the default.
 const DETECTORS_DEFAULT: [&str; 2] = ["utilization-detector", "backlog-detector"];
 
 // === impl ConfigReader ===
@@ -229,8 +229,8 @@ impl ConfigReader {
         None
     }
 
-    /// The reason why a plugin named by a profile changes nothing in it. llm-d takes any plugin
-    /// there, and some files name producers, parsers and handlers.
+    /// Returns the reason why a plugin named by a profile changes nothing in it. llm-d takes any
+    /// plugin there, and some files name producers, parsers and handlers.
     fn not_in_profiles(&self, reference: &LocatedNode<'_>) -> Option<String> {
         let name = reference.node.text()?;
         let declared = self

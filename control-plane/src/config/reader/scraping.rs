@@ -1,4 +1,4 @@
-//! How engines' metrics are read: `core-metrics-extractor` and `metrics-data-source`.
+//! Reads the settings for engines' metrics: `core-metrics-extractor` and `metrics-data-source`.
 
 use std::sync::Arc;
 

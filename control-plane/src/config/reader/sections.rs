@@ -7,8 +7,8 @@ use crate::config::yaml::YamlValue;
 use crate::config::{ItemStatus, LocatedNode, unknown};
 
 impl ConfigReader {
-    /// Reports a node of the file that does not have its shape, and the answer of every field below
-    /// it that has an answer in the table of its section.
+    /// Reports a node of the file that is not of the type `shape`, and what the table of its
+    /// section says about the fields below it.
     pub(super) fn shaped(&mut self, at: &LocatedNode<'_>, shape: &SchemaShape) {
         match (shape, &at.node.value) {
             (SchemaShape::Own, _)

@@ -1,5 +1,5 @@
-//! Makes the next certificate when the present one is due. Uses only its arguments and a random
-//! key.
+//! Makes the next certificate when the present one is due. This module uses only its arguments and
+//! a random key.
 
 use std::time::Duration;
 
@@ -26,9 +26,7 @@ const SKEW: u64 = 300;
 /// A certificate and its key, PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsPair {
-    /// The certificate.
     pub cert: String,
-    /// The private key.
     pub key: String,
 }
 
@@ -84,7 +82,7 @@ pub fn renew(
     }))
 }
 
-/// A certificate as the chart makes it, for servers and clients.
+/// Returns the parameters of a certificate as the chart makes it, for servers and clients.
 fn params(names: &[String], from: u64, until: u64) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(names)?;
     if let Some(name) = names.first() {
@@ -105,7 +103,7 @@ fn params(names: &[String], from: u64, until: u64) -> Result<CertificateParams, 
     Ok(params)
 }
 
-/// The start and the end of a certificate's validity, in seconds since 1970.
+/// Returns the start and the end of a certificate's validity, in seconds since 1970.
 fn validity(der: &CertificateDer<'_>) -> Result<(u64, u64), String> {
     let (_, read) = x509_parser::parse_x509_certificate(der).map_err(|e| e.to_string())?;
     let validity = read.validity();

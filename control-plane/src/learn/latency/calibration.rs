@@ -26,8 +26,8 @@ pub enum PredictedTarget {
     Tpot,
 }
 
-/// The maximum ratio that is added to the sum, so that one prediction near 0 does not dominate the
-/// mean.
+/// The maximum ratio of outcome to prediction that is added to the sum, so that one prediction near
+/// 0 does not dominate the mean.
 const RATIO_MAX: f64 = 100.0;
 
 /// Upper bounds of the buckets of the ratio outcome / prediction; a last bucket is unbounded. The
@@ -86,10 +86,9 @@ pub struct PredictionScore {
 // === impl PredictedTarget ===
 
 impl PredictedTarget {
-    /// TTFT and TPOT.
     pub const ALL: [Self; 2] = [Self::Ttft, Self::Tpot];
 
-    /// The name of the target in metrics and pages.
+    /// Returns the name of the target in metrics and pages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -98,7 +97,7 @@ impl PredictedTarget {
         }
     }
 
-    /// The prediction, its p90 and the outcome, ms; `None` if one of them is unknown.
+    /// Returns the prediction, its p90 and the outcome, ms; `None` if one of them is unknown.
     fn of(self, observed: &EncodedObservation) -> Option<(f64, f64, f64)> {
         let predicted = observed.predicted?;
         let (middle, decile, seen) = match self {
@@ -145,7 +144,7 @@ impl PredictionScores {
         self.rows.retain(|(endpoint, _), _| is_present(*endpoint));
     }
 
-    /// All comparisons, in the order of [`PredictedTarget::ALL`].
+    /// Returns all comparisons, in the order of [`PredictedTarget::ALL`].
     #[must_use]
     pub fn comparisons(&self) -> [PredictionComparison; 2] {
         self.compared
@@ -156,7 +155,7 @@ impl PredictionScores {
         PredictionScore::from_rows(self.rows.get(&(endpoint, target)))
     }
 
-    /// The score of all endpoints together.
+    /// Returns the score of all endpoints together.
     #[must_use]
     pub fn of_pool(&self, target: PredictedTarget) -> PredictionScore {
         PredictionScore::from_rows(

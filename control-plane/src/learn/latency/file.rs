@@ -115,8 +115,8 @@ impl ModelFile {
             .cloned()
     }
 
-    /// Saves the models of a pool beside those of other pools. The file is replaced atomically. A
-    /// reader, or the next start after a crash, finds the old or the new file, never a part of one.
+    /// Saves the models of a pool beside those of other pools. The file is replaced atomically, so
+    /// that no reader finds a part of it.
     ///
     /// # Errors
     /// Returns the error of the file system. In this case the old file is intact.

@@ -1,8 +1,9 @@
 //! Checks the observations of proxies before anything is learned from them.
 //!
-//! A VM numbers the rows of its observations. Rows that are sent twice (by a new leader, or after a
-//! stream was opened again) are recognised by their numbers. Missing rows are counted as lost. An
-//! invalid row is refused alone: the other rows of its message stay valid.
+//! A wasm VM numbers its observations, one for each request. Observations that are sent twice (by a
+//! new leader, or after a stream was opened again) are recognised by their numbers. Missing
+//! observations are counted as lost. An invalid observation is refused alone: the others of its
+//! message stay valid.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,45 +15,46 @@ use tokio::time::Instant;
 
 use crate::state::peer::Origin;
 
-/// The maximum number of VMs whose row numbers are remembered: the workers of a few hundred
-/// proxies. Beyond that number, the VM that was silent for the longest time is forgotten.
+/// The maximum number of VMs whose last number is remembered: the workers of a few hundred proxies.
+/// Beyond that number, the VM that was silent for the longest time is forgotten.
 const VMS_MAX: usize = 4_096;
 
-/// How long an origin without messages is remembered. This is twice as long as the origin's vote
-/// lasts.
+/// How long an origin without messages is remembered. This is twice as long as its votes on
+/// observations count.
 const ORIGIN_MAX_AGE: Duration = Duration::from_secs(60);
 
 /// The maximum number of owners, and of origins, that are distinguished. All further owners or
-/// origins are one witness.
+/// origins count as one witness, with one vote.
 const ORIGINS_MAX: usize = 256;
 
-/// Counts of rows by result, since the daemon started.
+/// Counts of observations by result, since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObservationCounts {
-    /// Rows of successful requests that were learned from.
+    /// Observations of successful requests that were learned from.
     pub learned: u64,
-    /// Rows of requests that the client aborted, so their full time is unknown.
+    /// Observations of requests that the client aborted, so their full time is unknown.
     pub censored: u64,
-    /// Rows of requests that the endpoint failed.
+    /// Observations of requests that the endpoint failed.
     pub failed: u64,
-    /// Invalid rows; an invalid message is one row.
+    /// Invalid observations; an invalid message counts as one.
     pub refused: u64,
-    /// Rows that other origins contradict.
+    /// Observations that other origins contradict.
     pub outvoted: u64,
-    /// Rows for a generation of an endpoint that is not in the pool.
+    /// Observations of a generation of an endpoint that is not in the pool.
     pub unknown: u64,
-    /// Rows received before.
+    /// Observations received before.
     pub again: u64,
-    /// Rows overwritten in the VM before they were read, or dropped because the queue was full.
+    /// Observations overwritten in the VM before they were read, or dropped because the queue was
+    /// full.
     pub lost: u64,
 }
 
-/// The number of the next row that is expected from each VM.
+/// The number of the next observation that is expected from each VM.
 #[derive(Debug, Default)]
 pub struct ObservationIntake {
     vms: BTreeMap<(u64, u64), IntakePosition>,
     messages: u64,
-    /// The owners and the origins, each with its number and its last message.
+    /// The owners and the origins, each with its number and the time of its last message.
     levels: [BTreeMap<Origin, OriginEntry>; 2],
     origins_seen: u64,
     /// Counts by result.
@@ -61,7 +63,7 @@ pub struct ObservationIntake {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct IntakePosition {
-    /// The number of the next row.
+    /// The number of the next observation.
     next: u64,
     /// The number of the last message of this VM, for [`ObservationIntake::forget`].
     at: u64,
@@ -76,7 +78,7 @@ struct OriginEntry {
 // === impl ObservationCounts ===
 
 impl ObservationCounts {
-    /// The counts by name, for pages and metrics.
+    /// Returns the counts by name, for pages and metrics.
     #[must_use]
     pub fn rows(self) -> [(&'static str, u64); 8] {
         let Self {
@@ -105,9 +107,9 @@ impl ObservationCounts {
 // === impl ObservationIntake ===
 
 impl ObservationIntake {
-    /// Returns the witness of a message's rows, which has one vote. The witness is the owner. If
-    /// all proxies have the same owner, it is the origin, and if they have the same origin, the
-    /// process.
+    /// Returns the witness of a message's observations, which has one vote. The witness is the
+    /// owner. If all proxies have the same owner, it is the origin, and if they have the same
+    /// origin, the process.
     pub fn witness(&mut self, process_id: u64, origin: &Origin, now: Instant) -> u64 {
         let mut witness = None;
         for (rows, of) in self.levels.iter_mut().zip(origin.levels()) {
@@ -127,7 +129,7 @@ impl ObservationIntake {
         witness.unwrap_or(process_id)
     }
 
-    /// Returns the new and valid rows of a message.
+    /// Returns the new and valid observations of a message.
     pub fn take(
         &mut self,
         process_id: u64,
@@ -169,8 +171,8 @@ impl ObservationIntake {
         sound
     }
 
-    /// Counts unreadable rows. Logs the first such row of a pool, because the daemon may learn
-    /// nothing from a filter of another version.
+    /// Counts unreadable observations. Logs the first such observation of a pool, because the
+    /// daemon may learn nothing from a filter of another version.
     fn refuse(&mut self, process_id: u64, count: u64) {
         if count > 0 && self.counts.refused == 0 {
             let process = format_args!("{process_id:016x}");
@@ -179,7 +181,7 @@ impl ObservationIntake {
         self.counts.refused += count;
     }
 
-    /// Counts a row by its result. Returns whether the learner should learn from the row.
+    /// Counts an observation by its result. Returns whether the learner should learn from it.
     pub fn count(&mut self, observed: &EncodedObservation, is_present: bool) -> bool {
         let counts = &mut self.counts;
         let count = match observed.observation.ended {

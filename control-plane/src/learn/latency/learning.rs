@@ -34,13 +34,13 @@ const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// The reason for a missing prediction while there is no latency model.
 const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
 
-/// The minimum number of own observations with which a daemon prefers its own models to those of
-/// proxies, and to those that the previous leader wrote into the file. A latency model needs as
-/// many observations to predict.
+/// With this many observations of its own, a daemon prefers its own models to those of proxies and
+/// to those that the previous leader wrote into the file. A latency model needs as many
+/// observations to predict.
 const OWN_MIN: u64 = SAMPLES_MIN as u64;
 
 /// The maximum number of origins whose models are taken until the daemon has [`OWN_MIN`]
-/// observations. A few of them know what all know.
+/// observations. The models of a few origins contain what all proxies learned.
 const CLAIMS_MAX: usize = 64;
 
 /// The maximum number of messages taken from the queue at once.
@@ -50,7 +50,6 @@ const BATCH_MAX: usize = 64;
 #[derive(Debug)]
 pub struct LearningSettings {
     pub pool: Arc<str>,
-    /// Whether latencies are predicted.
     pub predict: bool,
     pub file: Option<Arc<ModelFile>>,
 }
@@ -73,7 +72,6 @@ pub struct LearningTask {
     intake: ObservationIntake,
     calibration: PredictionScores,
     learner: LatencyLearner,
-    /// The current models.
     model: SavedModel,
     origin: ModelOrigin,
     began: Instant,
@@ -87,15 +85,15 @@ pub struct LearningTask {
 /// The origin of the current models.
 #[derive(Debug)]
 struct ModelOrigin {
-    /// Whether the models are the prior or those of the file, with fewer than [`OWN_MIN`] own
-    /// observations. Proxies keep better models than these, and the daemon takes the first better
-    /// ones that arrive.
+    /// Whether the models are the built-in ones or those of the file, with fewer than [`OWN_MIN`]
+    /// own observations. Proxies keep better models than these, and the daemon takes the first
+    /// better ones that arrive.
     provisional: bool,
     /// The number of observations learned before the daemon last stopped leading. Another leader
     /// may have learned since then.
     earlier: u64,
-    /// The origins whose models were taken since the daemon last began or ended to lead. Each may
-    /// claim models once.
+    /// The origins whose models were taken since the daemon last began or stopped leading. The
+    /// models of an origin are taken only once.
     claimed_by: BTreeSet<Origin>,
     /// Whether models from a proxy were taken and are not published yet.
     is_new: bool,
@@ -115,7 +113,6 @@ struct LearningCounts {
     overrun: u64,
     /// Requests without a prediction, by reason.
     abstained: BTreeMap<&'static str, u64>,
-    /// Models published.
     published: u64,
     /// Models too large to be published.
     oversized: u64,
@@ -126,8 +123,8 @@ struct LearningCounts {
 // === impl ModelOrigin ===
 
 impl ModelOrigin {
-    /// The origin of the prior, or of the models in a file. `earlier` observations were learned
-    /// before.
+    /// Creates the origin of built-in models, or of models in a file that were learned from
+    /// `earlier` observations.
     fn provisional(earlier: u64) -> Self {
         Self {
             provisional: true,
@@ -141,7 +138,7 @@ impl ModelOrigin {
 // === impl LearningSettings ===
 
 impl LearningSettings {
-    /// The models in the file, if any.
+    /// Returns the models in the file, if any.
     fn saved_model(&self) -> Option<SavedModel> {
         let saved = self.file.as_ref()?.model(&self.pool)?;
         Some(SavedModel {
@@ -154,7 +151,7 @@ impl LearningSettings {
 // === impl LearningTask ===
 
 impl LearningTask {
-    /// Begins with the models in the file, if any.
+    /// Creates a learner with the models in the file, if any.
     #[must_use]
     pub fn new(settings: LearningSettings, tables: LearningTables, desk: LearnerInbox) -> Self {
         let model = settings.saved_model().unwrap_or_default();
@@ -178,7 +175,6 @@ impl LearningTask {
         }
     }
 
-    /// Learns until `shutdown`.
     pub async fn run(mut self, mut shutdown: Shutdown) {
         // Proxies send no observations before they know that a learner exists.
         self.publish();
@@ -253,7 +249,7 @@ impl LearningTask {
         self.publish();
     }
 
-    /// From now on another daemon learns, so the models of that daemon will be better.
+    /// Records that another daemon learns from now on, so that daemon's models will be better.
     fn end_leading(&mut self) {
         self.save();
         self.origin = ModelOrigin::provisional(self.intake.counts.learned);
@@ -340,7 +336,7 @@ impl LearningTask {
         };
         for observed in rows {
             let endpoint = observed.observation.endpoint;
-            // A pool has at most 1,024 members, sorted by slot.
+            // The members are sorted by slot.
             let at = view
                 .members
                 .binary_search_by_key(&endpoint.slot, |member| member.id.slot);
@@ -555,7 +551,7 @@ mod tests {
             self.task.tick();
         }
 
-        /// The models that proxies get, and whether they are provisional.
+        /// Returns the models that proxies get, and whether they are provisional.
         fn published(&self) -> (SavedModel, bool) {
             let message = (**self.task.tables.learned.models.borrow().get("p").unwrap()).clone();
             let LearnedModels {
@@ -641,8 +637,8 @@ mod tests {
         let row = observed(1, 40.0);
         daemon.task.learn(1, &row);
         assert_eq!(daemon.task.learner.standing().window, 1);
-        // In an earlier version, each of these claims started the window again, and all were
-        // published.
+        // In an earlier version, each of these models emptied the learner's window of observations,
+        // and was published.
         for last in 1..=20 {
             assert!(daemon.claims(last, &without_latency(&models(20.0)), false));
         }

@@ -1,4 +1,4 @@
-//! Reads objects from YAML: each field is known and typed, and each object gets an answer.
+//! Reads objects from YAML. Checks the name and type of each field, and reports on each object.
 //!
 //! Sources: llm-d-router `apix/v1alpha2`; for `InferenceModel`, gateway-api-inference-extension
 //! before 1.0.
@@ -402,7 +402,7 @@ impl ObjectReader {
 // === impl ObjectKind ===
 
 impl ObjectKind {
-    /// The kind with this name or the nearest name; `None` if none is near.
+    /// Returns the kind with this name or the nearest name; `None` if none is near.
     #[must_use]
     pub fn nearest(name: &str) -> Option<Self> {
         let meant = closest(name, KINDS.map(|(known, _)| known))?;

@@ -55,7 +55,7 @@ fn target(model: &str, weight: Option<u32>) -> TargetSpec {
     }
 }
 
-/// An objective as one line of YAML.
+/// Returns an objective as one line of YAML.
 fn objective(name: &str, pool: &str, priority: i32, created: &str) -> String {
     let created = if created.is_empty() {
         String::new()

@@ -1,6 +1,6 @@
 //! The endpoints that Envoy gets as hosts. Envoy gets all endpoints, unless the pipeline splits
-//! requests by role. In that case, sidecars call the endpoints that only encode or prefill, and the
-//! proxy sends no request to them.
+//! requests by role. In that case, the endpoints that only encode or prefill are no hosts, because
+//! sidecars call them and the proxy does not.
 //!
 //! A new pipeline that needs more hosts gets them at once; the pool update waits for EDS as for any
 //! new endpoint. A new pipeline that needs fewer hosts removes them like departed endpoints,
@@ -20,7 +20,7 @@ pub(super) struct HostSelection {
     /// Whether the current pipeline needs as hosts only the endpoints that decode.
     decoders_only: bool,
     /// Set while all endpoints stay hosts: the time when that began, and the pool update that every
-    /// proxy must have before it ends.
+    /// proxy must have before that ends.
     all_until: Option<(Instant, u64)>,
 }
 

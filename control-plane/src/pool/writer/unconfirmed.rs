@@ -2,8 +2,8 @@
 //! module reads no clock: the caller passes the time.
 //!
 //! After an outage of the API server that is longer than the grace period of nodes, Kubernetes
-//! reports every pod of a node as not ready until its kubelet is back. The engines serve all the
-//! time. Removing them would empty the pool. Discovery marks such endpoints
+//! reports every pod of a node as not ready until its kubelet is back. Meanwhile the engines keep
+//! serving, and removing them would empty the pool. Discovery marks such endpoints
 //! ([`Instance::unconfirmed`]), and their scrapes show whether they are alive:
 //!
 //! | the unconfirmed endpoint | in the pool |

@@ -7,7 +7,7 @@ use scheduler::metrics::{
 
 use super::{EngineSpec, EngineSpecBuilder, InvalidEngine, MetricMeaning, PROCESS_START};
 
-/// The source of a built-in number.
+/// The place of a number on an engine's page.
 pub(super) enum BuiltInSource {
     /// The value of a series.
     Value(&'static str),

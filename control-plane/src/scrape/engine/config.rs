@@ -46,7 +46,7 @@ pub struct EngineConfig {
     /// Number of blocks as the value of a series.
     #[serde(default)]
     pub cache_num_blocks_spec: String,
-    /// More scalars, sent to proxies under their keys.
+    /// More numbers that are sent to proxies, each under its key.
     #[serde(default)]
     pub custom_metrics: Vec<CustomMetric>,
 }

@@ -1,4 +1,4 @@
-//! Recent sampled decisions, and the explanation of one of them or of a pasted request.
+//! Lists recent sampled decisions, and explains one of them or a pasted request.
 
 use std::sync::Arc;
 

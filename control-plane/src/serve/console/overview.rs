@@ -228,7 +228,7 @@ fn band_row(view: &PoolView, priority: i32, band: &BandTotals) -> Value {
     })
 }
 
-/// `age` returns the milliseconds since a point in time.
+/// Returns the row of a proxy. `age` returns the milliseconds since a point in time.
 fn proxy_row(
     proxy: &ConnectedProxy,
     heard_at: Option<Instant>,
@@ -259,7 +259,7 @@ fn proxy_row(
     })
 }
 
-/// Counts of what was refused since the daemon started.
+/// Returns counts of what was refused since the daemon started.
 fn refusals(shared: &DaemonState) -> BTreeMap<&'static str, u64> {
     let counters = shared.reports.counters();
     BTreeMap::from([

@@ -71,18 +71,17 @@ impl EdsSubscription {
         self.names = names;
     }
 
-    /// Whether this stream reports names that are not served for the first time.
+    /// Returns true only at its first call, so that a stream's names that are not served are logged
+    /// once.
     pub fn is_first_unserved(&mut self) -> bool {
         !std::mem::replace(&mut self.unserved, true)
     }
 
-    /// The subscribed names.
     #[must_use]
     pub fn names(&self) -> &BTreeSet<String> {
         &self.names
     }
 
-    /// The acknowledgements, by pool.
     #[must_use]
     pub fn acks(&self) -> &BTreeMap<String, EdsAck> {
         &self.acks
@@ -114,8 +113,8 @@ impl EdsSubscription {
         true
     }
 
-    /// The time when the stream becomes late if Envoy does not answer. `None` if all responses are
-    /// answered, or the stream is late already.
+    /// Returns the time when the stream becomes late if Envoy does not answer. `None` if all
+    /// responses are answered, or the stream is late already.
     #[must_use]
     pub fn late_at(&self) -> Option<Instant> {
         self.waits
@@ -134,7 +133,7 @@ impl EdsSubscription {
             .for_each(|(_, ack)| ack.late = true);
     }
 
-    /// The next response, if one is due. Records the returned response as sent.
+    /// Returns the next response, if one is due. Records the returned response as sent.
     pub fn due(&mut self, pools: &PoolViews, now: Instant) -> Option<DueResponse> {
         if self.in_flight.is_some() {
             return None;

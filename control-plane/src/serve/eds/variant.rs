@@ -23,7 +23,7 @@ use crate::pool::writer::PoolView;
 use crate::serve::state_stream::admission::REASON_BYTES_MAX;
 use crate::state::pool_views::PoolViews;
 
-/// The only resource type served here.
+/// The only resource type that this daemon serves.
 pub const TYPE_URL: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
 /// The parts of a request that matter, for both variants.

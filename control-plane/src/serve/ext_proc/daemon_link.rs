@@ -1,7 +1,7 @@
-//! The ext_proc server as a proxy of the daemon itself. The server gets its messages from a
-//! [`StateSession`], as other proxies do, and reports the same counters. The daemon does not know
-//! the EDS streams of its gateways. So the server receives a new endpoint after the delay that
-//! replaces an acknowledgement.
+//! Connects the ext_proc server to the daemon's state, as if the server were a proxy. The server
+//! gets its messages from a [`StateSession`], as other proxies do, and reports the same counters.
+//! The daemon does not know the EDS streams of its gateways. So the server receives a new endpoint
+//! after the delay that replaces an acknowledgement.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::state::peer_relay::SHARE_INTERVAL;
 use crate::state::proxies::PoolMembership;
 use crate::state::shared::DaemonState;
 
-/// The interval of a pool's housekeeping: a slice of the prefix index, and the ejections.
+/// The interval of a pool's housekeeping of its prefix index (a part each time) and its ejections.
 const TICK: Duration = Duration::from_millis(100);
 
 /// The interval at which counters are reported, which is the same as for filters.

@@ -29,7 +29,7 @@ const PATH: &str = "v1/traces";
 /// `SPAN_KIND_SERVER`.
 const KIND_SERVER: u8 = 2;
 
-/// The collector, as seen from the exporter.
+/// The state of the export to the collector.
 struct SpanExporter {
     client: Client,
     url: Url,
@@ -138,7 +138,7 @@ impl SpanExporter {
     }
 }
 
-/// The URL for traces. The endpoint is the base of the URLs of all signals.
+/// Returns the URL for traces. The endpoint is the base of the URLs of all signals.
 fn target(mut endpoint: Url) -> Url {
     let path = format!("{}/{PATH}", endpoint.path().trim_end_matches('/'));
     endpoint.set_path(&path);
@@ -171,7 +171,7 @@ fn span(span: &RequestSpan) -> Value {
     })
 }
 
-/// An attribute, as an integer if the value is a whole number.
+/// Returns an attribute, as an integer if the value is a whole number.
 fn attribute(name: &str, value: &str) -> Value {
     let kind = if value.parse::<i64>().is_ok() {
         "intValue"

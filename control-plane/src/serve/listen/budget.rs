@@ -50,7 +50,7 @@ pub fn raise_descriptors() {
     }
 }
 
-/// The number of file descriptors that this process may have open.
+/// Returns the number of file descriptors that this process may have open.
 fn descriptors() -> u64 {
     getrlimit(Resource::Nofile)
         .current
@@ -61,7 +61,7 @@ fn descriptors() -> u64 {
 // === impl ListenerName ===
 
 impl ListenerName {
-    /// The name in its option, `--listen-NAME`.
+    /// Returns the name in its option, `--listen-NAME`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -74,14 +74,14 @@ impl ListenerName {
         }
     }
 
-    /// The budget under the current limit of open files.
+    /// Returns the budget under the current limit of open files.
     #[must_use]
     pub fn budget(self) -> ConnectionBudget {
         self.budget_of(descriptors())
     }
 
-    /// The listener may have at most `connections_max` connections, and at most `part` 32nds of all
-    /// descriptors. The parts add up to 16 of 32, or to 20 while connections close
+    /// Returns the budget of a listener: at most `connections_max` connections, and at most `part`
+    /// 32nds of all descriptors. The parts add up to 16 of 32, or to 20 while connections close
     /// ([`ConnectionBudget::open_max`]). The rest is for scraping, discovery and files, and clients
     /// cannot use it up.
     fn budget_of(self, descriptors: u64) -> ConnectionBudget {
@@ -104,18 +104,18 @@ impl ListenerName {
 // === impl ConnectionBudget ===
 
 impl ConnectionBudget {
-    /// The maximum number of connections that have made no request so far.
+    /// Returns the maximum number of connections that have made no request so far.
     pub(super) fn waiting_max(self) -> usize {
         self.connections_max / 4
     }
 
-    /// The maximum number of connections that have made a request.
+    /// Returns the maximum number of connections that have made a request.
     pub(super) fn served_max(self) -> usize {
         self.connections_max - self.waiting_max()
     }
 
-    /// The maximum number of open descriptors. Includes those of connections that must close, which
-    /// stay open until the connection's task runs.
+    /// Returns the maximum number of open descriptors. Includes those of connections that must
+    /// close, which stay open until the connection's task runs.
     pub(super) fn open_max(self) -> usize {
         self.connections_max + self.waiting_max()
     }

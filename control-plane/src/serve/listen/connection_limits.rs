@@ -25,7 +25,7 @@ pub const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);
 pub(super) struct ConnectionLimits {
     waiting: ConnectionGroup,
     served: ConnectionGroup,
-    /// Open connections, including those that must close but are still open.
+    /// The number of open connections, including those that must close but are still open.
     open: usize,
     open_max: usize,
     next: u64,
@@ -50,14 +50,14 @@ struct ConnectionGroup {
     by_address: HashMap<IpAddr, BTreeMap<u64, OpenConnection>>,
 }
 
-/// Dropping it closes the connection.
+/// An open connection, which closes when this value is dropped.
 #[derive(Debug)]
 struct OpenConnection {
     since: Instant,
     _open: oneshot::Sender<()>,
 }
 
-/// The connection of an address that leaves a full group.
+/// Which connection of an address leaves a full group.
 #[derive(Clone, Copy, Debug)]
 enum EvictionOrder {
     Oldest,
@@ -115,7 +115,6 @@ impl ConnectionLimits {
         }
     }
 
-    /// Removes a closed connection.
     pub(super) fn remove(&mut self, address: IpAddr, number: u64) {
         self.open = self.open.saturating_sub(1);
         if self.waiting.remove(address, number).is_none() {
@@ -130,7 +129,7 @@ impl ConnectionLimits {
             .retain(|held| now.saturating_duration_since(held.since) < FIRST_REQUEST_WAIT_MAX);
     }
 
-    /// The numbers of closed connections since the listener was opened.
+    /// Returns the numbers of closed connections since the listener was opened.
     pub(super) fn closed(&self) -> ClosedConnections {
         self.closed
     }
@@ -214,7 +213,7 @@ mod tests {
         IpAddr::from([10, 0, 1, n])
     }
 
-    /// Room for 4 connections that wait and 12 that are served.
+    /// Creates limits of 4 waiting and 12 served connections.
     fn rooms() -> ConnectionLimits {
         ConnectionLimits::new(ConnectionBudget {
             connections_max: 16,

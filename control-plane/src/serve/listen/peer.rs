@@ -31,7 +31,7 @@ pub struct PeerInfo {
 /// listener that the peer made a request.
 pub type IdentifyLayer = InterceptorLayer<fn(Request<()>) -> Result<Request<()>, Status>>;
 
-/// The layer that every server on an [`Incoming`](super::Incoming) needs.
+/// Returns the layer that every server on an [`Incoming`](super::Incoming) needs.
 #[must_use]
 pub fn identify() -> IdentifyLayer {
     InterceptorLayer::new(split)
@@ -52,7 +52,7 @@ fn split(mut request: Request<()>) -> Result<Request<()>, Status> {
 // === impl PeerName ===
 
 impl PeerName {
-    /// The name in a certificate that was verified.
+    /// Returns the name in a certificate that was verified.
     pub(super) fn from_certificate(certificate: &CertificateDer<'_>) -> Self {
         let Ok(certificate) = EndEntityCert::try_from(certificate) else {
             return Self(None);
@@ -65,7 +65,8 @@ impl PeerName {
     }
 }
 
-/// The first common name in a subject (RFC 5280: a sequence of sets of pairs of type and value).
+/// Returns the first common name in a subject (RFC 5280: a sequence of sets of pairs of type and
+/// value).
 fn common_name(mut subject: &[u8]) -> Option<&str> {
     const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
     while let Some((mut set, rest)) = element(subject) {
@@ -83,8 +84,8 @@ fn common_name(mut subject: &[u8]) -> Option<&str> {
     None
 }
 
-/// The content of the first DER element, and the bytes after it. Names are short, so lengths of
-/// more than two bytes are not supported.
+/// Returns the content of the first DER element, and the bytes after it. Names are short, so
+/// lengths of more than two bytes are not supported.
 fn element(der: &[u8]) -> Option<(&[u8], &[u8])> {
     let (_tag, rest) = der.split_first()?;
     let (length, rest) = match rest {

@@ -22,8 +22,8 @@ pub struct TlsFiles {
     pub cert: PathBuf,
     /// The server's key, PEM.
     pub key: PathBuf,
-    /// The CA of client certificates, PEM. If set, every client must present a certificate, and not
-    /// the server's own.
+    /// The CA of client certificates, PEM. If set, every client must present a certificate other
+    /// than the server's own.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -39,7 +39,7 @@ pub enum ServerTls {
     SelfSigned,
 }
 
-/// The TLS configuration, now and after each change; `None` for plaintext.
+/// Returns the TLS configuration, now and after each change; `None` for plaintext.
 pub(super) async fn configuration(
     tls: ServerTls,
     shutdown: &Shutdown,

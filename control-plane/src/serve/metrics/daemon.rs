@@ -25,6 +25,11 @@ impl MetricsCollector {
             "switchpoint_placements_dropped",
             "Placements that were not shared with other workers because there were too many.",
             dropped,
+        )?;
+        page.counter(
+            "switchpoint_placements_over_share",
+            "Placements of a proxy beyond its share of an endpoint's cache, which other proxies get as claims.",
+            self.rows(|pool| Some(relay.relay().over_share(&pool.view.name))),
         )
     }
 
@@ -66,7 +71,7 @@ impl MetricsCollector {
         )
     }
 
-    /// Metrics of the connected proxies and Envoys.
+    /// Writes metrics of the connected proxies and Envoys.
     fn peers(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let tables = &self.shown.shared.proxies;
         let proxies = tables.streams.borrow().clone();

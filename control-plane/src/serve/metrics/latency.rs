@@ -96,7 +96,7 @@ impl MetricsCollector {
         )
     }
 
-    /// Predictions and outcomes of the same requests.
+    /// Writes predictions and outcomes of the same requests.
     fn compared(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let rows = &self.rows(|pool| pool.learner.as_ref());
         let compared = by(rows, "target", |p| by_target(p.compared));
@@ -123,7 +123,7 @@ impl MetricsCollector {
     }
 }
 
-/// Values in the order of [`PredictedTarget::ALL`], with the names of their targets.
+/// Returns values in the order of [`PredictedTarget::ALL`], with the names of their targets.
 fn by_target<V>(values: [V; 2]) -> impl Iterator<Item = (&'static str, V)> {
     PredictedTarget::ALL
         .into_iter()

@@ -187,7 +187,7 @@ pub(super) fn with(labels: &MetricLabels, key: &'static str, value: &str) -> Met
     labels
 }
 
-/// Mean and standard deviation of the known values; `None` if no value is known.
+/// Returns the mean and standard deviation of the known values; `None` if no value is known.
 pub(super) fn moments(values: impl Iterator<Item = f32>) -> Option<(f64, f64)> {
     let values: Vec<f64> = values.map(f64::from).collect();
     let n = count(values.len());

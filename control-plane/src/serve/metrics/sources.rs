@@ -63,8 +63,8 @@ impl MetricsCollector {
         self.configs(page)
     }
 
-    /// The age of the data of discovery. During an outage of its backend the last known set stays
-    /// in use, and the age grows.
+    /// Writes the age of the data of discovery. During an outage of its backend the last known set
+    /// stays in use, and the age grows.
     fn discovery(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let discovery = &self.shown.discovery;
         let pools = discovery

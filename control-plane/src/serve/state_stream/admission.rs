@@ -16,7 +16,7 @@ use crate::state::peer_relay::ROW_BYTES_MAX;
 /// The longest node id and pool name accepted, in bytes.
 pub const NAME_BYTES_MAX: usize = 1024;
 
-/// The longest kept reason for a refusal, in bytes. The log has this reason.
+/// The maximum length of a proxy's reason for a refusal that is kept and logged, in bytes.
 pub const REASON_BYTES_MAX: usize = 1024;
 
 /// The maximum size of placements and claims in one message from a proxy, in bytes: twice the
@@ -86,7 +86,7 @@ pub fn hello(mut hello: state::Hello) -> Result<state::Hello, Status> {
 // === impl ProxyScope ===
 
 impl ProxyScope {
-    /// Creates the scope of a proxy with these pools, all of them served here.
+    /// Creates the scope of a proxy with these pools. This daemon serves each of them.
     #[must_use]
     pub fn new(pools: Vec<String>) -> Self {
         Self { pools }
@@ -167,7 +167,7 @@ impl ProxyScope {
         (fits && self.has(&message.pool)).then_some(message)
     }
 
-    /// The learner checks the words, if it wants any.
+    /// The learner checks the content of the models, if it wants models.
     fn models(&self, models: state::LearnedModels) -> Option<state::LearnedModels> {
         self.has(&models.pool).then_some(models)
     }

@@ -1,15 +1,15 @@
-//! The state stream as HTTP calls, for proxies that do not let their filters use gRPC. The messages
-//! and the [`StateServer`] are the same.
+//! Serves the state stream as HTTP calls, for proxies that do not let their filters use gRPC. The
+//! messages and the [`StateServer`] are those of the gRPC stream.
 //!
 //! ```text
 //! POST /switchpoint/state/tell   messages from the proxy, framed ──▶ 200
 //! POST /switchpoint/state/hear   nothing                         ──▶ 200 and messages, framed, as soon as there are any; none after HOLD_MAX
 //! ```
 //! A header names the connection that a call belongs to. The first call of a connection sends a
-//! Hello and starts the task of a stream. The calls feed and read its two channels. The connection
-//! ends when the daemon ends it, which the next call reports, or after [`SILENCE_MAX`] without a
-//! call. A lost message is not sent again. The proxy then begins a new connection, as after a
-//! broken stream.
+//! Hello and starts the task of a stream. The calls write to one of its channels and read the
+//! other. The connection ends when the daemon ends it, which the next call reports, or after
+//! [`SILENCE_MAX`] without a call. A lost message is not sent again. The proxy then begins a new
+//! connection, as after a broken stream.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -185,7 +185,7 @@ fn session(headers: &HeaderMap) -> Result<u64, CallRefusal> {
     })
 }
 
-/// The bytes of each message of a body.
+/// Returns the bytes of each message of a body.
 fn split(body: &[u8]) -> Result<Vec<&[u8]>, CallRefusal> {
     let mut messages = Vec::new();
     let mut rest = body;
@@ -224,7 +224,7 @@ fn over() -> CallRefusal {
 // === impl CallConnections ===
 
 impl CallConnections {
-    /// The connection with this number, if it belongs to this origin.
+    /// Returns the connection with this number, if it belongs to this origin.
     fn find(&self, session: u64, origin: &Origin) -> Option<Arc<CallConnection>> {
         let connection = self
             .table

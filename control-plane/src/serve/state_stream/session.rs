@@ -35,7 +35,7 @@ pub const EDS_ABSENT_GRACE: Duration = Duration::from_millis(300);
 pub const FIRST_POOL_UPDATE_WAIT: Duration = Duration::from_secs(1);
 
 /// The minimum time between two metrics messages of a pool. Engines change their gauges no faster
-/// than their steps of about 20 ms, and a proxy's own in-flight ledger is newer anyway.
+/// than their steps of about 20 ms, and a proxy's own count of requests in flight is newer anyway.
 pub const METRICS_INTERVAL_MIN: Duration = Duration::from_millis(50);
 
 /// The interval at which unchanged metrics are sent. The interval is half of that which the filter
@@ -89,7 +89,7 @@ struct HeldVersion {
 struct SentPoolUpdate {
     version: Version,
     revision: u64,
-    /// Positions in the members of the view.
+    /// The positions of the sent members in the view's list of members.
     rows: Vec<usize>,
 }
 
@@ -127,8 +127,8 @@ impl StateSession {
         }
     }
 
-    /// The state of each pool that the proxy has, for debug pages and to wait for the proxy's
-    /// acknowledgement.
+    /// Returns the state of each pool that the proxy has, for debug pages and to wait for the
+    /// proxy's acknowledgement.
     #[must_use]
     pub fn status(&self) -> BTreeMap<String, ProxyPool> {
         self.pools
@@ -137,8 +137,8 @@ impl StateSession {
             .collect()
     }
 
-    /// The newest message that is due, if any. The order is pool updates, metrics, learned models,
-    /// load of other proxies.
+    /// Returns the newest message that is due, if any. The order is pool updates, metrics, learned
+    /// models, load of other proxies.
     pub fn next(&mut self, shared: &DaemonState, now: Instant) -> Option<state::DaemonMessage> {
         use state::daemon_message::Message::{LearnedModels, Metrics, PeerLoad, PoolUpdate};
         let views = shared.pools.views.borrow().clone();
@@ -195,8 +195,8 @@ impl StateSession {
         None
     }
 
-    /// When the proxy may next get the load of other proxies, over all pools. A time in the past
-    /// means at once.
+    /// Returns when the proxy may next get the load of other proxies, over all pools. A time in the
+    /// past means at once.
     #[must_use]
     pub fn relay_at(&self, now: Instant) -> Instant {
         self.pools
@@ -206,7 +206,7 @@ impl StateSession {
             .unwrap_or(now)
     }
 
-    /// The time when to call [`Self::next`] again if nothing changes.
+    /// Returns the time when to call [`Self::next`] again if nothing changes.
     #[must_use]
     pub fn wake_at(&self, pools: &PoolViews, now: Instant) -> Instant {
         let mut at = now + HEARTBEAT;
@@ -328,7 +328,7 @@ impl PoolSession {
         self.status.withheld = withheld;
         let due = match &self.pool_update {
             // A first pool update without all members would replace a complete one that the proxy
-            // may have, or end its parking too early.
+            // may have, or release its parked requests too early.
             None => {
                 withheld == 0 && !matches!(gate, MemberGate::Undecided)
                     || now >= begun + FIRST_POOL_UPDATE_WAIT

@@ -23,7 +23,7 @@ pub struct StateStream {
     peer: ProxyProcess,
     scope: ProxyScope,
     session: StateSession,
-    /// Key of its row in the table of proxies; dropping the stream removes the row.
+    /// The key of the stream's row in the table of proxies; dropping the stream removes the row.
     stream_id: u64,
     /// The memberships in pools that share load; dropping the stream ends them.
     _memberships: Vec<PoolMembership>,
@@ -90,7 +90,7 @@ impl StateStream {
         ))
     }
 
-    /// The proxy process at the other end.
+    /// Returns the proxy process at the other end.
     #[must_use]
     pub fn peer(&self) -> &ProxyProcess {
         &self.peer
@@ -101,8 +101,8 @@ impl StateStream {
         self.scope.pools()
     }
 
-    /// Key of its row in the table of proxies. If the row is missing, a newer stream of the process
-    /// has replaced this stream.
+    /// Returns the key of the stream's row in the table of proxies. If the row is missing, a newer
+    /// stream of the process has replaced this stream.
     #[must_use]
     pub fn stream_id(&self) -> u64 {
         self.stream_id
@@ -151,7 +151,7 @@ impl StateStream {
         Ok(())
     }
 
-    /// The newest message that is due, if any.
+    /// Returns the newest message that is due, if any.
     pub fn next(&mut self, now: Instant) -> Option<state::DaemonMessage> {
         let message = self.session.next(&self.shared, now)?;
         // Peer load is sent some hundred times a second, and does not change the status.
@@ -161,13 +161,13 @@ impl StateStream {
         Some(message)
     }
 
-    /// The time when the proxy may next get the load of other proxies.
+    /// Returns the time when the proxy may next get the load of other proxies.
     #[must_use]
     pub fn relay_at(&self, now: Instant) -> Instant {
         self.session.relay_at(now)
     }
 
-    /// The time when to call [`Self::next`] again if nothing changes.
+    /// Returns the time when to call [`Self::next`] again if nothing changes.
     #[must_use]
     pub fn wake_at(&self, pools: &PoolViews, now: Instant) -> Instant {
         self.session.wake_at(pools, now)
@@ -210,7 +210,7 @@ impl StateStream {
     }
 }
 
-/// Keeps the pools of `hello` that are served here and that the proxy has access to. Returns the
+/// Keeps the pools of `hello` that this daemon serves and that the proxy has access to. Returns the
 /// unknown pools, and the refused pools.
 fn scope(
     shared: &DaemonState,

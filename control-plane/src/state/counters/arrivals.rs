@@ -57,8 +57,8 @@ impl PoolArrivals {
         self.refused = self
             .refused
             .saturating_add(refused(now).saturating_sub(refused(before)));
-        // Rows that were replaced by others are part of `other` now. The requests of those rows
-        // arrived before.
+        // The counts of models without a row of their own any more are part of `other` now. Their
+        // requests arrived before.
         let moved = before
             .models
             .iter()
@@ -103,7 +103,7 @@ impl EndedRequests {
         }
     }
 
-    /// The sum of both values.
+    /// Returns the sum of both values.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         self.each(other, u64::saturating_add)

@@ -1,9 +1,9 @@
 //! The names under which a pool's counts are shown: models, drop reasons, bands. Clients choose
 //! some of them, and a proxy may invent them.
 //!
-//! A name that several owners report uses no share. Once there are several owners, each has a share
-//! for the names that no other owner reports. Each origin has a share for the names that no other
-//! origin reports. Names beyond the shares are counted as one. A name is removed when no VM reports
+//! Once there are several owners, each has a share for the names that no other owner reports. Each
+//! origin has a share for the names that no other origin reports. A name that several owners report
+//! uses no share. Names beyond the shares are counted as one. A name is removed when no VM reports
 //! it any more.
 
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ use crate::state::peer::Origin;
 /// restart or to find the daemon again.
 pub const NAME_KEPT: Duration = Duration::from_secs(600);
 
-/// While several owners report, each may use one in this many names. The same limit applies to
-/// origins. For models, the limit is above the number that one VM reports
+/// While several owners report, each may use one part in this many of the names. The same limit
+/// applies to origins. For models, the limit is above the number that one VM reports
 /// ([`pool_state::MODELS_MAX`]).
 const SHARE_PARTS: usize = 8;
 
@@ -40,7 +40,7 @@ struct NameUse {
 
 #[derive(Debug)]
 struct OriginNames {
-    /// The names that only this owner or origin reports.
+    /// The number of names that only this owner or origin reports.
     own: usize,
     reported_at: Instant,
 }
@@ -167,7 +167,7 @@ impl<N: Ord + Clone> ReportedNames<N> {
     }
 }
 
-/// The maximum number of names that only one of these owners or origins reports.
+/// Returns the maximum number of names that only one of these owners or origins reports.
 fn share(rows: &BTreeMap<Origin, OriginNames>, names_max: usize) -> usize {
     if rows.len() > 1 {
         names_max / SHARE_PARTS

@@ -14,21 +14,23 @@ use super::pool_names::{OtherNames, PoolNames};
 /// llm-d has the same limit.
 pub const MODELS_MAX: usize = 1000;
 
-/// The maximum number of these models that only clients name, over all VMs. One VM has the same
-/// limit. Each of them takes some 90 lines of the metrics page, so all take at most 2.5 MB.
+/// At most this many of these models may be known from client requests only, over all wasm VMs. One
+/// VM has the same limit. Each such model takes some 90 lines of the metrics page, so all take at
+/// most 2.5 MB.
 const UNLISTED_MAX: usize = pool_state::MODELS_MAX;
 
 /// The label of all models beyond the limit.
 pub const OTHER: &str = "other";
 
-/// The maximum number of drop reasons or HTTP statuses counted separately in one place.
+/// The maximum number of drop reasons of a pool, and of HTTP statuses of a model, that are counted
+/// separately.
 pub(super) const KEYS_MAX: usize = 64;
 
 /// The maximum number of endpoints of a pool with counts: the endpoints that the pool has, and
 /// three times as many that it recently had.
 pub(super) const ENDPOINTS_KNOWN_MAX: usize = 4 * ENDPOINTS_MAX;
 
-/// The maximum number of bands that are read from a VM's report. A VM has the same limit.
+/// The maximum number of priority bands that are read from a VM's report. A VM has the same limit.
 pub(super) const BANDS_MAX: usize = 64;
 
 /// Counts of a pool.
@@ -42,13 +44,14 @@ pub struct CounterTotals {
     pub models: BTreeMap<TotalsLabel, ModelTotals>,
     /// Requests that proxies refused, by drop reason.
     pub dropped: BTreeMap<String, u64>,
-    /// Time of a pick, in µs.
+    /// The time that picks took, in µs.
     pub pick_us: TotalsHistogram,
     /// Entries of the largest prefix index.
     pub prefix_entries: u64,
     /// Entries evicted from prefix indexes.
     pub prefix_evictions: u64,
-    /// Placements that were not sent to others because too many were waiting.
+    /// Placements (prompts cached at endpoints) that other proxies did not get, because too many
+    /// were waiting.
     pub placements_dropped: u64,
     /// The running requests with an SLO, one text for each VM, as [`exchange::record::running`]
     /// writes it.
@@ -60,11 +63,11 @@ pub struct CounterTotals {
 /// Counts of one band of flow control.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BandTotals {
-    /// Requests held now.
+    /// Requests in the queue now.
     pub held: u64,
-    /// Bytes of their bodies and of the memory that the proxy keeps.
+    /// The memory of the queued requests in the proxy, in bytes, with their bodies.
     pub bytes: u64,
-    /// How long the oldest of them has waited, in ms.
+    /// How long the oldest queued request has waited, in ms.
     pub oldest_ms: u64,
     /// The endpoint that was picked for the oldest request and had no room: slot and generation.
     pub full_at: Option<(u32, u32)>,
@@ -91,7 +94,7 @@ pub struct TotalsLabel {
 /// Counts of one generation of an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointTotals {
-    /// Times named first in a ranked list.
+    /// How often the endpoint was the first of a ranked list.
     pub picked: u64,
     /// Requests answered.
     pub served: u64,
@@ -140,14 +143,13 @@ pub struct ModelTotals {
     pub response_bytes: u64,
     /// Requests in flight now.
     pub running: u64,
-    /// Requests with an SLO: met, missed, shed.
+    /// Counts of requests with an SLO: met, missed, shed.
     pub slo: [u64; 3],
 }
 
 /// Counts by bucket of [`HISTOGRAM_BOUNDS`]. The last bucket is unbounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TotalsHistogram {
-    /// Counts by bucket.
     pub counts: [u64; HISTOGRAM_BOUNDS.len() + 1],
     pub sum: f64,
 }
@@ -155,7 +157,7 @@ pub struct TotalsHistogram {
 // === impl CounterTotals ===
 
 impl CounterTotals {
-    /// The approximate memory of the totals, in bytes.
+    /// Returns the approximate memory of the totals, in bytes.
     pub(super) fn bytes(&self) -> usize {
         // The memory that a tree uses for each entry, in addition to the entry.
         const NODE: usize = 16;
@@ -187,8 +189,8 @@ impl CounterTotals {
             + running
     }
 
-    /// Adds the counts of `other` under `names`. Adds the requests in flight of `other` only if
-    /// `fresh`.
+    /// Adds the counts of `other`, separately for each name in `names`. Adds the requests in flight
+    /// of `other` only if `fresh`.
     pub(super) fn add(&mut self, other: &Self, fresh: bool, names: &PoolNames, others: OtherNames) {
         if fresh {
             self.vms += other.vms;
@@ -227,8 +229,8 @@ impl CounterTotals {
         add_to(&mut self.placements_dropped, other.placements_dropped);
     }
 
-    /// Returns the row of a model. If there is no room for another name, returns the row of all
-    /// other models.
+    /// Returns the counts of a model. If there is no room for another name, returns the counts of
+    /// all other models.
     pub(super) fn model_mut(
         &mut self,
         label: &TotalsLabel,
@@ -254,7 +256,7 @@ impl CounterTotals {
 // === impl TotalsLabel ===
 
 impl TotalsLabel {
-    /// The label of models that have no label of their own.
+    /// Returns the label of models that have no label of their own.
     pub(super) fn other() -> Self {
         Self {
             model: OTHER.to_owned(),
@@ -354,7 +356,7 @@ impl ModelTotals {
 // === impl TotalsHistogram ===
 
 impl TotalsHistogram {
-    /// The number of values.
+    /// Returns the number of values.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts

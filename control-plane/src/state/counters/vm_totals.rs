@@ -188,8 +188,8 @@ impl TotalsHistogram {
     }
 }
 
-/// The label of an HTTP status. A status that is not assigned is counted as [`OTHER`], because each
-/// status adds a row of metrics for each model.
+/// Returns the label of an HTTP status. A status that is not assigned is counted as [`OTHER`],
+/// because each status adds a row of metrics for each model.
 fn status(key: &str) -> String {
     let is_assigned = key.parse().is_ok_and(|status: u16| {
         matches!(status, 100..=103 | 200..=208 | 226 | 300..=308 | 400..=418 | 421..=426 | 428 | 429 | 431 | 451 | 499 | 500..=511 | 520..=530)

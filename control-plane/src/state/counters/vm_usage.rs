@@ -63,7 +63,7 @@ impl VmUsageByOrigin {
         self.all.subtract(bytes);
     }
 
-    /// The limit that the VMs of `origin`, or all VMs, exceed. Also returns whose VMs those are: of
+    /// Returns the limit that the VMs of `origin`, or all VMs, exceed, and whose VMs those are: of
     /// an owner or an origin, as level and name, or all (`None`).
     pub(super) fn over(&self, origin: &Origin) -> Option<(Option<(usize, Origin)>, VmUsage)> {
         let [owners, _] = &self.levels;
@@ -96,7 +96,7 @@ impl VmUsage {
         self.vms > max.vms || self.bytes > max.bytes
     }
 
-    /// The usage multiplied by `parts` / 8.
+    /// Returns the usage multiplied by `parts` / 8.
     pub(super) fn eighths(self, parts: usize) -> Self {
         Self {
             vms: self.vms * parts / 8,

@@ -7,9 +7,9 @@ use tokio::time::Instant;
 use super::{ACTIVE_PER_ORIGIN_MAX, PoolRelay};
 use crate::state::peer::Origin;
 
-/// How long a process is counted among those that divide the pool after its row was last used. An
-/// open stream is not enough: without the daemon each proxy fills only its part of the pool, so the
-/// part of a proxy without traffic would be lost.
+/// How long a process is counted among those that divide the pool after its load report was last
+/// used. An open stream is not enough: without the daemon each proxy fills only its part of the
+/// pool, so the part of a proxy without traffic would be lost.
 const RECENT: Duration = Duration::from_secs(60);
 
 // === impl PoolRelay ===
@@ -25,8 +25,8 @@ impl PoolRelay {
         }
     }
 
-    /// The number of other processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each
-    /// origin.
+    /// Returns the number of other processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of
+    /// each origin.
     pub(super) fn active_others(&self, process_id: u64) -> u32 {
         let own = self
             .processes
@@ -38,9 +38,9 @@ impl PoolRelay {
         self.active - u32::from(is_counted)
     }
 
-    /// The number of processes that divide the pool, including this one. If the pool has another
-    /// process, the number is at least 2, because a proxy that knows of no other process reports
-    /// nothing.
+    /// Returns the number of processes that divide the pool, including this one. If the pool has
+    /// another process, the number is at least 2, because a proxy that knows of no other process
+    /// reports nothing.
     pub(super) fn proxies(&self, process_id: u64) -> u32 {
         let own = self.processes.get(&process_id);
         let of = own
@@ -51,7 +51,7 @@ impl PoolRelay {
         1 + others.max(u32::from(self.processes.len() > 1))
     }
 
-    /// Counts the processes whose row is used, or was used lately.
+    /// Counts the processes whose load report is used, or was used lately.
     pub(super) fn count_recent(&mut self, now: Instant) {
         self.origins.all_mut().for_each(|of| of.recent = 0);
         let mut recent = 0;

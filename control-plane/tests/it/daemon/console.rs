@@ -1,7 +1,13 @@
 //! The console: the page, and its data as the schema describes it.
 
+use std::cell::Cell;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use axum::body::Bytes;
+use futures::future::join_all;
 use prost::Message;
 use proto::state::{self, proxy_message};
 use serde_json::{Value, json};
@@ -425,6 +431,131 @@ async fn one_question_is_explained_at_a_time() {
     slow.read_to_string(&mut reply).await.unwrap();
     assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
     assert_eq!(post(&daemon, &question).await.0, 200);
+    daemon.stop().await;
+}
+
+/// The time that an explanation should take. It is far longer than the pauses of a busy machine.
+const LONG: Duration = Duration::from_secs(1);
+
+/// The most prompts in a request of [`long_question`], which then has 16 MiB.
+const PROMPTS_MAX: usize = 1 << 22;
+
+/// Starts an engine that counts its scrapes. Each scrape reports another load than the one before.
+async fn counting_engine() -> (String, Arc<AtomicU64>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let scrapes = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&scrapes);
+    let page = move || {
+        let waiting = 1 + counted.fetch_add(1, Ordering::Relaxed) % 7;
+        async move { format!("vllm:num_requests_waiting{{model_name=\"m\"}} {waiting}\n") }
+    };
+    let router = axum::Router::new().route("/metrics", axum::routing::get(page));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (address, scrapes)
+}
+
+/// The time until the daemon has explained `question`.
+async fn explanation_time(client: &reqwest::Client, url: &str, question: &Bytes) -> Duration {
+    let began = Instant::now();
+    let reply = client
+        .post(url)
+        .header("content-type", "application/json")
+        .body(question.clone())
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(reply.status(), 200);
+    reply.bytes().await.unwrap();
+    began.elapsed()
+}
+
+/// A question whose explanation takes at least [`LONG`], or is about a request with
+/// [`PROMPTS_MAX`] prompts.
+async fn long_question(client: &reqwest::Client, url: &str) -> Bytes {
+    let mut prompts = 1 << 19;
+    loop {
+        let list = r#"\"x\","#.repeat(prompts);
+        let question = Bytes::from(format!(
+            r#"{{"request":"{{\"model\":\"m\",\"prompt\":[{list}\"x\"]}}"}}"#
+        ));
+        if prompts == PROMPTS_MAX || explanation_time(client, url, &question).await >= LONG {
+            return question;
+        }
+        prompts *= 2;
+    }
+}
+
+/// The daemon of this test has one thread. It answers nothing while that thread computes an
+/// explanation.
+#[tokio::test]
+async fn nothing_waits_for_an_explanation_that_is_computed() {
+    const EXPLANATIONS: u64 = 2;
+    let (engine, scrapes) = counting_engine().await;
+    let daemon = daemon(&["--endpoint", &engine]).await;
+    let client = reqwest::Client::new();
+    let explain = format!("http://{}/api/v1/explain", daemon.admin_address);
+    let livez = format!("http://{}/livez", daemon.admin_address);
+    let short = json!({"request": r#"{"model":"m","prompt":"x"}"#});
+    until("the endpoint is known", || async {
+        post(&daemon, &short).await.0 == 200
+    })
+    .await;
+    let question = long_question(&client, &explain).await;
+    let (mut filter, _) =
+        FilterStream::connect(daemon.state_address, "node-7", 7, &["default"]).await;
+    filter.pool_update().await;
+
+    let done = Cell::new(false);
+    let explanations = async {
+        let mut shortest = Duration::MAX;
+        for _ in 0..EXPLANATIONS {
+            shortest = shortest.min(explanation_time(&client, &explain, &question).await);
+        }
+        done.set(true);
+        shortest
+    };
+    let pages_of_another_site = join_all((0..6).map(|_| async {
+        while !done.get() {
+            let page = client.post(&explain).header("sec-fetch-site", "cross-site");
+            let reply = page.body(short.to_string()).send().await.unwrap();
+            assert_eq!(reply.status(), 403);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }));
+    let probes = async {
+        let mut longest = Duration::ZERO;
+        while !done.get() {
+            let began = Instant::now();
+            let reply = client.get(&livez).send().await.unwrap();
+            assert_eq!(reply.status(), 200);
+            longest = longest.max(began.elapsed());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        longest
+    };
+    let metrics = async {
+        let mut messages = 0;
+        while !done.get() {
+            filter.metrics().await;
+            messages += 1;
+        }
+        messages
+    };
+    let before = scrapes.load(Ordering::Relaxed);
+    let (shortest, _, longest, messages) =
+        tokio::join!(explanations, pages_of_another_site, probes, metrics);
+    let scraped = scrapes.load(Ordering::Relaxed) - before;
+    eprintln!(
+        "explained in {shortest:?}, probed in {longest:?}, {scraped} scrapes, {messages} metrics"
+    );
+    assert!(
+        4 * longest < shortest,
+        "a probe took {longest:?}, an explanation {shortest:?}"
+    );
+    // An engine with work is scraped ten times a second.
+    assert!(scraped >= 4 * EXPLANATIONS, "{scraped} scrapes");
+    assert!(messages >= 4 * EXPLANATIONS, "{messages} metrics");
     daemon.stop().await;
 }
 

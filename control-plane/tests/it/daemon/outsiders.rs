@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::process::Stdio;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -32,6 +32,8 @@ const SILENCE_ENDS: Duration = Duration::from_secs(60);
 pub(super) struct LoggedDaemon {
     pub(super) child: Child,
     listens: HashMap<String, SocketAddr>,
+    /// The lines of the log since the start.
+    log: Arc<Mutex<String>>,
 }
 
 impl LoggedDaemon {
@@ -94,8 +96,22 @@ impl LoggedDaemon {
             listens.extend(addresses);
             said = line["message"].as_str().unwrap_or_default().to_owned();
         }
-        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Self { child, listens }
+        let log = Arc::new(Mutex::new(String::new()));
+        let written = Arc::clone(&log);
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                written.lock().unwrap().push_str(&line);
+            }
+        });
+        Self {
+            child,
+            listens,
+            log,
+        }
+    }
+
+    pub(super) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
     }
 
     pub(super) fn at(&self, listener: &str) -> SocketAddr {

@@ -1,6 +1,7 @@
 //! Floods, and messages that never end. The tests check what they cost the daemon, which is a
 //! separate process, and whether another proxy notices.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use super::kit::{ELSEWHERE, HOME, NODE, channel, filter, largest_row, peers, share};
 use crate::daemon::calls::CallClient;
 use crate::daemon::harness::{
-    DaemonHarness, FilterStream, PATIENCE, endpoints, instance, names, write,
+    DaemonHarness, FilterStream, PATIENCE, endpoints, get, instance, names, write,
 };
 
 /// The maximum growth of the daemon through one hostile host, in bytes: partial messages on all its
@@ -25,6 +26,15 @@ const CORES_MAX: f64 = 1.2;
 
 /// The maximum delay of a pool update, or of another proxy's placement, during the floods.
 const LATE_MAX: Duration = Duration::from_secs(10);
+
+/// The largest metrics page, in bytes. Invented names once made it 44 MB.
+const PAGE_BYTES_MAX: usize = 8 << 20;
+
+/// The optimized daemon that `make e2e-long` floods. Otherwise the tests flood the daemon that was
+/// built with them.
+fn optimized_daemon() -> Option<OsString> {
+    std::env::var_os("SWITCHPOINTD")
+}
 
 /// The program and the address of its state listener.
 struct FloodedDaemon {
@@ -43,7 +53,8 @@ impl FloodedDaemon {
             let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             free.local_addr().unwrap()
         });
-        let child = tokio::process::Command::new(env!("CARGO_BIN_EXE_switchpointd"))
+        let program = optimized_daemon().unwrap_or(env!("CARGO_BIN_EXE_switchpointd").into());
+        let child = tokio::process::Command::new(program)
             .args([
                 "serve",
                 "--local-endpoints",
@@ -192,6 +203,8 @@ async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small
     let home = channel(daemon.state, HOME).await;
     let mut good = filter(&home, 1).await;
     let third = filter(&home, 3).await;
+    // The names that a host invents have a limit while others report too.
+    third.say(empty_models(0)).await;
     let pool_update = good.pool_update().await;
     let before = daemon.memory();
     let cpu = daemon.cpu();
@@ -245,6 +258,8 @@ async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small
     println!("floods: {cores:.2} cores, {} MiB more", growth >> 20);
     assert!(cores < CORES_MAX, "{cores} cores");
     assert!(growth < GROWTH_MAX, "{growth} bytes more");
+    let (_, page) = get(daemon.admin, "/metrics").await;
+    assert!(page.len() < PAGE_BYTES_MAX, "{} bytes", page.len());
     floods.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
@@ -383,7 +398,6 @@ mod slow {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::daemon::harness::get;
 
     /// The streams of the hostile host: nearly all that it may have.
     const STREAMS: u32 = 250;
@@ -397,10 +411,14 @@ mod slow {
     /// How long the daemon is observed before the attack.
     const QUIET: Duration = Duration::from_secs(5);
 
-    /// The longest time between two messages to a good proxy, and the longest answer of `/livez`.
-    /// The aims for an optimized daemon on two quiet cores are 0.5 s and 0.1 s. The daemon of this
-    /// test is not optimized, and the attacker and other tests run on the same cores.
-    const WAIT_MAX: Duration = Duration::from_secs(4);
+    /// The aims for an optimized daemon: the longest time between two messages to a good proxy, and
+    /// the slowest answer of `/livez`. The test runs on the daemon's cores, so one answer of about
+    /// 200 may take longer. All answers may take twice as long as those before the attack.
+    const WAIT_AIM: Duration = Duration::from_millis(500);
+    const LIVEZ_AIM: Duration = Duration::from_millis(100);
+
+    /// The limit of both for a daemon that is not optimized.
+    const UNOPTIMIZED_MAX: Duration = Duration::from_secs(4);
 
     /// The most memory of the daemon.
     const MEMORY_MAX: u64 = 256 << 20;
@@ -419,8 +437,8 @@ mod slow {
     struct Observed {
         /// The longest time between two messages to a good proxy.
         silence: Duration,
-        /// The slowest answer of `/livez`.
-        livez: Duration,
+        /// The two slowest answers of `/livez`, the slowest first.
+        livez: [Duration; 2],
         memory: u64,
         cores: f64,
     }
@@ -441,20 +459,33 @@ mod slow {
         }
     }
 
+    /// The two slowest answers of `/livez` within this time, the slowest first.
+    async fn slowest_livez(admin: SocketAddr, time: Duration) -> [Duration; 2] {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        // Each probe opens a connection, as those of Kubernetes do.
+        let client = reqwest::Client::builder()
+            .pool_max_idle_per_host(0)
+            .build()
+            .unwrap();
+        let url = format!("http://{admin}/livez");
+        let mut slowest = Duration::ZERO;
+        let mut second = Duration::ZERO;
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            let asked = Instant::now();
+            let answer = client.get(&url).send().await.unwrap();
+            let took = asked.elapsed();
+            assert_eq!(answer.status(), 200);
+            second = second.max(slowest.min(took));
+            slowest = slowest.max(took);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        [slowest, second]
+    }
+
     impl FloodedDaemon {
         async fn observe(&self, good: &mut FilterStream, time: Duration) -> Observed {
-            let admin = self.admin;
-            let probes = tokio::spawn(async move {
-                let mut slowest = Duration::ZERO;
-                let begun = Instant::now();
-                while begun.elapsed() < time {
-                    let asked = Instant::now();
-                    assert_eq!(get(admin, "/livez").await.0, 200);
-                    slowest = slowest.max(asked.elapsed());
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-                slowest
-            });
+            let probes = tokio::spawn(slowest_livez(self.admin, time));
             let cpu = self.cpu();
             let mut silence = Duration::ZERO;
             let mut memory = 0;
@@ -517,7 +548,8 @@ mod slow {
     }
 
     /// Opens [`STREAMS`] streams. They read what they get, and send without end once `go` is true.
-    /// They run in a separate thread, so that they do not delay the good proxy in this process.
+    /// They run in a thread of their own with the lowest priority, because a real attacker does not
+    /// run on the cores of the daemon and of the good proxy.
     fn begin_attack(
         address: SocketAddr,
         real: &[EndpointRef],
@@ -525,6 +557,7 @@ mod slow {
     ) -> tokio::runtime::Runtime {
         let threads = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
+            .on_thread_start(|| rustix::process::setpriority_process(None, 19).unwrap())
             .enable_all()
             .build()
             .unwrap();
@@ -599,10 +632,14 @@ mod slow {
             page.len() >> 10
         );
         assert_eq!(status, 200);
-        assert!(under_attack.silence < WAIT_MAX, "{under_attack}");
-        assert!(under_attack.livez < WAIT_MAX, "{under_attack}");
+        let [wait_max, livez_max] = match optimized_daemon() {
+            Some(_) => [WAIT_AIM, LIVEZ_AIM.max(2 * quiet.livez[1])],
+            None => [UNOPTIMIZED_MAX; 2],
+        };
+        assert!(under_attack.silence < wait_max, "{under_attack}");
+        assert!(under_attack.livez[1] < livez_max, "{under_attack}");
         assert!(under_attack.memory < MEMORY_MAX, "{under_attack}");
-        assert!(page.len() < 8 << 20, "{} bytes of metrics", page.len());
+        assert!(page.len() < PAGE_BYTES_MAX, "{} bytes", page.len());
         hostile.shutdown_background();
         honest.abort();
     }

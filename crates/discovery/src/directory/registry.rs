@@ -41,7 +41,8 @@ pub struct DirectoryRegistry {
 // === impl DirectoryRegistry ===
 
 impl DirectoryRegistry {
-    /// Registers in the directory at `root`. The directory is created if it does not exist.
+    /// Creates a registry in the directory at `root`. The directory is created if it does not
+    /// exist.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>, registrant: impl Into<Registrant>) -> Self {
         Self {

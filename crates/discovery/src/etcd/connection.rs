@@ -98,8 +98,8 @@ impl EtcdConnection {
         })
     }
 
-    /// The prefix of a component's keys. The prefix ends in a slash, so that `a` does not match
-    /// `ab`.
+    /// Returns the prefix of a component's keys. The prefix ends in a slash, so that `a` does not
+    /// match `ab`.
     pub(super) fn folder(&self, component: &Component) -> String {
         format!(
             "{}/{}/{}/",
@@ -109,14 +109,15 @@ impl EtcdConnection {
         )
     }
 
-    /// A request with the token of the user, if there is one. A unary request has a deadline.
+    /// Creates a request with the token of the user, if there is one. A unary request has a
+    /// deadline.
     pub(super) async fn request<T>(&self, message: T, unary: bool) -> Result<Request<T>, Status> {
         let mut request = Request::new(message);
         if unary {
             request.set_timeout(REQUEST_DEADLINE);
         }
-        // A member without a leader refuses the request, because otherwise it would answer from old
-        // state.
+        // A member without a leader then refuses the request, because otherwise it would answer
+        // from old state.
         request
             .metadata_mut()
             .insert("hasleader", MetadataValue::from_static("true"));
@@ -138,7 +139,7 @@ impl EtcdConnection {
         Ok(request)
     }
 
-    /// The error as text. The function also drops the token, which may have expired.
+    /// Returns the error as text. Also drops the token, which may have expired.
     pub(super) async fn failed(&self, status: Status) -> String {
         *self.token.lock().await = None;
         let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(&status);
@@ -151,7 +152,7 @@ impl EtcdConnection {
     }
 }
 
-/// The answer, if it arrives within [`REQUEST_DEADLINE`].
+/// Returns the answer, if it arrives within [`REQUEST_DEADLINE`].
 pub(super) async fn within<T>(
     answer: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, Status> {

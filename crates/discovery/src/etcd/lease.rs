@@ -17,7 +17,7 @@ pub struct EtcdLease {
 // === impl EtcdLease ===
 
 impl EtcdLease {
-    /// The lease with this name.
+    /// Returns the lease with this name.
     ///
     /// # Errors
     /// Fails if the name is invalid, if no endpoint is given, or if an endpoint or a certificate is

@@ -31,7 +31,7 @@ pub struct EtcdRegistry {
 // === impl EtcdRegistry ===
 
 impl EtcdRegistry {
-    /// Registers in that cluster.
+    /// Creates a registry in that cluster.
     ///
     /// # Errors
     /// Fails if no endpoint is given, or if an endpoint or a certificate is invalid.

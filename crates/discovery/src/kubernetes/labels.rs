@@ -1,9 +1,9 @@
-//! Adds to the records from slices the labels of pods, and the reasons why they are not ready. This
-//! module has no I/O.
+//! Adds the labels of pods, and the reasons why pods are not ready, to the records from slices.
+//! This module has no I/O.
 //!
 //! The slice controller copies the labels of the Service, which are the same for all its pods.
-//! Labels that differ between pods (engine, role, adapters that fit) are only on the pods. If both
-//! have a label, the pod's value wins.
+//! Labels that differ between pods (engine, role, adapters) are only on the pods. If both have a
+//! label, the pod's value wins.
 //!
 //! A slice does not give the reason why an endpoint is not ready. The endpoint is unconfirmed only
 //! if the status of its pod shows that the node failed and the pod did not. When the node is back,
@@ -107,7 +107,7 @@ impl PodLabels {
         })
     }
 
-    /// Like [`Self::join`], for an event from a slice.
+    /// Does the same as [`Self::join`] for an event from a slice.
     pub(super) fn join_event(&self, event: BackendEvent) -> BackendEvent {
         match event {
             BackendEvent::Apply(record) => BackendEvent::Apply(self.join(&record)),

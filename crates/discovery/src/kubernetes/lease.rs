@@ -20,7 +20,7 @@ pub struct KubernetesLease {
 // === impl KubernetesLease ===
 
 impl KubernetesLease {
-    /// The lease with this name in that namespace.
+    /// Returns the lease with this name in that namespace.
     #[must_use]
     pub fn new(client: Client, kube_namespace: &str, name: impl Into<String>) -> Self {
         Self {

@@ -64,7 +64,7 @@ struct ObjectSelectors {
 struct ListWatch<K> {
     api: Api<K>,
     selectors: ObjectSelectors,
-    /// The last version of the list or of the watch. `None` before the list.
+    /// The last version of the list or of the watch. `None` before the first list.
     version: Option<String>,
     /// The open watch and its beginning.
     open: Option<(WatchEvents<K>, Instant)>,
@@ -84,7 +84,7 @@ enum ListWatchEvent<K> {
     Failed(String),
 }
 
-/// The state of a listing.
+/// The state of an [`ObjectWatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ObjectWatchState {
     /// Waits for its list.
@@ -123,7 +123,7 @@ impl<K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send
 }
 
 impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatch<K> {
-    /// One object, selected by its name.
+    /// Watches one object, selected by its name.
     pub(super) fn of_one(api: Api<K>, name: &str) -> Self {
         Self::with_selectors(
             api,
@@ -134,7 +134,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
         )
     }
 
-    /// All objects of a kind that may not be installed.
+    /// Watches all objects of a kind that may not be installed.
     pub(super) fn of_kind(api: Api<K>) -> Self {
         Self {
             optional: true,
@@ -162,7 +162,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
         self.until = Instant::now() + LIST_DEADLINE;
     }
 
-    /// The next change. Cancel-safe.
+    /// Returns the next change. Cancel-safe.
     pub(super) async fn next(&mut self) -> ObjectWatchEvent<K> {
         loop {
             let event = tokio::select! {
@@ -189,8 +189,8 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
                     self.failures = 0;
                     return ObjectWatchEvent::Deleted(object);
                 }
-                // The set counts as right until the list shows otherwise. If the list fails, it is
-                // an outage.
+                // The last set stays in use, without an error, until the next list. If that list
+                // fails, the outage is reported.
                 Some(ListWatchEvent::EndedEarly) => self.rest_longer(),
                 Some(ListWatchEvent::UnknownKind(_)) if self.optional => {
                     self.rest(u32::MAX);
@@ -214,7 +214,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
         self.failures += 1;
     }
 
-    /// Waits as after this many errors, and then lists again.
+    /// Starts the pause that follows this many errors, after which it lists again.
     fn rest(&mut self, errors: u32) {
         self.state = ObjectWatchState::Resting;
         self.until = Instant::now() + wait_after(errors);
@@ -222,7 +222,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
     }
 }
 
-/// The next event of a watch. Waits forever if there is no watch.
+/// Returns the next event of a watch. Waits forever if there is no watch.
 pub(super) async fn next_of<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static>(
     watch: &mut Option<ObjectWatch<K>>,
 ) -> ObjectWatchEvent<K> {
@@ -288,7 +288,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ListWatch<
         }
     }
 
-    /// The next event of the open watch, or of the next one.
+    /// Returns the next event of the open watch, or of the next one.
     async fn watch(&mut self) -> kube::Result<ListWatchEvent<K>> {
         let ObjectSelectors { labels, fields } = &self.selectors;
         let params = WatchParams {
@@ -340,7 +340,7 @@ fn strip<K: Resource>(mut object: K) -> K {
     object
 }
 
-/// The error with its causes.
+/// Returns the error, followed by its causes.
 fn innermost(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

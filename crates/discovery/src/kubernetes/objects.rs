@@ -102,7 +102,7 @@ impl ObjectFollower {
     }
 }
 
-/// An object without the fields that readers do not need.
+/// Returns an object without the fields that readers do not need.
 fn value(object: &DynamicObject) -> Value {
     let types = object.types.clone().unwrap_or_default();
     let mut value = object.data.clone();

@@ -5,8 +5,8 @@
 //! component is the name of the pool. After a change of the pool its pods are listed again. Until
 //! then the old set stays in use. A deleted pool has no pods.
 //!
-//! [`BackendEvent::Requirements`] carries its `endpointPickerRef` (`extensionRef` in the older API
-//! group) and its `appProtocol`.
+//! [`BackendEvent::Requirements`] carries the pool's `endpointPickerRef` (`extensionRef` in the
+//! older API group) and `appProtocol`.
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ struct PoolFollower {
 // === impl InferencePools ===
 
 impl InferencePools {
-    /// A backend for the pools of this group.
+    /// Creates a backend for the pools of this group.
     #[must_use]
     pub fn new(client: Client, group: PoolGroup) -> Self {
         Self { client, group }

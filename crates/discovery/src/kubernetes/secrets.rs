@@ -56,7 +56,7 @@ impl fmt::Display for SecretName {
 // === impl StoredSecret ===
 
 impl StoredSecret {
-    /// The text under this key.
+    /// Returns the text under this key.
     ///
     /// # Errors
     /// Fails if the key is missing or its value is not text.
@@ -66,7 +66,7 @@ impl StoredSecret {
         std::str::from_utf8(&bytes.0).map_err(|_| format!("its {key} is no text"))
     }
 
-    /// The value of this annotation.
+    /// Returns the value of this annotation.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.0.annotations().get(key).map(String::as_str)
@@ -88,7 +88,7 @@ impl StoredSecret {
 // === impl KubernetesSecrets ===
 
 impl KubernetesSecrets {
-    /// Access by this client.
+    /// Creates access by this client.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self(client)

@@ -95,7 +95,7 @@ impl SliceIndex {
         self.all()
     }
 
-    /// The whole set.
+    /// Returns the whole set.
     pub fn all(&self) -> Vec<Arc<InstanceRecord>> {
         self.endpoints
             .values()
@@ -104,7 +104,7 @@ impl SliceIndex {
             .collect()
     }
 
-    /// The merged record of one endpoint.
+    /// Returns the merged record of one endpoint.
     pub fn get(&self, name: &str) -> Option<Arc<InstanceRecord>> {
         self.endpoints
             .get(name)
@@ -198,8 +198,8 @@ fn best(said: &[SliceRecord]) -> Option<&Arc<InstanceRecord>> {
         .map(|said| &said.record)
 }
 
-/// The records of one slice, without entries that cannot be used (without an address, or with a
-/// name instead).
+/// Returns the records of one slice, without entries that cannot be used (without an address, or
+/// with a name instead).
 fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
     // Slices of type FQDN have no defined semantics and are deprecated.
     if !["IPv4", "IPv6"].contains(&slice.address_type.as_str()) {
@@ -213,7 +213,7 @@ fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
         .collect()
 }
 
-/// The common values of all endpoints of a slice. The name is the Service's.
+/// Returns the common values of all endpoints of a slice. The name is the Service's.
 fn template(slice: &EndpointSlice) -> InstanceRecord {
     let service = slice
         .labels()
@@ -245,7 +245,7 @@ fn template(slice: &EndpointSlice) -> InstanceRecord {
     }
 }
 
-/// The record of one endpoint, at this port of its slice.
+/// Returns the record of one endpoint, at this port of its slice.
 fn record(
     endpoint: &Endpoint,
     template: &InstanceRecord,

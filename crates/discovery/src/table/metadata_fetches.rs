@@ -59,7 +59,8 @@ pub(super) struct KnownMetadata {
 // === impl InstanceTable ===
 
 impl InstanceTable {
-    /// The next metadata fetch that is due, if any. An instance has at most one fetch at a time.
+    /// Returns the next metadata fetch that is due, if any. An instance has at most one fetch at a
+    /// time.
     pub(crate) fn next_fetch(&mut self, now: Instant) -> Option<MetadataRequest> {
         loop {
             let due = self.due.first().filter(|(at, _)| *at <= now)?.clone();
@@ -151,7 +152,7 @@ impl InstanceTable {
         })
     }
 
-    /// Fetches the metadata of a row at this time, and not before.
+    /// Schedules the fetch of an instance's metadata at this time, and not before.
     pub(super) fn schedule(&mut self, id: &Arc<str>, at: Instant) {
         let Some(row) = self.rows.get_mut(id) else {
             return;

@@ -1,4 +1,4 @@
-//! The limit of published instances.
+//! Keeps the published instances within their maximum number.
 
 use std::sync::Arc;
 

@@ -4,8 +4,8 @@ use crate::table::MetadataResponse;
 
 use super::*;
 
-/// A component whose backend and instances are played by the test, on a clock that advances only
-/// when all tasks wait.
+/// A component whose backend and instances the test simulates, on a clock that advances only when
+/// all tasks wait.
 struct WatchHarness {
     shared: Arc<HubState>,
     feed: SetFeed,
@@ -66,7 +66,7 @@ impl WatchHarness {
         });
     }
 
-    /// The next set, and the milliseconds since the previous one.
+    /// Returns the next set, and the milliseconds since the previous one.
     async fn next(&mut self) -> (Vec<String>, u128) {
         let SetChange::Reset(set) = self.feed.next().await else {
             panic!("unreadable")

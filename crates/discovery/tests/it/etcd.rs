@@ -5,9 +5,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::body::Body;
-use discovery::etcd::{Etcd, EtcdConfig, EtcdLease, EtcdRegistry, LEASE};
+use discovery::etcd::{Etcd, EtcdConfig, EtcdLease, EtcdRegistry, LEASE, PREFIX_DEFAULT};
 use discovery::lease::{LeaseRecord, LeaseStore};
-use discovery::{Discovery, InstanceStatus, Registrant, ServiceDiscovery, ServiceRegistry};
+use discovery::{
+    Discovery, INSTANCES_MAX, InstanceStatus, RECORDS_MAX, Registrant, ServiceDiscovery,
+    ServiceRegistry,
+};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -407,6 +410,62 @@ async fn an_etcd_restored_to_an_older_state_ends_with_the_correct_set() {
         );
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
+}
+
+/// Base64, which etcd's JSON API requires, of a text whose length is a multiple of three.
+fn base64(text: &str) -> String {
+    assert!(text.len().is_multiple_of(3), "{text}");
+    let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let group = |bytes: &[u8]| {
+        let word = bytes
+            .iter()
+            .fold(0, |word, byte| word << 8 | usize::from(*byte));
+        [18, 12, 6, 0].map(|shift| char::from(digits[(word >> shift) & 63]))
+    };
+    text.as_bytes().chunks(3).flat_map(group).collect()
+}
+
+#[tokio::test]
+async fn one_key_too_many_costs_that_instance_until_there_is_room() {
+    let Some(rig) = rig() else { return };
+    let folder = format!("{PREFIX_DEFAULT}/dynamo/decode/");
+    let id = |number: usize| format!("w{number:04}");
+    let key = |number: usize| base64(&format!("{folder}{}", id(number)));
+    let put = |number: &usize| {
+        let document = format!(r#"{{"address": "10.0.0.1:{number}"}}"#);
+        let value = base64(&format!("{document:<30}"));
+        json!({ "requestPut": { "key": key(*number), "value": value } })
+    };
+    let newest = RECORDS_MAX + 1;
+    let all: Vec<usize> = (1..=newest).collect();
+    // One transaction has at most 128 changes. The newest key has a transaction of its own.
+    for numbers in all.chunks(128) {
+        let message = json!({ "success": numbers.iter().map(put).collect::<Vec<_>>() });
+        until(true, || async {
+            administer(&rig, "/v3/kv/txn", message.clone())
+                .await
+                .is_some()
+        })
+        .await;
+    }
+    let discovery = rig.discovery();
+    let followed = discovery.follow("dynamo", "decode").unwrap();
+    let warning = || async { followed.status().borrow().warning.clone() };
+    let too_many = format!("1 keys under {folder} are ignored: the oldest {RECORDS_MAX} are read");
+    until(Some(too_many), warning).await;
+    let newest_id = id(newest);
+    let count_and_newest = || async {
+        let listed = listed(&discovery).await;
+        (listed.len(), listed.contains(&newest_id))
+    };
+    until((INSTANCES_MAX, false), count_and_newest).await;
+
+    let others = json!({ "key": key(INSTANCES_MAX), "range_end": key(newest) });
+    administer(&rig, "/v3/kv/deleterange", others)
+        .await
+        .unwrap();
+    until((INSTANCES_MAX, true), count_and_newest).await;
+    until(None, warning).await;
 }
 
 #[tokio::test]

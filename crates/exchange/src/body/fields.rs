@@ -2,7 +2,7 @@
 //!
 //! Every API nests the same items in a different way: text, media, and objects (messages, parts,
 //! items, tool calls) that contain more of these. So one function reads all prompts: a string is
-//! text, the items of an array are read in turn, and [`content_of`] gives the meaning of an
+//! text, and the items of an array are read in turn. [`content_of`] gives the meaning of an
 //! object's field by its name.
 
 use std::ops::Range;
@@ -48,7 +48,7 @@ pub(super) struct BodyFields<P> {
 pub(super) struct BodyFlags {
     pub(super) stream: bool,
     pub(super) include_usage: bool,
-    /// Whether it names an object that an engine may have stored.
+    /// Whether the body names an object that an engine may have stored.
     pub(super) names_id: bool,
     /// Whether one reply may have several outputs, each as long as `max_tokens` allows.
     pub(super) several_outputs: bool,

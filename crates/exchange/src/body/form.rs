@@ -42,7 +42,7 @@ pub(super) struct FormReader {
     state: FormState,
     /// The bytes that were pushed but not read yet.
     kept: Vec<u8>,
-    /// The position of the first of them in the body.
+    /// The position of the first kept byte in the body.
     at: usize,
     model: Option<(String, Range<usize>)>,
 }
@@ -132,8 +132,8 @@ impl FormReader {
         }
     }
 
-    /// Reads one element of the form. Returns the number of its bytes; `None` if its end has not
-    /// arrived.
+    /// Reads one element of the form. Returns the element's length in bytes; `None` if its end has
+    /// not arrived.
     fn step(&mut self, bytes: &[u8]) -> Result<Option<usize>, InvalidForm> {
         let length = self.delimiter.len();
         let used = match self.state {

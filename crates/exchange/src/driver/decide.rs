@@ -62,7 +62,7 @@ impl<H: RequestHost> RequestDriver<H> {
                 .then(|| exchange.resolve(settings, pool, read, now))
         });
         let resolved = resolved.unwrap_or_else(|| {
-            // The pool's settings changed while the body was arriving.
+            // The pool's settings changed while the body was arriving, so read it again.
             let whole = body.get_or_insert_with(|| host.take_body(self.body_bytes));
             let exchange = &mut self.exchange;
             let settings = host.settings();

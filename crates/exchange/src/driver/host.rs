@@ -18,7 +18,7 @@ pub enum FilterStatus {
 /// How much of a request body has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyProgress {
-    /// More bytes may follow, or trailers.
+    /// More bytes or trailers may follow.
     Partial,
     /// The whole body has arrived.
     Whole,
@@ -62,7 +62,7 @@ pub enum RequestCount {
     Shed,
     /// The request is refused because no endpoint can serve it (5xx).
     Unavailable,
-    /// The place of the request was freed, because its client does not read the reply.
+    /// The request no longer counts at its endpoint, because its client does not read the reply.
     Unread,
 }
 
@@ -81,7 +81,7 @@ pub trait RequestHost {
 
     /// Whether the host is a filter, so that the proxy itself holds the request while the host
     /// decides. If the filter resumes a request in the middle of its body, the request gets one
-    /// attempt, and the filter releases the next piece only with the piece after it, or later (see
+    /// attempt. The filter then releases the next piece only with the piece after it, or later (see
     /// [`super`]).
     const IS_FILTER: bool;
 
@@ -90,7 +90,7 @@ pub trait RequestHost {
 
     fn settings(&self) -> &ExchangeSettings;
 
-    /// The reply on the ready path.
+    /// The reply to a request on the ready path.
     fn ready_reply(&self) -> LocalReply;
 
     /// The pool of the request's route, if it has one.
@@ -209,7 +209,7 @@ pub trait RequestHost {
     fn send_response_headers(&mut self, step: ResponseStep);
 
     /// Calls [`check_reply`](super::RequestDriver::check_reply) about once a second from now on,
-    /// until the stream has ended. A host that sees no time pass cannot do this.
+    /// until the stream has ended. A host without timers does nothing.
     fn watch_reply(&mut self) {}
 
     /// Returns the next `size` bytes of the response body.

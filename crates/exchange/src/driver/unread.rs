@@ -12,7 +12,7 @@ use crate::exchange::{AwaitedSide, RELEASE_MS, Silence};
 /// The part of a reply that has arrived so far.
 #[derive(Debug, Default)]
 pub(super) struct ReplyFlow {
-    /// The headers count as one byte.
+    /// Bytes of the reply so far; the headers count as one.
     bytes: u64,
     silence: Silence,
     /// Whether no byte passed for a long time, because the client does not read.
@@ -50,8 +50,8 @@ impl<H: RequestHost> RequestDriver<H> {
         now.ms_since(silence.since) >= RELEASE_MS && self.is_routed()
     }
 
-    /// Checks a request or a reply without progress. If its client does not read, frees the place
-    /// of the request, and later answers it. For that reply the proxy resets the stream.
+    /// Checks a request or a reply without progress. If its client does not read, stops counting
+    /// the request at its endpoint, and later answers it, so that the proxy resets the stream.
     pub fn check_reply(&mut self, host: &mut H, now: Timestamp) {
         if !self.is_silent(now) {
             return;
@@ -93,7 +93,8 @@ impl ReplyFlow {
         self.silence.since = now;
     }
 
-    /// Records the headers of the reply. Returns whether the place of the request was freed before.
+    /// Records the headers of the reply. Returns whether the request had stopped counting at its
+    /// endpoint.
     pub(super) fn reply_begins(&mut self) -> bool {
         self.bytes = self.bytes.saturating_add(1);
         std::mem::take(&mut self.is_unread)

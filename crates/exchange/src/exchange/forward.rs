@@ -1,4 +1,4 @@
-//! The changes to a routed request for the proxy's router.
+//! Changes a routed request for the proxy's router.
 
 use crate::headers;
 use crate::rewrite::BodyEdit;
@@ -6,7 +6,7 @@ use crate::settings::{DestinationFormat, ExchangeSettings};
 use pool_state::RecordedPick;
 use pool_state::verdict::RETRIED_STATUS;
 
-/// Retry reasons before a request is sent: no engine has seen it.
+/// Retry reasons that occur before a request is sent, so no engine has seen it.
 const UNSENT: &str = "connect-failure";
 
 /// Like [`UNSENT`], and also if an engine reports overload ([`RETRIED_STATUS`]), because it has not
@@ -104,7 +104,8 @@ impl RequestChanges {
         if let Some(length) = length {
             self.set(headers::CONTENT_LENGTH, splice.length(length).to_string());
         }
-        // The client's model name could not be restored in a compressed reply.
+        // In a compressed reply, the client's model name could not be restored, so forbid
+        // compression.
         if restores {
             self.set(headers::ACCEPT_ENCODING, "identity");
         }
@@ -155,7 +156,7 @@ impl RetryPolicy {
     /// list has answered a request, nothing is known about it, and all further endpoints are tried.
     fn for_pick(count: usize, picked: &RecordedPick, traits: RequestTraits) -> Self {
         let (first_token_ms, end_ms) = picked.expected_ms;
-        // The work that a lost connection costs. A streamed reply begins with its first token.
+        // The time that a lost connection wastes. A streamed reply begins with its first token.
         let lost_ms = if traits.is_streamed || !traits.has_output_limit {
             first_token_ms
         } else {

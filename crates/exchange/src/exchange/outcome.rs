@@ -111,8 +111,8 @@ impl RoutedRequest {
         outcome
     }
 
-    /// The token counts that the engine reports, limited to possible values: a reply has no more
-    /// tokens than the client allows, or than bytes.
+    /// The token counts that the engine reports, limited to possible values: a reply has at most as
+    /// many tokens as the client allows, and as it has bytes.
     fn usage(&mut self) -> TokenUsage {
         let Some(reader) = &mut self.reply.reader else {
             return TokenUsage::default();

@@ -4,7 +4,7 @@ use super::slo::SloHeaders;
 use crate::headers;
 use crate::settings::ExchangeSettings;
 
-/// The request headers that matter here. Most fields are a header each.
+/// The request headers that an exchange reads. Most fields hold one header.
 #[derive(Debug, Default)]
 pub(super) struct RequestHead<'h> {
     pub(super) method: &'h [u8],
@@ -20,7 +20,7 @@ pub(super) struct RequestHead<'h> {
     pub(super) credentials: Option<&'h [u8]>,
     /// The name of the client, from the configured header.
     pub(super) client: Option<&'h [u8]>,
-    /// The downstream address is its last entry, which the proxy appends.
+    /// `x-forwarded-for`. Its last entry, which the proxy appends, is the downstream address.
     pub(super) forwarded_for: &'h [u8],
     pub(super) ttl_ms: Option<u64>,
     pub(super) encoding: Option<&'h [u8]>,

@@ -102,7 +102,7 @@ impl Exchange {
             .map(|parsed| std::mem::take(&mut parsed.model))
             .or(named)
             .unwrap_or_default();
-        // A client may declare any length.
+        // A client may declare any length, so limit it.
         let is_unread = unseen || !self.api.reads_body();
         let declared = self.facts.declared_bytes.filter(|_| is_unread).unwrap_or(0);
         let unseen_bytes = declared.min(settings.body_limit_bytes);

@@ -17,7 +17,7 @@ pub enum ResponseOrigin {
     Ours,
 }
 
-/// The response headers that matter here.
+/// The response headers that an exchange reads.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseHead<'h> {
     pub origin: ResponseOrigin,

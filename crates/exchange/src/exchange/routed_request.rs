@@ -36,8 +36,8 @@ pub enum ResponseBody {
     Hold,
 }
 
-/// The longest unstreamed reply that is held to correct its `content-length`, in bytes. No known
-/// gateway has a smaller buffer (Envoy Gateway's default). A longer reply loses its
+/// The longest unstreamed reply that is held to correct its `content-length`, in bytes. This is
+/// Envoy Gateway's default buffer; no known gateway has a smaller one. A longer reply loses its
 /// `content-length` and passes as it arrives.
 pub const HELD_BYTES_MAX: usize = 32_768;
 
@@ -112,7 +112,7 @@ pub(super) struct SentPick {
 /// The properties of a reply that are known so far.
 #[derive(Debug)]
 pub(super) struct ReplyState {
-    /// 0 before any reply.
+    /// The HTTP status; 0 before any reply.
     pub(super) status: u16,
     /// The endpoint that answered, if it is in the ranked list.
     pub(super) served_by: Option<EndpointRef>,

@@ -6,18 +6,18 @@ use super::routed_request::RoutedRequest;
 use super::{Exchange, ExchangeOutcome, ExchangePhase};
 use crate::reply::{LocalReply, Refusal};
 
-/// The time without a byte after which the place of the request is freed, in ms. A client that
-/// reads pauses for less time, and the engine is scraped more often. Any value far below the length
-/// of a generation limits what the place costs others.
+/// After this time without a byte, in ms, the request no longer counts at its endpoint. A client
+/// that reads pauses for less time, and the engine is scraped more often. Any value far below the
+/// duration of a generation limits the cost for others.
 pub(crate) const RELEASE_MS: u64 = 5_000;
 
 /// The additional time for each prompt token that may not be computed yet, in ms: the time of a
 /// slow prefill. Some engines do not count a request while they compute its prompt.
 const PREFILL_MS_PER_TOKEN: u64 = 1;
 
-/// The minimum number of bytes with which a stream certainly waits for its client if the engine has
-/// no request. In the shipped files, Envoy holds this much of an HTTP/2 stream. With fewer bytes,
-/// the engine may run a tool for the request.
+/// If the engine has no request, a stream of at least this many bytes certainly waits for its
+/// client. In the shipped files, Envoy buffers this much of an HTTP/2 stream. With fewer bytes, the
+/// engine may run a tool for the request.
 const STREAM_BYTES_MIN: u64 = 1_048_576;
 
 /// The status of an upgraded connection, on which both sides may be silent.
@@ -36,9 +36,8 @@ pub(crate) enum AwaitedSide {
     /// The endpoint, as far as is known. A long prefill or long reasoning is not the client's
     /// fault.
     Endpoint,
-    /// Probably the client: of the requests that were sent to the engine and have not ended, the
-    /// engine has only some. The request that the engine still has may be another silent request,
-    /// or the engine may run a tool for this request.
+    /// Probably the client: the engine has fewer requests than were sent to it and have not ended.
+    /// But it may still have this request, or run a tool for it.
     ClientProbably,
     /// The client: the engine has computed the whole reply, or it has sent a long stream and has no
     /// request.
@@ -62,7 +61,7 @@ impl Exchange {
         }
     }
 
-    /// Frees the place of the request. Returns false if the place was already free.
+    /// Stops counting the request at its endpoint. Returns false if that was done before.
     #[cold]
     pub(crate) fn free_place(&mut self, pool: &mut ManagedPool) -> bool {
         match &mut self.phase {
@@ -71,7 +70,7 @@ impl Exchange {
         }
     }
 
-    /// Gives the request its place again, because bytes pass. Does nothing if the engine has
+    /// Counts the request at its endpoint again, because bytes pass. Does nothing if the engine has
     /// computed the whole reply.
     #[cold]
     pub(crate) fn take_place_again(&mut self, pool: &mut ManagedPool) {

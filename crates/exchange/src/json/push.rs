@@ -55,7 +55,7 @@ enum StringUse {
 
 #[derive(Debug)]
 struct OpenString {
-    /// The offset of its first byte, after the quote.
+    /// The offset of the string's first byte, after the quote.
     start: usize,
     /// The offset after the bytes that were scanned.
     scanned: usize,
@@ -486,7 +486,7 @@ impl OpenString {
 // === impl Piece ===
 
 impl Piece<'_> {
-    /// Passes white space.
+    /// Skips white space. Returns the next byte.
     fn next_byte(&mut self) -> Option<u8> {
         loop {
             #[cfg(test)]

@@ -136,7 +136,7 @@ fn escape_len(bytes: &[u8], at: usize) -> Result<usize, usize> {
     }
 }
 
-/// The native code compares with constants.
+/// No operands: the native code compares with constants.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 #[derive(Clone, Copy)]
 struct NoOperands;

@@ -5,7 +5,7 @@ use super::{JsonKind, JsonStr};
 /// The form in which a visitor gets a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// Only that the value is valid.
+    /// No bytes: the value is only validated.
     Nothing,
     /// A complete string, number or literal: [`JsonVisitor::string`] or [`JsonVisitor::scalar`].
     Whole,

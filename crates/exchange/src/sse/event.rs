@@ -35,7 +35,7 @@ const LAST: [&[u8]; 3] = [
     b"response.incomplete",
 ];
 
-/// Type of the event that reports a failed engine instead.
+/// Type of the event that ends a stream if the engine failed.
 const FAILED: &[u8] = b"response.failed";
 
 /// The reasons that an engine gives if it did not generate to the end: it sleeps, shuts down, or

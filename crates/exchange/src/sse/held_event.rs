@@ -75,9 +75,9 @@ impl HeldEvent {
     /// search covers only the last [`HELD_BYTES_MIN`] bytes. How many more are held depends on how
     /// the response was cut into chunks, and the result must not depend on that.
     ///
-    /// No string can look like that key, because a quote in a string has a backslash before it.
-    /// After the right `usage`, exactly `levels` objects close before the end. This condition
-    /// excludes a deeper `usage`.
+    /// No string can look like the `"usage"` key, because a quote in a string has a backslash
+    /// before it. After the right `usage`, exactly `levels` objects close before the end. This
+    /// condition excludes a deeper `usage`.
     pub(super) fn read_usage_at_end(&self, levels: u32, usage: &mut TokenUsage) {
         let end = self
             .bytes

@@ -103,6 +103,8 @@ enum BadPrompts {
     Shared,
     /// Each continues a response that no engine knows.
     InventedId,
+    /// Each continues a conversation that no engine knows.
+    InventedConversation,
     /// All continue one conversation, whose first request succeeds. Each second, nine distinct
     /// requests come at once. The other requests repeat one prompt.
     Aimed,
@@ -406,12 +408,14 @@ impl BlameWorld {
                 conversation(0, self.turns[0].saturating_sub(1) / TURNS, 0)
                     + &format!("number {number}")
             }
-            BadPrompts::Distinct | BadPrompts::InventedId => format!("number {number} ").repeat(40),
+            BadPrompts::Distinct | BadPrompts::InventedId | BadPrompts::InventedConversation => {
+                format!("number {number} ").repeat(40)
+            }
         };
-        let more = if bad.prompts == BadPrompts::InventedId {
-            r#""previous_response_id":"resp_1","#
-        } else {
-            ""
+        let more = match bad.prompts {
+            BadPrompts::InventedId => r#""previous_response_id":"resp_1","#,
+            BadPrompts::InventedConversation => r#""conversation":"conv_1","#,
+            _ => "",
         };
         let key = match bad.key {
             BadKey::None => String::new(),
@@ -686,22 +690,29 @@ fn the_failures_of_one_client_eject_no_engine() {
 fn the_aimed_failures_of_one_address_eject_no_engine() {
     let mut bad = Vec::new();
     for (clients, reply_ms) in [(32, REPLY_MS), (8, REPLY_MS), (32, 5 * REPLY_MS)] {
+        let quiet = || {
+            let mut world = BlameWorld::new(1, 8);
+            world.addresses = true;
+            world.reply_ms = reply_ms;
+            world
+        };
+        let returned = quiet().run(clients).returned();
         for key in [BadKey::None, BadKey::Invented] {
             for prompts in [BadPrompts::Aimed, BadPrompts::Distinct, BadPrompts::Same] {
-                let mut world = BlameWorld::new(1, 8);
-                world.addresses = true;
-                world.reply_ms = reply_ms;
+                let mut world = quiet();
                 world.bad = Some(BadClient {
                     status: 500,
                     key,
                     prompts,
                 });
-                let ejected = world.run(clients).ejected();
+                let found = world.run(clients);
                 let line = format!(
-                    "{clients} clients, {reply_ms} ms, {prompts:?} key {key:?}: {ejected:.2}"
+                    "{clients} clients, {reply_ms} ms, {prompts:?} key {key:?}: {:.2} ejected, {:.3} returned, without {returned:.3}",
+                    found.ejected(),
+                    found.returned()
                 );
                 println!("{line}");
-                if ejected > 0.0 {
+                if found.ejected() > 0.0 || found.returned() < returned - 0.05 {
                     bad.push(line);
                 }
             }
@@ -743,18 +754,20 @@ fn a_client_of_batches_keeps_the_engines_that_have_its_prompts() {
 
 #[test]
 fn a_response_that_no_engine_knows_is_its_clients_fault() {
-    for status in [400, 404] {
-        let mut world = BlameWorld::new(1, 8);
-        world.api = RESPONSES;
-        world.bad = Some(BadClient {
-            status,
-            key: BadKey::None,
-            prompts: BadPrompts::InventedId,
-        });
-        let found = world.run(16);
-        assert!(
-            found.ejected() == 0.0 && found.returned() > 0.97,
-            "{status}: {found:?}"
-        );
+    for prompts in [BadPrompts::InventedId, BadPrompts::InventedConversation] {
+        for status in [400, 404] {
+            let mut world = BlameWorld::new(1, 8);
+            world.api = RESPONSES;
+            world.bad = Some(BadClient {
+                status,
+                key: BadKey::None,
+                prompts,
+            });
+            let found = world.run(16);
+            assert!(
+                found.ejected() == 0.0 && found.returned() > 0.97,
+                "{status} {prompts:?}: {found:?}"
+            );
+        }
     }
 }

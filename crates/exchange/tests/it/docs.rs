@@ -4,11 +4,11 @@ use std::path::Path;
 
 const HEAD: &str = "# Inference APIs
 
-The picker reads model and prompt from the bodies of these requests. It compares the end of the path of a `POST`; the
-longest ending wins. It ignores a prefix, a query, a trailing slash and percent-escapes. Where the prompt is `not read`,
+The picker reads model and prompt from the bodies of these requests. It recognises a `POST` by the end of its path; the
+longest match wins. It ignores a prefix, a query, a trailing slash and percent-escapes. Where the prompt is `not read`,
 and for every `POST` below `/responses/` and `/conversations/`, it reads only the outermost `model`, from a JSON object
-or from a form (`multipart/form-data`); such a request may have no body. Other paths go unread to a good endpoint, if a
-[route](../how-to/envoy.md#which-paths-are-served) allows them.
+or from a form (`multipart/form-data`); such a request may have no body. Requests to other paths go unread to a good
+endpoint, if a [route](../how-to/envoy.md#which-paths-are-served) allows them.
 
 A body that is neither JSON nor an allowed form, or that lacks a required `model`, is answered 400 in the error shape of
 the API. An encoded body (`content-encoding`, other than the gzip and zstd that Envoy decodes in the shipped files) is
@@ -22,25 +22,25 @@ If a field occurs twice, the last one counts, as in engines.
 ## Forms
 
 The picker reads the whole form, so `model` may come before or after a file; it keeps nothing of the file. A form longer
-than `body_limit_bytes` (24 MiB) is answered 413. What parsers read in different ways is answered 400: text before the
-first boundary, a line that ends with a line feed alone, a part without one plain `name`, a missing last boundary, a
-`model` of more than 1,024 bytes.
+than `body_limit_bytes` (24 MiB) is answered 413. A form that parsers could read in different ways is answered 400. Such
+forms have text before the first boundary, a line that ends with a line feed alone, a part without one plain `name`, no
+last boundary, or a `model` of more than 1,024 bytes.
 
 ## Answers that an engine keeps
 
 An engine keeps responses and conversations in its own memory. A request names one by `previous_response_id`, by
-`conversation`, or by a path below `/responses/ID` or `/conversations/ID` (any method). Every proxy and worker sends it
-to the endpoint that answered with that id. Each worker remembers about 16,384 ids, at most half of them from other
-proxies. If it has forgotten the id, or the endpoint has left, is ejected or is not allowed, any endpoint gets the
-request, and can answer 404.
+`conversation`, or by a path below `/responses/ID` or `/conversations/ID` (any method). Every proxy and worker sends
+such a request to the endpoint that answered with that id. Each worker remembers about 16,384 ids, at most half of them
+from other proxies. If the worker has forgotten the id, or the endpoint has left, is ejected or is not allowed, any
+endpoint gets the request, and can answer 404.
 
 ## Renamed models
 
-An `InferenceModel`, an `InferenceModelRewrite` or a header can rename the model. Then `model` and `content-length`
-change in the request, nothing else (in a form, the field `model`). In a successful reply the picker restores the name:
-in the outermost object of a JSON reply or of each event's data, in `response.model` of OpenAI responses, and in
-`message.model` of Anthropic's `message_start`. It replaces only the name that the engine was sent, and does not delay
-events.
+An `InferenceModel`, an `InferenceModelRewrite` or a header can rename the model. Then only `model` (in a form, the
+field `model`) and `content-length` change in the request. In a successful reply the picker restores the name: in the
+outermost object of a JSON reply or of each event's data, in `response.model` of OpenAI responses, and in
+`message.model` of Anthropic's `message_start`. It replaces only the name that was sent to the engine, and does not
+delay events.
 
 - An unstreamed reply of at most 32,768 bytes is held until complete and has a correct `content-length`; a longer one is
   chunked.

@@ -249,29 +249,35 @@ fn a_task_goes_where_its_model_is_served_and_an_alias_is_renamed_and_back() {
 
 #[test]
 fn a_task_counts_for_its_model_and_priority_and_in_the_ledger() {
-    let mut pool = two_models();
-    let sent = send(
-        &mut pool,
-        "POST /v1/audio/transcriptions",
-        FORM,
-        &form(&[("model", "alias")]),
-    );
-    let second = pool.snapshot().unwrap().endpoints()[1].id;
-    assert_eq!(pool.in_flight().own(second).requests, 1);
-    sent.answer(
-        &mut pool,
-        "text/plain",
-        "10.0.0.1:8000",
-        &["\"model\":\"b\""],
-    );
-    assert_eq!(pool.in_flight().own(second).requests, 0);
-    let row = pool
-        .counters()
-        .models()
-        .iter()
-        .find(|row| *row.label.model == *"alias")
-        .unwrap();
-    assert_eq!((row.label.priority, &*row.label.target_model), (-1, "b"));
+    for path in TASKS.into_iter().chain(["/rerank", "/score"]) {
+        let mut pool = two_models();
+        let sent = send(
+            &mut pool,
+            &format!("POST {path}"),
+            FORM,
+            &form(&[("model", "alias")]),
+        );
+        let second = pool.snapshot().unwrap().endpoints()[1].id;
+        assert_eq!(pool.in_flight().own(second).requests, 1, "{path}");
+        sent.answer(
+            &mut pool,
+            "application/json",
+            "10.0.0.1:8000",
+            &[r#"{"model":"b","text":"b"}"#],
+        );
+        assert_eq!(pool.in_flight().own(second).requests, 0, "{path}");
+        let row = pool
+            .counters()
+            .models()
+            .iter()
+            .find(|row| *row.label.model == *"alias")
+            .unwrap();
+        assert_eq!(
+            (row.label.priority, &*row.label.target_model),
+            (-1, "b"),
+            "{path}"
+        );
+    }
 }
 
 /// The engine takes one request at a time. Three forms of one tenant come before one of another.

@@ -311,21 +311,25 @@ fn an_engine_claims_no_more_tokens_than_its_reply_can_have() {
         )
     };
     let event = "data: {\"choices\":[{\"delta\":{\"content\":\"word \"}}]}\n\n";
-    let claimed = |limit: &str, reply: &str| {
+    let claimed_by = |path: &str, body: &str, reply: &str| {
         let mut pool = pool();
-        let body = format!(r#"{{"model":"m",{limit}"stream":true,"prompt":"hi"}}"#);
         let (mut exchange, changes) = send(
             &mut pool,
             &ExchangeSettings::default(),
-            "/v1/completions",
+            path,
             &[],
-            &body,
+            body,
             Timestamp(0),
         );
         let set = changes.unwrap().set;
         let to = set[0].1.split(',').next().unwrap().to_owned();
+        let content_type: &[u8] = if reply.starts_with("data:") {
+            b"text/event-stream"
+        } else {
+            b"application/json"
+        };
         let head = ResponseHead {
-            content_type: Some(b"text/event-stream"),
+            content_type: Some(content_type),
             ..crate::broken_engines::head(&to, 200)
         };
         exchange.response_headers(&mut pool, &head, Timestamp(0).plus_ms(5));
@@ -337,6 +341,10 @@ fn an_engine_claims_no_more_tokens_than_its_reply_can_have() {
             .usage
             .completion_tokens
     };
+    let claimed = |limit: &str, reply: &str| {
+        let body = format!(r#"{{"model":"m",{limit}"stream":true,"prompt":"hi"}}"#);
+        claimed_by("/v1/completions", &body, reply)
+    };
     let lie = reply(u32::MAX, &event.repeat(3));
     assert_eq!(claimed("", &lie), Some(u32::try_from(lie.len()).unwrap()));
     assert_eq!(claimed(r#""max_tokens":7,"#, &lie), Some(7));
@@ -346,4 +354,21 @@ fn an_engine_claims_no_more_tokens_than_its_reply_can_have() {
         "each output may be as long"
     );
     assert_eq!(claimed("", &reply(4, &event.repeat(3))), Some(4));
+    let usage = r#""usage":{"prompt_tokens":5,"completion_tokens":4294967295}"#;
+    let messages = r#""messages":[{"role":"user","content":"hi"}]"#;
+    for (path, prompt, choice) in [
+        ("/v1/completions", r#""prompt":"hi""#, r#""text":"word""#),
+        (
+            "/v1/chat/completions",
+            messages,
+            r#""message":{"content":"word"}"#,
+        ),
+    ] {
+        let whole = format!(r#"{{"choices":[{{{choice}}}],{usage}}}"#);
+        let bytes = u32::try_from(whole.len()).unwrap();
+        for (limit, most) in [("", bytes), (r#""max_tokens":7,"#, 7)] {
+            let body = format!(r#"{{"model":"m",{limit}{prompt}}}"#);
+            assert_eq!(claimed_by(path, &body, &whole), Some(most), "{path}");
+        }
+    }
 }

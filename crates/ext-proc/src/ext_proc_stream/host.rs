@@ -46,7 +46,7 @@ pub enum StreamAction {
     Hold(Arc<Notify>),
 }
 
-/// The host. Most of its fields are facts about the one request of the stream.
+/// The host of one stream's driver. Most of its fields are facts about the request.
 #[derive(Debug)]
 pub struct ExtProcHost {
     pub(super) server: Arc<ExtProcServer>,
@@ -77,10 +77,8 @@ pub struct ExtProcHost {
     span: Option<Box<RequestSpan>>,
 }
 
-/// A piece of a response body.
 #[derive(Debug, Default)]
 pub struct ResponsePiece {
-    /// The bytes of the piece.
     pub(super) bytes: Vec<u8>,
     /// Whether the piece is the last.
     pub(super) ends: bool,

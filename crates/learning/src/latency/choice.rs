@@ -1,4 +1,4 @@
-//! Chooses the parts of a shape, and measures the errors of the choice by cross-validation.
+//! Chooses the linear part and the trees of a shape, and measures its errors by cross-validation.
 
 use scheduler::latency::shape::{LatencyShape, TREES_MAX};
 
@@ -7,7 +7,7 @@ use super::fit::{self, FitRow};
 /// The minimum number of samples for trees. With fewer samples, trees would fit noise.
 pub(super) const TREES_SAMPLES_MIN: usize = 200;
 
-/// Numbers of trees that are tried.
+/// The numbers of trees that are tried.
 const TREES: [usize; 3] = [0, TREES_MAX / 2, TREES_MAX];
 
 /// The number of folds in time for cross-validation. Each fold is predicted by a fit to the others.
@@ -29,14 +29,13 @@ impl LinearBase {
     }
 }
 
-/// The base and number of trees with the lowest loss on the `newest` rows when fitted to the `old`
-/// rows.
+/// A shape fitted to the `old` rows, with the base and the number of trees that have the lowest
+/// loss on the `newest` rows.
 pub(super) struct FittedShape {
     pub(super) base: LinearBase,
     pub(super) trees: usize,
-    /// The linear part.
     pub(super) shape: LatencyShape,
-    /// The loss on the last rows alone.
+    /// The loss on the last `fresh` rows alone.
     pub(super) loss: f32,
 }
 
@@ -78,7 +77,8 @@ pub(super) fn chosen(old: &[FitRow], newest: &[FitRow], fresh: usize) -> FittedS
     }
 }
 
-/// For each row, the prediction of such a shape fitted to the other folds, and its error.
+/// Returns for each row the prediction of such a shape that was fitted to the other folds, and its
+/// error.
 pub(super) fn errors(rows: &[FitRow], chosen: &FittedShape) -> Vec<(f32, f32)> {
     let part = rows.len().div_ceil(PARTS).max(1);
     let of_part = |(at, part): (usize, &[FitRow])| {

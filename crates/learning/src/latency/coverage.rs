@@ -19,11 +19,10 @@ const SEEDS: u64 = 12;
 /// 0.9: √(90 · 0.9 · 0.1).
 const BINOMIAL: f32 = 2.85;
 
-/// The logarithm of the duration of the outcome at this position.
+/// Returns the logarithm of the outcome at this position.
 type Stream = fn(&mut Rng, usize) -> f32;
 
-/// Mean 0 and deviation 1, as close to the normal distribution as a sum of three uniform numbers
-/// is.
+/// Returns a nearly normal number with mean 0 and deviation 1: a sum of three uniform numbers.
 fn normal(rng: &mut Rng) -> f32 {
     2.0 * (rng.open01() + rng.open01() + rng.open01() - 1.5)
 }
@@ -58,10 +57,11 @@ const STREAMS: [(&str, Stream); 10] = [
     }),
 ];
 
-/// Offset in outcomes between the seeds, so that waves are counted from different phases.
+/// The number of outcomes by which the streams of two seeds are shifted, so that waves are counted
+/// from different phases.
 const APART: usize = 3;
 
-/// How many of the last outcomes of a stream are at most the median and at most the p90, if `delay`
+/// Counts the last outcomes of a stream that are within the median and within the p90, if `delay`
 /// outcomes come between a pick and its own outcome.
 fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
     let mut rng = Rng::seeded(seed);
@@ -113,8 +113,7 @@ fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
     within
 }
 
-/// The mean over seeds of the numbers within the median and within the p90, and the deviation of
-/// the second number.
+/// Returns the means over the seeds of both numbers of [`within`], and the deviation of the second.
 fn over_seeds(stream: Stream, delay: usize) -> ([f32; 2], f32) {
     let all: Vec<[f32; 2]> = (0..SEEDS)
         .map(|seed| within(stream, seed, delay).map(|count| count as f32))
@@ -163,7 +162,7 @@ fn a_surplus_above_p90_is_corrected_once_and_less_in_a_longer_run() {
         (0..outcomes).for_each(|at| integrator.outcome(0.1, Some(at >= outcomes - above)));
         integrator.at()
     };
-    let first = |above: f32| 0.5 * 0.1 * above; // half the scale for each
+    let first = |above: f32| 0.5 * 0.1 * above; // each half of the scale
     assert!((after(1, 1) - first(0.9)).abs() < 1e-4);
     assert!(
         (after(20, 20) - first(3.0)).abs() < 1e-4,

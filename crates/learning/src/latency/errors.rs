@@ -1,15 +1,15 @@
 //! Estimates p90 from the errors of predictions and from whether outcomes were within the predicted
 //! p90.
 //!
-//! An error always belongs to a prediction made before the time was known, and is never the
-//! residual of a fit. So these errors are as large as the next ones will be. A new shape has its
-//! own errors from cross-validation. The errors of another shape say nothing about it.
+//! An error always belongs to a prediction made before the outcome was known, and is never the
+//! residual of a fit. So the next errors will be as large as these. A new shape gets errors of its
+//! own by cross-validation, because those of another shape say nothing about it.
 //!
-//! There are two candidates for the p90: a multiple of the median, by the size of the median, and
-//! one level for all requests. Both candidates are mixed by their recent pinball losses, so the mix
-//! is hardly worse than the better candidate. Future errors may be distributed differently from
-//! past ones. So each outcome also moves the mix until a tenth of the outcomes are above it: online
-//! conformal prediction by quantile tracking.
+//! There are two candidates for the p90: a multiple of the predicted median that depends on this
+//! median, and one level for all requests. They are mixed by their recent pinball losses, so the
+//! mix is hardly worse than the better candidate. Future errors may be distributed differently. So
+//! each outcome also moves the mix, until a tenth of the outcomes are above it (online conformal
+//! prediction by quantile tracking).
 
 use std::collections::VecDeque;
 
@@ -21,21 +21,21 @@ use super::p90::{CoverageIntegrator, LogOutcome, P90Tracker, PinballLosses, SHAR
 /// The newest errors of one time, and the candidates for its p90.
 #[derive(Clone, Debug)]
 pub(super) struct ErrorWindow {
-    /// Prediction and error, as logarithms.
+    /// The predicted median and its error, as logarithms.
     errors: VecDeque<(f32, f32)>,
-    /// Errors pushed since `multiple` was computed.
+    /// The number of errors that were pushed since `multiple` was computed.
     fresh: usize,
     /// The p90 of `errors` as a multiple of the median. The multiple is an assumed value until
     /// there are enough errors.
     multiple: P90Spread,
     /// One p90 for all requests, as a logarithm.
     level: Option<P90Tracker>,
-    /// Shift that is added to the logarithm of the mix.
+    /// The shift that is added to the logarithm of the mix.
     moved: P90Tracker,
     /// A correction in addition to `moved`, from the number of outcomes above the p90 that was
     /// predicted for them.
     integrator: CoverageIntegrator,
-    /// Losses of the two candidates.
+    /// The losses of the two candidates.
     losses: PinballLosses,
 }
 
@@ -43,10 +43,11 @@ pub(super) struct ErrorWindow {
 /// bin.
 const ERRORS_MAX: usize = 1_600;
 
-/// `multiple` is recomputed after this many new errors, because sorting them costs some tens of µs.
+/// `multiple` is recomputed only after this many new errors, because sorting them takes some tens
+/// of µs.
 const FRESH_MAX: usize = 16;
 
-/// Minimum errors in a bin.
+/// The minimum number of errors in a bin.
 const BIN_MIN: usize = 40;
 
 /// The bound of `moved` in both directions, as a logarithm.
@@ -97,7 +98,7 @@ impl ErrorWindow {
         let by_multiple = self.by_multiple(said);
         let mixed = self.mixed(by_multiple, level.at());
         if !mixed.is_finite() {
-            return; // no model predicts that
+            return; // no model predicts such a value
         }
         self.losses.add(log, [by_multiple, level.at()]);
         self.integrator
@@ -107,7 +108,7 @@ impl ErrorWindow {
             base: mixed,
             delay,
         });
-        // The p90 is never below the median, so a further move down brings nothing.
+        // The published p90 is never below the median, so a further move down has no effect.
         self.moved
             .clamp((said - mixed).clamp(-MOVED_MAX, 0.0), MOVED_MAX);
         level.outcome(LogOutcome {
@@ -126,7 +127,7 @@ impl ErrorWindow {
         }
     }
 
-    /// p90 as a multiple of the prediction; both as logarithms.
+    /// Returns the first candidate for the p90, as a logarithm.
     fn by_multiple(&self, said: f32) -> f32 {
         libm::logf(
             self.multiple
@@ -140,7 +141,7 @@ impl ErrorWindow {
         libm::logf((1.0 - share) * libm::expf(by_multiple) + share * libm::expf(level))
     }
 
-    /// The spread to publish to proxies.
+    /// Returns the spread that is published to proxies.
     pub(super) fn spread(&self) -> P90Spread {
         let share = self.level.map_or(0.0, |_| self.losses.second_counts());
         let moved = self.moved.at() + self.integrator.at();
@@ -159,7 +160,7 @@ impl ErrorWindow {
         }
     }
 
-    /// Recomputes the p90 of the errors, by the size of the prediction.
+    /// Recomputes the p90 of the errors for each bin of predictions.
     fn refresh(&mut self) {
         self.fresh = 0;
         let bins = (self.errors.len() / BIN_MIN).min(BINS);
@@ -188,11 +189,11 @@ impl ErrorWindow {
     }
 }
 
-/// Quantile `share` of the errors: the ⌈(n+1)·share⌉-th of n, so that the next error is below it
-/// with that probability.
+/// Returns quantile `share` of the errors: the ⌈(n+1)·share⌉-th of n, so that the next error is
+/// below it with that probability.
 fn quantile(mut errors: Vec<f32>, share: f32) -> f32 {
     sort_by(&mut errors, |a, b| a < b);
-    // The cast is exact, because the result is a share of some hundreds.
+    // The cast is exact, because there are only some hundreds of errors.
     let place = (count(errors.len() + 1) * share).ceil() as usize;
     errors
         .get(place.clamp(1, errors.len().max(1)) - 1)
@@ -200,7 +201,7 @@ fn quantile(mut errors: Vec<f32>, share: f32) -> f32 {
         .unwrap_or(0.0)
 }
 
-// The cast is exact, because there are only some hundreds.
+// The cast is exact, because counts stay below some thousands.
 fn count(count: usize) -> f32 {
     count as f32
 }

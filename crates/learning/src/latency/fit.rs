@@ -1,5 +1,5 @@
-//! Fits one time to samples: the linear part by robust relative least squares, then small trees on
-//! the residual.
+//! Fits a shape to samples of one time: a linear part by robust relative least squares, then small
+//! trees for the residual.
 
 use scheduler::latency::shape::{DEPTH, DecisionTree, LatencyShape, MS_MIN};
 use scheduler::latency::{FEATURES_COUNT, Features, TERMS};
@@ -7,7 +7,7 @@ use scheduler::sort::sort_by;
 
 use crate::least_squares::solve;
 
-/// One sample of one time.
+/// A sample of TTFT or of TPOT.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FitRow {
     pub(super) x: Features,
@@ -17,31 +17,31 @@ pub(super) struct FitRow {
     pub(super) weight: f32,
 }
 
-/// Rounds of reweighting. Each round brings the fit closer to the smallest *absolute* relative
-/// error, which a few outliers do not move.
+/// The number of rounds of reweighting. Each brings the fit closer to the one with the least
+/// *absolute* relative error, which a few outliers do not move.
 const REWEIGHTINGS: usize = 8;
 const REWEIGHTINGS_NEAR: usize = 2;
 
-/// Relative errors below this get the same weight.
+/// All samples with relative errors below this get the same weight.
 const ERROR_MIN: f64 = 0.02;
 
-/// Ridge towards zero, as a share of each weight's own curvature. The ridge makes the solution
-/// unique if inputs are collinear.
+/// The ridge towards zero, as a share of each weight's curvature. It makes the solution unique if
+/// inputs are collinear.
 const RIDGE: f64 = 1e-4;
 
 const SWEEPS: usize = 60;
 
-/// Thresholds that a tree may use, per feature.
+/// The number of thresholds that trees may use for each feature.
 const CUTS: usize = 15;
 
-/// In each leaf, "no correction" counts as this many samples.
+/// In each leaf, this many samples without a residual are added.
 const LEAF_SHRINK: f32 = 10.0;
 
 /// The share of the residual that each tree corrects. Later trees correct the rest, or find that it
 /// was noise.
 const LEARNING_RATE: f32 = 0.3;
 
-/// Bound of the residual of one sample in a leaf, as a logarithm.
+/// The bound of a sample's residual in a leaf, as a logarithm.
 const PULL_MAX: f32 = 0.7;
 
 /// Fits the linear part. If `near` is nearly right, a few rounds are enough.
@@ -71,9 +71,9 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
             } else {
                 libm::log(ms / expected).abs().max(ERROR_MIN)
             };
-            // A prediction that is too high by a factor of two is as wrong as a prediction that is
-            // too low by a factor of two. The error is relative to the larger of both. Otherwise a
-            // prediction that is far too low would have an unbounded weight.
+            // The error is relative to the larger of prediction and time. So a factor of two is as
+            // wrong in both directions, and a prediction that is far too low has no unbounded
+            // weight.
             let scale = expected.max(ms);
             add(
                 &mut normal,
@@ -95,7 +95,7 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
     shape
 }
 
-/// A shape with the same time for all requests: the weighted median.
+/// Returns a shape with the same time for all requests: the weighted median.
 pub(super) fn constant(rows: &[FitRow]) -> LatencyShape {
     let mut sorted: Vec<(f32, f32)> = rows.iter().map(|row| (row.log, row.weight)).collect();
     sort_by(&mut sorted, |a, b| a.0 < b.0);
@@ -149,7 +149,7 @@ pub(super) fn with_trees(shape: &LatencyShape, rows: &[FitRow], count: usize) ->
     }
 }
 
-/// Thresholds that trees may use: quantiles of each feature, without duplicates.
+/// Returns the thresholds that trees may use: quantiles of each feature, without duplicates.
 fn cuts(rows: &[FitRow]) -> [Vec<f32>; FEATURES_COUNT] {
     std::array::from_fn(|feature| {
         let mut values: Vec<f32> = rows
@@ -176,7 +176,7 @@ fn bins(x: &Features, cuts: &[Vec<f32>; FEATURES_COUNT]) -> [u8; FEATURES_COUNT]
 /// Sums of weights and of weighted residuals, by leaf and by bin of a feature.
 type FitHistogram = [[(f32, f32); CUTS + 1]; 1 << DEPTH];
 
-/// The tree that reduces the residual most, found level by level.
+/// Builds, level by level, the tree that reduces the residual most.
 fn tree(
     rows: &[FitRow],
     binned: &[[u8; FEATURES_COUNT]],
@@ -253,7 +253,7 @@ fn histogram(
     histogram
 }
 
-/// How much the residual falls if every leaf is split at `cut` into the bins up to it and the bins
+/// Returns how much the residual falls if every leaf is split into the bins up to `cut` and those
 /// above.
 fn gain(histogram: &FitHistogram, cut: usize) -> f32 {
     let worth = |(weight, sum): (f32, f32)| sum * sum / (weight + LEAF_SHRINK);
@@ -266,13 +266,13 @@ fn gain(histogram: &FitHistogram, cut: usize) -> f32 {
     histogram.iter().map(of_leaf).sum()
 }
 
-/// The prediction of a shape for a row, as a logarithm.
+/// Returns the prediction of a shape for a row, as a logarithm.
 pub(super) fn log(shape: &LatencyShape, row: &FitRow) -> f32 {
     libm::logf(shape.base_ms(&row.terms).max(MS_MIN)) + shape.correction(&row.x)
 }
 
-/// The loss of a shape: the mean absolute error of logarithms, which is a relative error. Infinite
-/// without rows.
+/// Returns the loss of a shape: the mean absolute error of logarithms, which is a relative error.
+/// Infinite without rows.
 pub(super) fn loss(shape: &LatencyShape, rows: &[FitRow], shift: f32) -> f32 {
     let (error, weight) = rows.iter().fold((0.0, 0.0), |(error, weight), row| {
         (

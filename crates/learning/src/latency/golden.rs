@@ -1,6 +1,6 @@
-//! The numbers that are learned from fixed streams of outcomes: `tests/latency/learned.txt`. Other
-//! tests check that the numbers are right within the noise. This test detects every change of the
-//! numbers.
+//! Compares the numbers learned from fixed streams of outcomes with `tests/latency/learned.txt`.
+//! Other tests check that the numbers are right within the noise. This test detects every change of
+//! the numbers.
 //!
 //! `UPDATE_GOLDENS=1` writes the present result into the file; read the diff before committing it.
 //! All mathematics is from the crate `libm`, so builds with and without optimisation agree to the
@@ -20,7 +20,7 @@ const HEAD: &str = "\
 # To accept the present result: UPDATE_GOLDENS=1 cargo test -p learning --lib golden
 ";
 
-/// Endpoints of the pool.
+/// The number of endpoints in the pool.
 const SLOTS: u16 = 4;
 
 /// A pool with its learner and the model last published.
@@ -32,16 +32,16 @@ struct GoldenPool {
     /// For each slot the time as a multiple of the other endpoints' time, and the generation.
     factors: [f32; SLOTS as usize],
     generations: [u32; SLOTS as usize],
-    /// Accuracy of the predictions of TTFT and TPOT.
+    /// The accuracy of the predictions of TTFT and TPOT.
     calibrations: [Calibration; 2],
     text: String,
 }
 
-/// TTFT and TPOT of a request under these conditions, before noise.
+/// Returns TTFT and TPOT of a request under these conditions, before noise.
 type TrueTimes = fn(&Conditions) -> (f32, f32);
 
-/// An engine whose prefills queue, and which preempts when its cache is nearly full. The preemption
-/// is a jump that no sum of terms can express.
+/// Returns the times of an engine whose prefills queue, and which preempts requests when its cache
+/// is nearly full. Preemption makes a jump that no sum of terms can express.
 fn engine(c: &Conditions) -> (f32, f32) {
     let preempts = if c.kv_utilization.is_some_and(|share| share > 0.7) {
         1.6
@@ -54,7 +54,7 @@ fn engine(c: &Conditions) -> (f32, f32) {
     )
 }
 
-/// The times of the pool after an upgrade: each token costs more, and everything else less.
+/// Returns the times after an upgrade that makes each token slower and everything else faster.
 fn upgraded(c: &Conditions) -> (f32, f32) {
     (
         5.0 + 0.1 * (c.uncached_tokens + c.prefill_tokens),
@@ -62,7 +62,7 @@ fn upgraded(c: &Conditions) -> (f32, f32) {
     )
 }
 
-/// A gateway that delays every reply to the same times, for every request.
+/// Returns the times behind a gateway that delays all replies to the same times.
 fn alike(_: &Conditions) -> (f32, f32) {
     (120.0, 15.0)
 }
@@ -100,8 +100,8 @@ impl GoldenPool {
         }
     }
 
-    /// The observation of a request under random conditions, with a quarter of noise in both
-    /// directions. The first token and one gap of the request are samples of steps.
+    /// Returns the observation of a request under random conditions, with noise of up to a quarter
+    /// in both directions. Its first token and one gap are samples for the step model.
     fn outcome(&mut self, truth: TrueTimes) -> Observation {
         let slot = self.rng.below(usize::from(SLOTS));
         let conditions = self.conditions();
@@ -139,8 +139,8 @@ impl GoldenPool {
         }
     }
 
-    /// Learns from an observation, and publishes if it is time. Without `has_model`, the proxy had
-    /// no model yet and made no prediction.
+    /// Learns from an observation, and publishes if it is time. `has_model` says whether the proxy
+    /// already had a model for a prediction.
     fn learn(&mut self, observation: &Observation, has_model: bool) {
         let said = self.model.as_ref().filter(|_| has_model).and_then(|model| {
             model
@@ -309,7 +309,7 @@ impl GoldenPool {
     }
 }
 
-/// Requests to predict.
+/// Returns conditions for which the models' predictions are printed.
 fn probes() -> [(&'static str, Conditions); 4] {
     let of = |queued: f32, running: f32, [prompt_tokens, uncached_tokens]: [f32; 2]| Conditions {
         queued: Some(queued),
@@ -334,7 +334,7 @@ fn probes() -> [(&'static str, Conditions); 4] {
     ]
 }
 
-/// Five significant digits, without trailing zeros.
+/// Prints five significant digits, without trailing zeros.
 fn digits(number: f32) -> String {
     if number == f32::MAX {
         return "any".to_owned();
@@ -360,7 +360,7 @@ fn row(numbers: &[f32]) -> String {
 
 fn as_it_is(_: usize, _: &mut Observation) {}
 
-/// A pool of two speeds, then all events that can happen to a pool.
+/// Plays a pool with two speeds, and then all events that a pool can have.
 fn eventful() -> GoldenPool {
     let mut pool = GoldenPool::new("a pool of two speeds", 1, LatencyLearner::default());
     pool.factors[2] = 2.0;

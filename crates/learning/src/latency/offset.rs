@@ -1,14 +1,14 @@
-//! The deviation of each endpoint from the shape. The deviation is learned at once from each
-//! sample, so a pod that slows down is known before any shape is fitted again.
+//! Learns how far each endpoint deviates from the common shape. Each sample counts at once, so a
+//! pod that slows down is known before any shape is fitted again.
 //!
 //! Two averages follow the errors of an endpoint: a slow one with little noise, and a fast one.
-//! While they agree within the noise, the slow one is used. When they disagree, the endpoint has
-//! changed, and the slow one jumps to the fast one.
+//! While they agree within the noise, the slow average is used. When they disagree, the endpoint
+//! has changed, and the slow average takes the value of the fast one.
 //!
-//! If no other outcome comes between a pick and its own outcome, a third average is used too: that
-//! of the newest two errors. The next outcome is expected to deviate like the newest two, as far as
-//! earlier outcomes did so. Engines that admit in waves jump. Between the jumps, the median would
-//! stay on one side of the outcomes for a long time. So each outcome also moves the median a
+//! If no other outcome comes between a pick and its own outcome, the average of about the newest
+//! two errors is used too. The next outcome is expected to deviate like them, as far as earlier
+//! outcomes did so. The times of engines that admit requests in waves jump. Between two jumps, the
+//! median would stay on one side of the outcomes for long. So each outcome also moves the median a
 //! little, until half of the outcomes are above it.
 
 use scheduler::latency::OFFSETS;
@@ -16,37 +16,37 @@ use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 use super::p90::{GAIN, HALF, QuantileTracker, SCALE_OUTCOMES_FAST};
 
-/// With fewer outcomes than this between a pick and its outcome, the prediction at the pick equals
-/// a prediction made now.
+/// With fewer outcomes than this between a pick and its own, the prediction at the pick is taken as
+/// equal to a prediction made now.
 pub(super) const DELAY_FRESH: f32 = 1.0;
 
-/// Offsets of one of the two times, by slot.
+/// The offsets of TTFT or of TPOT, by slot.
 #[derive(Clone, Debug)]
 pub(super) struct EndpointOffsets {
     rows: Vec<OffsetRow>,
-    /// Mean absolute error of single samples.
+    /// The mean absolute error of single samples.
     noise: f32,
     trust: OffsetTrust,
     persistence: OffsetPersistence,
 }
 
-/// The share of an offset that is still true when a request is served. A slow pod is still slow
-/// then, but a short disturbance is over. The share is the least squares fit of the errors of
-/// requests to the offset at their pick.
+/// The share of an offset that is still true when a request is served. By then a slow pod is still
+/// slow, but a short disturbance is over. The share is a least squares fit of requests' errors to
+/// the offset at their pick.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetTrust {
     products: f32,
     squares: f32,
 }
 
-/// The share of the newest errors that the next outcome repeats. The share is 0 if outcomes are
-/// noise, 1 if they come in long runs, and more if they drift. The share is the least squares fit
-/// of the errors of outcomes to the errors of the outcomes just before them.
+/// The share of the newest errors that the next outcome repeats: 0 if outcomes are noise, 1 if they
+/// come in long runs, and more if they drift. It is a least squares fit of the errors of outcomes
+/// to the errors just before them.
 #[derive(Clone, Copy, Debug, Default)]
 struct OffsetPersistence {
     products: f32,
     squares: f32,
-    /// Squared errors of outcomes, and the number of these outcomes.
+    /// The sum of the squared errors of outcomes, and the number of these outcomes.
     errors: f32,
     outcomes: f32,
 }
@@ -58,11 +58,10 @@ struct OffsetRow {
     slow: f32,
     fast: f32,
     newest: f32,
-    /// How far the newest average is ahead of the slow one, if that can still hold at the next
-    /// pick; otherwise 0.
+    /// The difference of `newest` from `slow`, if it can still hold at the next pick; otherwise 0.
     lead: f32,
-    /// Shift that is added to the published offset so that half of the outcomes are above it; 0 if
-    /// there is no lead.
+    /// The shift that is added to the published offset so that half of the outcomes are above it; 0
+    /// if `lead` is 0.
     middle: QuantileTracker,
 }
 
@@ -84,14 +83,14 @@ const SLOW: f32 = 100.0;
 const FAST: f32 = 10.0;
 const NEWEST: f32 = 2.0;
 
-/// "Like all other endpoints" counts as this many samples.
+/// The assumption that an endpoint is like all others counts as this many samples.
 const SHRINK: f32 = 8.0;
 
-/// The averages disagree if they differ by more than this many times the noise. The fast one varies
-/// by about 0.3 times the noise, so false alarms are rare.
+/// The averages disagree if they differ by more than this many times the noise. The fast average
+/// varies by about 0.3 times the noise, so false alarms are rare.
 const CHANGED: f32 = 1.2;
 
-/// Bound of the error of one sample, because a stall says little about the next request.
+/// The bound of a sample's error, because a stall says little about the next request.
 const ERROR_MAX: f32 = 2.0;
 
 /// The noise before any data is known, the minimum noise that is assumed, and the number of samples
@@ -100,21 +99,23 @@ const NOISE_PRIOR: f32 = 0.3;
 const NOISE_MIN: f32 = 0.02;
 const NOISE_SAMPLES: f32 = 200.0;
 
-/// Share of the trust sums that each sample keeps, and the squared offset of the prior for full
-/// trust.
+/// The factor by which each sample reduces the sums for the trust, and the squared offset of the
+/// prior, which is full trust.
 const TRUST_KEEP: f32 = 0.995;
 const TRUST_PRIOR: f32 = 0.05;
 
-/// The minimum trust. With 0, no offset would be published, and none could prove true again.
+/// The minimum trust. With a trust of 0, no offset would be published, so none could prove true
+/// again.
 const TRUST_MIN: f32 = 0.2;
 
-/// Share of the persistence sums that each outcome keeps, and the number of pure-noise outcomes in
-/// the prior.
+/// The factor by which each outcome reduces the sums for the persistence, and the number of
+/// outcomes in the prior, which is pure noise.
 const PERSISTENCE_KEEP: f32 = 0.98;
 const PERSISTENCE_PRIOR: f32 = 1.0;
 
-/// The largest share of a lead that is published. Under a steady drift, an average is late by its
-/// memory. This share of the difference between two averages corrects both delays.
+/// The largest share of a lead that is published. Under a steady drift, an average is late in
+/// proportion to its memory. This share of the difference between two averages makes up for the
+/// delay.
 const PERSISTENCE_MAX: f32 = FAST / (FAST - NEWEST);
 
 // === impl OffsetTrust ===
@@ -141,8 +142,8 @@ impl OffsetPersistence {
     }
 
     fn share(self) -> f32 {
-        // The formula uses the error of these outcomes and not `noise`: `noise` averages hundreds
-        // of outcomes, and the first of them came before there was a prediction.
+        // `noise` is not used instead, because it averages hundreds of outcomes, and the first of
+        // them came before there was a prediction.
         let chance = self.errors / self.outcomes.max(1.0);
         (self.products / (self.squares + PERSISTENCE_PRIOR * chance).max(f32::MIN_POSITIVE))
             .clamp(0.0, PERSISTENCE_MAX)
@@ -184,7 +185,7 @@ impl EndpointOffsets {
         );
     }
 
-    /// The share of an offset to apply, [`TRUST_MIN`] to 1.
+    /// Returns the share of an offset to apply, [`TRUST_MIN`] to 1.
     pub(super) fn trust(&self) -> f32 {
         self.trust.share()
     }
@@ -246,7 +247,7 @@ impl EndpointOffsets {
         row.filter(|row| row.count > 0.0 && row.generation == endpoint.generation)
     }
 
-    /// The offset of `endpoint`; the mean of all endpoints if it is unknown.
+    /// Returns the offset of `endpoint`; the mean of all endpoints if it is unknown.
     pub(super) fn of(&self, endpoint: EndpointRef) -> f32 {
         self.row(endpoint)
             .map_or_else(|| self.mean(), |row| row.slow)
@@ -265,7 +266,7 @@ impl EndpointOffsets {
         }
     }
 
-    /// The offset of `endpoint` relative to the mean.
+    /// Returns the offset of `endpoint` relative to the mean of all endpoints.
     pub(super) fn relative(&self, endpoint: EndpointRef) -> f32 {
         (self.of(endpoint) - self.mean()).clamp(*OFFSETS.start(), *OFFSETS.end())
     }
@@ -274,9 +275,9 @@ impl EndpointOffsets {
         self.rows.len()
     }
 
-    /// The generation known at a slot, and its published offset: the trusted share of its
-    /// difference from the mean, plus the persistent share of its lead, plus the shift to the
-    /// median.
+    /// Returns the generation known at a slot, and its published offset. That is the trusted share
+    /// of its difference from the mean, plus the persistent share of its lead, plus the shift to
+    /// the median.
     pub(super) fn published(&self, slot: usize) -> Option<(Generation, f32)> {
         let row = self.rows.get(slot).filter(|row| row.count > 0.0)?;
         let offset = self.trust() * (row.slow - self.mean())

@@ -1,14 +1,14 @@
-//! Tracks the value that a tenth of outcomes exceed: online conformal prediction by quantile
-//! tracking.
+//! Tracks the value that a tenth of outcomes exceed, by quantile tracking (online conformal
+//! prediction).
 //!
-//! A tracked value goes up by nine steps when an outcome is above it and down by one step when it
-//! is not. So in the long run a tenth of outcomes are above, whatever their distribution. The step
-//! size decides the length of that run: large steps follow a drift, but add noise where there is
-//! none. So there are two trackers, and the tracker with the smaller recent loss has more weight.
+//! A tracked value rises by nine steps when an outcome is above it and falls by one step when it is
+//! not. So in the long run a tenth of outcomes are above, whatever their distribution. Large steps
+//! follow a drift sooner, but add noise where there is no drift. So there are two trackers, and the
+//! tracker with the smaller recent loss has more weight.
 //!
 //! Over a short run, the share of outcomes within the value is still random. If no outcome comes
-//! between a pick and its own, the number of outcomes above is known at the next pick. The
-//! integrator of a controller then corrects it (conformal PID control).
+//! between a pick and its own, the number of outcomes above is known at the next pick. Then an
+//! integrator, as in a controller, corrects this number (conformal PID control).
 
 /// The intended share of outcomes within the p90.
 pub(super) const SHARE: f32 = 0.9;
@@ -16,30 +16,30 @@ pub(super) const SHARE: f32 = 0.9;
 /// The intended share of outcomes within the median.
 pub(super) const HALF: f32 = 0.5;
 
-/// Step per outcome as a share of the scale: `GAIN` of the slow tracker and of the median;
-/// `GAIN_FAST` of the fast tracker, if no outcome comes between a pick and its own.
+/// The step for each outcome as a share of the scale. `GAIN` is for the slow tracker and the
+/// median, and `GAIN_FAST` for the fast tracker if no outcome comes between a pick and its own.
 pub(super) const GAIN: f32 = 0.1;
 const GAIN_FAST: f32 = 0.8;
 
-/// Outcomes over which the scale is averaged: `SCALE_OUTCOMES` of the slow tracker;
-/// `SCALE_OUTCOMES_FAST` of the median and of the fast tracker, if no outcome comes in between.
+/// The number of outcomes over which a scale is averaged. `SCALE_OUTCOMES` is for the slow tracker,
+/// and `SCALE_OUTCOMES_FAST` for the median and the fast tracker if no outcome comes in between.
 const SCALE_OUTCOMES: f32 = 100.0;
 pub(super) const SCALE_OUTCOMES_FAST: f32 = 20.0;
 
-/// Outcomes over which losses are averaged.
+/// The number of outcomes over which losses are averaged.
 const LOSS_OUTCOMES: f32 = 100.0;
 
-/// The step for one outcome too many above, as a share of the integrator's scale, during the first
-/// `INTEGRAL_OUTCOMES`. The target is a share of the outcomes, so a longer run may have more
-/// outcomes too many. In a run that is n times as long, the step is therefore divided by n², n at
+/// The integrator's step for each surplus outcome above the p90, as a share of its scale, during
+/// the first `INTEGRAL_OUTCOMES`. The target is a share of the outcomes, so a longer run may have a
+/// larger surplus. In a run n times as long, the step is therefore divided by n², where n is at
 /// most `INTEGRAL_LONGEST`.
 const INTEGRAL_GAIN: f32 = 0.5;
 const INTEGRAL_OUTCOMES: f32 = 300.0;
 const INTEGRAL_LONGEST: f32 = 3.0;
 
-/// The maximum number of outcomes too many, or too few, that are corrected during the first
-/// `INTEGRAL_OUTCOMES`. The maximum is n times as high in a run that is n times as long. A larger
-/// surplus was a change, which the trackers follow, and not an error to compensate.
+/// The maximum surplus or lack of outcomes that is corrected during the first `INTEGRAL_OUTCOMES`.
+/// In a run n times as long it is n times as high. A larger surplus was a change, which the
+/// trackers follow, and not an error to compensate.
 const INTEGRAL_MAX: f32 = 3.0;
 
 /// The scale before any data is known, and the minimum scale. Outcomes that were exact so far may
@@ -47,7 +47,7 @@ const INTEGRAL_MAX: f32 = 3.0;
 const SCALE_PRIOR: f32 = 0.1;
 const SCALE_MIN: f32 = 0.001;
 
-/// A tracked p90, as a logarithm or a difference of logarithms.
+/// A p90 that two trackers follow, as a logarithm or a difference of logarithms.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct P90Tracker {
     slow: QuantileTracker,
@@ -59,21 +59,21 @@ pub(super) struct P90Tracker {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QuantileTracker {
     at: f32,
-    /// Mean absolute distance of outcomes from the value.
+    /// The mean absolute distance of outcomes from the value.
     scale: f32,
 }
 
 /// Corrects for a past surplus or lack of outcomes above the p90 that was predicted for them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CoverageIntegrator {
-    /// The outcomes above, minus a tenth of all.
+    /// The number of outcomes above the p90, minus a tenth of all.
     sum: f32,
     outcomes: f32,
-    /// Mean absolute distance of outcomes from the uncorrected p90.
+    /// The mean absolute distance of outcomes from the uncorrected p90.
     scale: f32,
 }
 
-/// Mean pinball losses of two candidates for a p90, ms.
+/// The mean pinball losses of two candidates for a p90, ms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PinballLosses([f32; 2]);
 
@@ -105,9 +105,9 @@ impl P90Tracker {
         (1.0 - fast) * self.slow.at + fast * self.fast.at
     }
 
-    /// Updates the slow and the fast tracker with one outcome. A value that follows outcomes of
-    /// older predictions too fast oscillates around its target. So the fast tracker gets slower if
-    /// more outcomes come in between.
+    /// Updates the slow and the fast tracker with one outcome. A value oscillates if it follows the
+    /// outcomes of older predictions too fast. So the fast tracker is slower if more outcomes come
+    /// between a pick and its own.
     pub(super) fn outcome(&mut self, LogOutcome { value, base, delay }: LogOutcome) {
         self.losses
             .add(base + value, [base + self.slow.at, base + self.fast.at]);
@@ -123,8 +123,8 @@ impl P90Tracker {
     }
 }
 
-/// The signed step of an outcome for a target `share`: `share` if it is above, `share - 1` if not.
-/// The steps add up to zero if the intended share of outcomes is not above the target.
+/// Returns the signed step for an outcome: `share` if the outcome is above the value, `share - 1`
+/// if not. The steps add up to zero if `share` of the outcomes are within the value.
 fn up(above: bool, share: f32) -> f32 {
     if above { share } else { share - 1.0 }
 }
@@ -162,19 +162,18 @@ impl Default for CoverageIntegrator {
 }
 
 impl CoverageIntegrator {
-    /// The correction, as a logarithm.
+    /// Returns the correction, as a logarithm.
     pub(super) fn at(&self) -> f32 {
         INTEGRAL_GAIN * self.scale * self.sum / (self.longer() * self.longer())
     }
 
-    /// The length of the run as a multiple of `INTEGRAL_OUTCOMES`, 1 to `INTEGRAL_LONGEST`.
+    /// Returns the length of the run as a multiple of `INTEGRAL_OUTCOMES`, 1 to `INTEGRAL_LONGEST`.
     fn longer(&self) -> f32 {
         (self.outcomes / INTEGRAL_OUTCOMES).clamp(1.0, INTEGRAL_LONGEST)
     }
 
     /// Adds an outcome: its distance `off` from the uncorrected p90, and whether it was above the
-    /// p90 predicted for it. `None` means that this prediction is out of date, so there is nothing
-    /// to correct.
+    /// p90 predicted for it. `None` means that this prediction is too old to be corrected.
     pub(super) fn outcome(&mut self, off: f32, above_p90: Option<bool>) {
         self.scale += (off.abs().clamp(SCALE_MIN, 1.0) - self.scale) / SCALE_OUTCOMES_FAST;
         self.outcomes += 1.0;
@@ -196,8 +195,8 @@ impl PinballLosses {
         }
     }
 
-    /// The weight of the second candidate, 0 to 1. Weights are proportional to loss^-`STRICTNESS`,
-    /// so the mix is hardly worse than the better candidate.
+    /// Returns the weight of the second candidate, 0 to 1. Weights are proportional to
+    /// loss^-`STRICTNESS`, so the mix is hardly worse than the better candidate.
     pub(super) fn second_counts(&self) -> f32 {
         const STRICTNESS: f32 = 8.0;
         let [first, second] = self.0;

@@ -1,5 +1,4 @@
-//! The learned state of one of the two times: the current shape, the offsets of endpoints, and the
-//! errors.
+//! What is learned about TTFT or TPOT: the current shape, the offsets of endpoints, and the errors.
 
 use scheduler::latency::shape::LatencyShape;
 use scheduler::latency::step::StepModel;
@@ -17,22 +16,20 @@ use super::window::{LatencyTarget, RequestSample, SAMPLES_MAX};
 #[derive(Clone, Debug)]
 pub(super) struct TargetModel {
     target: LatencyTarget,
-    /// The shape in force.
     pub(super) shape: Option<LatencyShape>,
     pub(super) offsets: EndpointOffsets,
     pub(super) errors: ErrorWindow,
     samples: u32,
-    /// Samples since the last fit.
+    /// The number of samples since the last fit.
     pub(super) fresh: usize,
 }
 
-/// A fit needs at least `FRESH_MIN` new samples, and one new sample in `FRESH_PART` of all, because
-/// it costs some ms of the daemon's time.
+/// A fit takes some ms, so it needs at least `FRESH_MIN` new samples, and one new sample for each
+/// `FRESH_PART` samples.
 pub(super) const FRESH_MIN: usize = 32;
 const FRESH_PART: usize = 8;
 
-/// One in this many of all samples, the newest, chooses the base and the number of trees of a
-/// shape.
+/// The newest 1/`NEWEST_PART` of the samples choose the base and the number of trees of a shape.
 const NEWEST_PART: usize = 4;
 
 /// The age in samples at which the weight of a sample has fallen to 1/e. Older samples say less
@@ -48,10 +45,10 @@ const BEFORE_DRIFT: f32 = 0.1;
 pub(super) struct ShapeCandidate {
     /// The shape, fitted to all samples; `None` if there were too few.
     pub(super) shape: Option<LatencyShape>,
-    /// How much lower the loss on the newest samples is with a new fit that did not use them than
-    /// with the fit in use. The loss is a mean relative error.
+    /// The loss of the current fit on the newest samples, minus that of a new fit that did not use
+    /// them. The loss is a mean relative error.
     pub(super) gain: f32,
-    /// For each sample, the prediction of a fit without that sample's fold, and its error, both as
+    /// For each sample, the prediction of a fit to the other folds, and its error, both as
     /// logarithms.
     pub(super) errors: Vec<(f32, f32)>,
 }
@@ -59,7 +56,7 @@ pub(super) struct ShapeCandidate {
 // === impl TargetModel ===
 
 impl TargetModel {
-    /// A model without samples, or with the result of an earlier run.
+    /// Creates a model without samples, or with the result of an earlier run.
     pub(super) fn new(target: LatencyTarget, earlier: Option<&TargetPredictor>) -> Self {
         let mut errors = ErrorWindow::default();
         if let Some(earlier) = earlier {
@@ -120,8 +117,8 @@ impl TargetModel {
         self.fresh >= FRESH_MIN.max(samples.min(SAMPLES_MAX) / FRESH_PART)
     }
 
-    /// Fits the best candidate. The newest quarter, which is left out of the fit, chooses base and
-    /// trees. The samples since the last fit judge the result.
+    /// Fits the best candidate. The newest quarter of the samples, which is left out of the fit,
+    /// chooses base and trees. The samples since the last fit decide whether the result is better.
     pub(super) fn candidate(
         &self,
         samples: &[RequestSample],
@@ -136,7 +133,7 @@ impl TargetModel {
         let (old, newest) =
             rows.split_at(rows.len() - fresh.max(rows.len() / NEWEST_PART).min(rows.len()));
         if old.len() < FRESH_MIN {
-            // The first fit: there is no shape to compare with.
+            // A first fit has no shape to compare with.
             let enough = rows.len() >= FRESH_MIN && self.shape.is_none();
             return ShapeCandidate {
                 shape: enough.then(|| fit::base(&rows, None)),
@@ -166,7 +163,7 @@ impl TargetModel {
         }
     }
 
-    /// Recomputes the offsets of all endpoints against the shape in force.
+    /// Recomputes the offsets of all endpoints for the current shape.
     pub(super) fn replay(&mut self, samples: &mut [RequestSample], step: &StepModel, delay: f32) {
         let Some(shape) = &self.shape else { return };
         self.offsets = EndpointOffsets::afresh(&self.offsets);
@@ -181,8 +178,8 @@ impl TargetModel {
         }
     }
 
-    /// The predictor to publish. The mean offset of all endpoints is part of the weights of the
-    /// shape, and the difference of an endpoint from the mean is its own offset.
+    /// Returns the predictor to publish. The mean offset of all endpoints is included in the
+    /// weights of its shape, and each endpoint's offset is its difference from that mean.
     pub(super) fn predictor(&self) -> Option<TargetPredictor> {
         let shape = self.shape.as_ref()?;
         let factor = libm::expf(self.offsets.trust() * self.offsets.mean());
@@ -209,7 +206,7 @@ fn terms(target: LatencyTarget, x: &Features) -> [f32; TERMS] {
     }
 }
 
-/// The samples of one time as rows to fit, oldest first, without the differences between endpoints.
+/// Returns the samples as rows to fit, oldest first, without the differences between endpoints.
 /// Rows older than the last `since` get little weight.
 // The casts are exact, because there are only some thousands of samples.
 fn rows(

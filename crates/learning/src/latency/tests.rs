@@ -30,7 +30,7 @@ struct LearnerWorld {
     learner: LatencyLearner,
     model: Option<LatencyModel>,
     now_ms: u64,
-    /// Factors by slot.
+    /// The factor on the times of each slot's engine.
     factors: [f32; ENDPOINTS as usize],
     generations: [u32; ENDPOINTS as usize],
 }
@@ -63,8 +63,8 @@ impl LearnerWorld {
         }
     }
 
-    /// One request at `slot`; returns the relative errors of its prediction (TTFT, TPOT), if there
-    /// was one.
+    /// Sends one request to `slot`. Returns the relative errors of its prediction (TTFT, TPOT), if
+    /// there was one.
     fn request(&mut self, slot: u16) -> Option<(f32, f32)> {
         let at = usize::from(slot);
         let endpoint = endpoint(slot, self.generations[at]);
@@ -90,7 +90,8 @@ impl LearnerWorld {
         })
     }
 
-    /// The two times of such a request at `slot`, with a tenth of noise in both directions.
+    /// Returns the two times of such a request at `slot`, with noise of up to a tenth in both
+    /// directions.
     fn takes(&mut self, slot: u16, conditions: &Conditions) -> (f32, f32) {
         let factor = self.factors[usize::from(slot)];
         let mut noisy = |ms: f32| factor * (0.9 + 0.2 * self.rng.open01()) * ms;
@@ -527,7 +528,7 @@ fn the_largest_model_fits_and_no_word_of_it_is_taken_on_trust() {
     for at in (1..60).filter(|at| trees == 0 || *at < 40) {
         let mut bad = words.clone();
         bad[at] = f32::NAN.to_bits();
-        // NaN in place of a count of trees is refused as too large; a count of samples may be any
+        // NaN as a number of trees is refused as too large, but a number of samples may be any
         // number.
         let read = LatencyModel::from_words(&bad).map(|read| read.words());
         assert!(
@@ -537,7 +538,7 @@ fn the_largest_model_fits_and_no_word_of_it_is_taken_on_trust() {
     }
 }
 
-/// A row that took `log` (a logarithm), with no features.
+/// Returns a row whose time is `log` (a logarithm) and whose features are all 0.
 fn took(log: f32, weight: f32) -> FitRow {
     FitRow {
         x: [0.0; FEATURES_COUNT],
@@ -590,8 +591,8 @@ fn outcomes_that_arrive_at_once_are_followed_at_once_and_late_ones_slowly() {
     assert!(after_a_change(50.0) < 0.08, "{}", after_a_change(50.0));
 }
 
-/// The published offset of an endpoint, mean included, after this many outcomes with `delay` others
-/// before each.
+/// Returns the published offset of an endpoint, mean included, after this many outcomes. Between
+/// each outcome and its pick, `delay` others arrived.
 fn published_after(outcomes: usize, delay: f32, error: impl Fn(usize) -> f32) -> f32 {
     let mut offsets = EndpointOffsets::default();
     for at in 0..outcomes {
@@ -631,13 +632,13 @@ fn an_offset_that_once_proved_wrong_can_prove_true_again() {
     (0..20).for_each(|_| offsets.confirm(endpoint(1, 1), -0.2, 1.5));
     let least = offsets.trust();
     assert!(least < 0.5, "{least}");
-    // The current offset is the trusted share of it.
+    // The current offset is the trusted share of the deviation 1.4.
     (0..30).for_each(|_| offsets.confirm(endpoint(1, 1), 1.4 * offsets.trust(), 1.4));
     assert!(offsets.trust() > 0.9, "{}", offsets.trust());
 }
 
-/// How many of the last 300 of 600 outcomes were within their p90. Each outcome is `step` lower
-/// than the last.
+/// Counts how many of the last 300 of 600 outcomes were within their p90. Each outcome is `step`
+/// lower than the one before.
 fn within_while_falling(step: f32, delay: f32) -> usize {
     let mut ninth = P90Tracker::starting_at(0.0);
     let mut rng = Rng::seeded(7);

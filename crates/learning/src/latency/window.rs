@@ -7,7 +7,7 @@ use scheduler::EndpointRef;
 use scheduler::latency::{Conditions, Prediction};
 use scheduler::sort::sort_by;
 
-/// One of the two learned times.
+/// The two learned times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LatencyTarget {
     Ttft,
@@ -19,34 +19,34 @@ pub(super) enum LatencyTarget {
 pub(super) struct RequestSample {
     pub(super) endpoint: EndpointRef,
     pub(super) conditions: Conditions,
-    /// Logarithms of ms.
+    /// The measured times, as logarithms of ms.
     pub(super) ttft: Option<f32>,
     pub(super) tpot: Option<f32>,
-    /// The offset of its endpoint relative to the mean at that time, as a logarithm.
+    /// The offset of its endpoint at that time, relative to the mean of all endpoints, as a
+    /// logarithm.
     ttft_relative: f32,
     tpot_relative: f32,
     /// Sequence number among all samples.
     number: u64,
 }
 
-/// The stratified window.
 #[derive(Clone, Debug)]
 pub(super) struct SampleWindow {
     strata: [VecDeque<RequestSample>; STRATA],
     next: u64,
 }
 
-/// Upper ends of the classes of waiting requests, and of uncached prompt tokens.
+/// The upper ends of the classes of samples by waiting requests, and by uncached prompt tokens.
+/// Each pair of classes is a stratum.
 const QUEUES: [f32; 4] = [1.0, 4.0, 16.0, 64.0];
 const TOKENS: [f32; 3] = [256.0, 2_048.0, 8_192.0];
 
 const STRATA: usize = (QUEUES.len() + 1) * (TOKENS.len() + 1);
 
-/// Maximum number of samples in a stratum. All strata full take a third of a megabyte, and a fit to
-/// them takes some tens of ms.
+/// The maximum number of samples in a stratum. If all strata are full, they take a third of a
+/// megabyte, and a fit takes some tens of ms.
 const STRATUM_MAX: usize = 150;
 
-/// Maximum samples of all strata.
 pub(super) const SAMPLES_MAX: usize = STRATA * STRATUM_MAX;
 
 // === impl SampleWindow ===
@@ -84,7 +84,6 @@ impl SampleWindow {
         self.strata.iter().map(VecDeque::len).sum()
     }
 
-    /// All samples, oldest first.
     pub(super) fn by_age(&self) -> Vec<RequestSample> {
         let mut samples: Vec<RequestSample> = self.strata.iter().flatten().copied().collect();
         sort_by(&mut samples, |a, b| a.number < b.number);
@@ -105,7 +104,7 @@ impl SampleWindow {
 // === impl LatencyTarget ===
 
 impl LatencyTarget {
-    /// The predicted median and p90, ms.
+    /// Returns the predicted median and p90 of this time, ms.
     pub(super) fn of(self, prediction: &Prediction) -> [f32; 2] {
         match self {
             Self::Ttft => [prediction.ttft_ms, prediction.ttft_p90_ms],
@@ -117,7 +116,7 @@ impl LatencyTarget {
 // === impl RequestSample ===
 
 impl RequestSample {
-    /// `ttft` and `tpot` are logarithms of ms, where known.
+    /// Creates a sample. `ttft` and `tpot` are logarithms of ms, where known.
     pub(super) fn new(
         endpoint: EndpointRef,
         conditions: Conditions,

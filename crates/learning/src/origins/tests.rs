@@ -73,10 +73,16 @@ impl OriginDrill {
     /// Lets `seconds` pass. Each of the origins observes this many requests a second, at engines of
     /// its choice.
     fn run(&mut self, seconds: u64, origins: &[(u64, usize, Factor)]) {
+        self.run_at(seconds, origins, None);
+    }
+
+    /// Like [`Self::run`], with all requests at `engine` if there is one.
+    fn run_at(&mut self, seconds: u64, origins: &[(u64, usize, Factor)], engine: Option<u16>) {
         for _ in 0..seconds {
             for (origin, rate, factor) in origins {
                 for _ in 0..*rate {
-                    let slot = u16::try_from(self.rng.below(4)).unwrap();
+                    let drawn = u16::try_from(self.rng.below(4)).unwrap();
+                    let slot = engine.unwrap_or(drawn);
                     let row = self.row(slot, factor(slot));
                     let _ = self.learner.observe_of(*origin, &row, None);
                 }
@@ -86,7 +92,7 @@ impl OriginDrill {
         }
     }
 
-    /// A request whose reply was not streamed.
+    /// Observes one request a second whose reply is not streamed, so the observation has no times.
     fn run_without_times(&mut self, seconds: u64, origin: u64) {
         for _ in 0..seconds {
             let row = Observation {
@@ -110,7 +116,7 @@ impl OriginDrill {
         (0..4).map(|slot| model.speed(engine(slot))).collect()
     }
 
-    /// How far the model is off, as a factor.
+    /// Returns the factor by which the model is wrong.
     fn off(&mut self) -> f32 {
         let model = self.model();
         let pairs = [
@@ -131,7 +137,7 @@ impl OriginDrill {
         off.into_iter().fold(1.0, f32::max)
     }
 
-    /// The longest time of an engine as a multiple of the shortest.
+    /// Returns the longest learned time of an engine as a multiple of the shortest.
     fn spread(&mut self) -> f32 {
         let speeds = self.speeds();
         let all = || {
@@ -148,6 +154,8 @@ const SLOW_2: Factor = |slot| if slot == 2 { 2.0 } else { 1.0 };
 /// The lie that engine 3 is fast and the others are slow.
 const LIE: Factor = |slot| if slot == 3 { 0.05 } else { 20.0 };
 const LIE_OF_ALL: Factor = |_| 30.0;
+/// The lie that all engines except one are slow. It says the truth about that one.
+const LIE_EXCEPT_3: Factor = |slot| if slot == 3 { 1.0 } else { 5.0 };
 const LIE_IN_TOLERANCE: Factor = |slot| if slot == 3 { 0.7 } else { 1.4 };
 
 const HONEST: [(u64, usize, Factor); 3] = [(1, 10, EQUAL), (2, 10, EQUAL), (3, 10, EQUAL)];
@@ -252,6 +260,17 @@ fn what_a_liar_taught_alone_is_forgotten_within_30_s_of_its_silence() {
     let prior = StepModel::default();
     assert_eq!(model.prefill(), prior.prefill());
     assert_eq!(model.decode(), prior.decode());
+}
+
+/// The other origins send all requests to the engine that the liar praised. So none of them
+/// observes that the other engines are as fast.
+#[test]
+fn a_lie_about_engines_that_get_no_requests_is_forgotten_within_30_s() {
+    let mut drill = OriginDrill::new();
+    drill.run(10, &[(LIAR, 100, LIE_EXCEPT_3)]);
+    assert!(drill.spread() > 3.0, "{:?}", drill.speeds());
+    drill.run_at(30, &HONEST, Some(3));
+    assert!(drill.spread() < 1.25, "{:?}", drill.speeds());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The replicas with which a steady load rarely waits.
+//! Computes how many replicas a steady load needs so that its requests rarely wait.
 
 /// The share of requests that may wait longer than the SLO's wait.
 const LATE_SHARE: f64 = 0.05;
@@ -6,9 +6,9 @@ const LATE_SHARE: f64 = 0.05;
 /// The maximum utilization of the replicas in a large group. Full replicas have no room for bursts.
 pub(super) const UTILIZATION_MAX: f64 = 0.95;
 
-/// The number of replicas for a demand of `busy` replicas, so that at most [`LATE_SHARE`] of the
-/// requests wait longer than `wait_s`. One request keeps a replica busy for `request_s`. The result
-/// is at least `busy / 0.95`.
+/// Returns the number of replicas with which at most [`LATE_SHARE`] of the requests wait longer
+/// than `wait_s`, if the requests keep `busy` replicas busy. One request keeps a replica busy for
+/// `request_s`. The result is at least `busy / 0.95`.
 ///
 /// Replicas that share a picker are the servers of one M/M/N queue, in which
 /// `P(wait > w) = C exp(-(N - d) w / s)` with demand `d`. The probability of any wait is
@@ -18,9 +18,10 @@ pub(super) const UTILIZATION_MAX: f64 = 0.95;
 /// or one less if the wait is short compared with a request.
 #[must_use]
 pub fn staffed(busy: f64, wait_s: f64, request_s: f64) -> f64 {
-    /// With this many deviations to spare, fewer than [`LATE_SHARE`] of the requests wait at all.
+    /// The largest `b` that the formula of this function needs. With it, fewer than [`LATE_SHARE`]
+    /// of the requests wait at all.
     const DEVIATIONS_MAX: f64 = 2.0;
-    /// The number of bisections of the range: the digits of a float.
+    /// The number of bisections of the range: enough for all digits of a float.
     const BISECTIONS: usize = 50;
     let least = busy / UTILIZATION_MAX;
     let mut low = busy;
@@ -41,7 +42,7 @@ pub fn staffed(busy: f64, wait_s: f64, request_s: f64) -> f64 {
     high.max(least)
 }
 
-/// The probability of any wait with this many deviations of the busy replicas to spare.
+/// Returns the probability `C` of any wait, where `deviations` is the b of the formula.
 fn waits(deviations: f64) -> f64 {
     let density = libm::exp(-deviations * deviations / 2.0) / (2.0 * std::f64::consts::PI).sqrt();
     let below = f64::midpoint(1.0, libm::erf(deviations / std::f64::consts::SQRT_2));
@@ -54,7 +55,7 @@ mod tests {
 
     use super::*;
 
-    /// The probability that a request waits longer than `wait_s`, by Erlang's formula C.
+    /// Returns the probability that a request waits longer than `wait_s`, by Erlang's formula C.
     fn late(busy: f64, replicas: u32, wait_s: f64, request_s: f64) -> f64 {
         let blocked = (1..=replicas).fold(1.0, |blocked, n| {
             busy * blocked / (f64::from(n) + busy * blocked)

@@ -1,4 +1,4 @@
-//! The mean of the requests that arrive, from counters that only grow.
+//! Computes the mean of the requests that arrive, from counters that only grow.
 
 use std::collections::VecDeque;
 
@@ -10,15 +10,12 @@ const SAMPLES_MAX: usize = 128;
 /// Counts since a fixed start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrafficTotals {
-    /// Requests picked.
     pub picked: f64,
     /// Requests that ended with a reported usage.
     pub ended: f64,
-    /// Prompt tokens of the ended requests.
     pub prompt_tokens: f64,
     /// Cached prompt tokens of the ended requests.
     pub cached_tokens: f64,
-    /// Output tokens of the ended requests.
     pub output_tokens: f64,
 }
 
@@ -32,10 +29,10 @@ pub struct TrafficWindow {
 // === impl TrafficWindow ===
 
 impl TrafficWindow {
-    /// The window for means. The window has enough requests that lengths average out.
+    /// The length of the window for means, in seconds: enough requests that lengths average out.
     pub const LONG_S: f64 = 60.0;
 
-    /// The window that notices a burst.
+    /// The length of the window that notices a burst, in seconds.
     pub const SHORT_S: f64 = 20.0;
 
     /// The minimum number of ended requests in the window for a mean. With fewer, the mean is over
@@ -59,8 +56,9 @@ impl TrafficWindow {
         }
     }
 
-    /// The mean of the requests in the window. The rate is the higher one of the whole window and
-    /// of its newest part. `output_tokens` is the mean output if no request has ended yet.
+    /// Returns the mean of the requests in the window. The rate is that of the whole window or of
+    /// its newest part, whichever is higher. `output_tokens` is the mean output if no request has
+    /// ended yet.
     pub fn mix(&self, output_tokens: f64) -> RequestMix {
         let Some((_, newest)) = self.samples.back() else {
             return RequestMix {
@@ -98,7 +96,7 @@ impl TrafficWindow {
             .is_some_and(|((first, _), (last, _))| last - first >= Self::SHORT_S)
     }
 
-    /// Requests picked per second, over the samples of the last `seconds`.
+    /// Returns the requests picked per second, over the samples of the last `seconds`.
     fn rate(&self, seconds: f64) -> f64 {
         let Some((now, newest)) = self.samples.back() else {
             return 0.0;

@@ -8,20 +8,20 @@ use super::narrow;
 use super::speed::{SpeedEvidence, SpeedNoise};
 use crate::least_squares::solve;
 
-/// Least squares of a time that is linear in three inputs.
+/// The least squares fit of a time that is linear in three inputs.
 #[derive(Clone, Debug)]
 pub(super) struct LeastSquaresFit {
     prior: [f64; 3],
-    /// Share of the sums that each sample keeps.
+    /// The factor by which each new sample reduces the sums.
     keep: f64,
     /// Weights as multiples of the prior.
     theta: [f64; 3],
-    /// Samples before the newest.
+    /// The sums over the samples before `newest`.
     sums: FitSums,
     /// The newest samples, oldest first, at most [`NEWEST_SAMPLES`].
     newest: VecDeque<FitSample>,
-    /// Samples by the powers of two between which their inputs lie. Endpoints are compared within
-    /// these groups.
+    /// Groups of samples whose inputs lie between the same powers of two. Endpoints are compared
+    /// within each group.
     alike: BTreeMap<[u64; 2], SimilarSamples>,
     samples: u64,
     noise: SpeedNoise,
@@ -37,46 +37,47 @@ struct FitSample {
 /// Sums over samples, with the weight that the fit gave each.
 #[derive(Clone, Copy, Debug, Default)]
 struct FitSums {
-    /// Products of inputs, inputs times observed time (all relative to the expected time), and the
-    /// number of samples.
+    /// Sums of the products of inputs, of inputs times observed time (all relative to the expected
+    /// time), and the number of samples.
     normal: [[f64; 3]; 3],
     seen: [f64; 3],
     count: f64,
-    /// Sums of observed times and of times by the prior; their ratio is the common scale.
+    /// Sums of observed times and of the times that the prior gives. Their ratio is the common
+    /// scale.
     observed_ms: f64,
     prior_ms: f64,
 }
 
 /// Sums over samples with similar inputs: the time of an average endpoint, and the prior's terms.
-/// The terms times the current weights give the time that the fit expects.
+/// The sum of these terms times the current weights is the time that the fit expects.
 #[derive(Clone, Copy, Debug, Default)]
 struct SimilarSamples {
     average_ms: f64,
     terms: [f64; 3],
-    /// Number of samples of the fit when a sample was last added to this group.
+    /// The fit's number of samples when one was last added to this group.
     at: u64,
 }
 
-/// The number of samples that the common scale counts as, for each weight.
+/// For each weight, the common scale counts as this many samples.
 const RIDGE_SAMPLES: f64 = 2.0;
 
-/// Samples of the pool needed before endpoints are compared.
+/// The number of samples that the pool needs before endpoints are compared.
 const SPEEDS_FROM_SAMPLES: u64 = 16;
 
-/// A sample is clipped at this many times the expected time plus this many ms, because a longer one
-/// was not only a step.
+/// A sample is clipped at this many times the expected time plus [`CLIP_MORE_MS`], because a longer
+/// time was not that of a step alone.
 const CLIP_TIMES: f64 = 4.0;
 const CLIP_MORE_MS: f64 = 20.0;
 
-/// Each fit weighs and clips this many of the newest samples again, by the present expectation.
-/// Older samples keep their weight. So a first sample that is far off does not decide how much the
-/// next thousand samples count. In tests, 16 and 64 work equally well, and 8 does not.
+/// Each fit weighs and clips this many of the newest samples again, by the time that it expects
+/// now. Older samples keep their weight. So a first sample that is far off does not decide how much
+/// the next thousand samples count. In tests, 16 and 64 work equally well, and 8 does not.
 const NEWEST_SAMPLES: usize = 32;
 
 /// The number of rounds of weighing and fitting for each sample.
 const FIT_ROUNDS: usize = 2;
 
-/// The number of rounds of coordinate descent. Three weights converge in far fewer.
+/// The number of rounds of coordinate descent. Three weights converge in far fewer rounds.
 const SWEEPS: usize = 20;
 
 // === impl LeastSquaresFit ===
@@ -101,7 +102,7 @@ impl LeastSquaresFit {
         [w0 * t0, w1 * t1, w2 * t2].map(narrow)
     }
 
-    /// The prior's terms for these inputs, in ms. The terms are never all zero.
+    /// Returns the prior's terms for these inputs, in ms. They are never all zero.
     fn terms(&self, inputs: &[f64; 3]) -> [f64; 3] {
         let [w0, w1, w2] = self.prior;
         let [x0, x1, x2] = *inputs;
@@ -112,15 +113,15 @@ impl LeastSquaresFit {
         dot(&self.terms(inputs), &self.theta).max(1e-6)
     }
 
-    /// The speed of an endpoint in a pool with this evidence, in the valid range.
+    /// Returns the speed of an endpoint with this evidence, limited to the valid range.
     pub(super) fn speed(&self, endpoint: SpeedEvidence, pool: SpeedEvidence) -> f64 {
         endpoint
             .speed(pool, self.noise)
             .clamp(f64::from(*SPEEDS.start()), f64::from(*SPEEDS.end()))
     }
 
-    /// The logarithm of the ratio between this time and the time of an average endpoint for similar
-    /// inputs.
+    /// Returns the logarithm of the ratio between this time and the time of an average endpoint for
+    /// similar inputs.
     pub(super) fn log_of(&self, inputs: &[f64; 3], seen_ms: f32) -> f64 {
         let [_, one, other] = *inputs;
         let alike = self.alike.get(&[one, other].map(octave));
@@ -133,7 +134,7 @@ impl LeastSquaresFit {
         libm::log(f64::from(seen_ms) / expected_ms)
     }
 
-    /// The time of an average endpoint for these inputs, by similar samples, ms.
+    /// Returns the time of an average endpoint for these inputs, in ms, by similar samples.
     fn average_ms(&self, alike: &SimilarSamples, inputs: &[f64; 3]) -> f64 {
         alike.average_ms * dot(&self.terms(inputs), &self.theta) / dot(&alike.terms, &self.theta)
     }
@@ -199,7 +200,8 @@ impl LeastSquaresFit {
         alike.at = self.samples;
     }
 
-    /// The scale of the prior for which half of the newest samples are above, and half below.
+    /// Returns the factor for the prior with which half of the newest samples are above it and half
+    /// below.
     fn median_scale(&self) -> f64 {
         let mut scales: Vec<f64> = self
             .newest
@@ -231,8 +233,8 @@ impl LeastSquaresFit {
         sums
     }
 
-    /// Coordinate descent: each weight is chosen as the best one for the given others, and is not
-    /// negative.
+    /// Fits the weights to `sums` by coordinate descent: each is the best non-negative weight for
+    /// the given others.
     fn solve(&mut self, sums: &FitSums) {
         let scale = sums.observed_ms / sums.prior_ms;
         let pull = |own: f64| ((RIDGE_SAMPLES * own / sums.count).max(1e-9), scale);
@@ -240,12 +242,13 @@ impl LeastSquaresFit {
     }
 }
 
-/// The observed time, limited to the longest that may be only a step if `expected_ms` was expected.
+/// Limits the observed time to the longest that a step alone may take if `expected_ms` was
+/// expected.
 fn clip(seen_ms: f64, expected_ms: f64) -> f64 {
     seen_ms.min(CLIP_TIMES * expected_ms + CLIP_MORE_MS)
 }
 
-/// The octave of an input: the exponent of the power of two below it.
+/// Returns the exponent of the largest power of two that is not above `1 + input`.
 fn octave(input: f64) -> u64 {
     (1.0 + input).to_bits() >> (f64::MANTISSA_DIGITS - 1)
 }

@@ -1,7 +1,7 @@
-//! How much longer one endpoint takes than the other endpoints. The speed is a mean of comparisons
-//! whose evidence fades while the endpoint is idle.
+//! The speed of an endpoint: its times as a multiple of other endpoints' times. The speed is a mean
+//! of comparisons, whose evidence fades while the endpoint is idle.
 //!
-//! Each comparison is the logarithm of an observed time over the time that an average endpoint
+//! Each comparison is a logarithm: of an observed time divided by the time that an average endpoint
 //! takes for similar inputs. The mean of an endpoint is compared with the mean of the pool. Only
 //! the part of the difference that chance does not explain is published. New samples replace old
 //! samples. Without samples, evidence halves every [`HALF_LIFE_MS`]: uncertainty grows until
@@ -27,33 +27,35 @@ pub(super) struct SpeedNoise {
     squares: f64,
 }
 
-/// Time in which the evidence of an idle endpoint halves, ms. The aim is 30 s from the last sample
-/// to the next try. Nothing fades in the first [`IDLE_MS`] of these 30 s. An endpoint that was
-/// learned as 1.9 times slower counts as average when the evidence of 0.6 of [`MEMORY_SAMPLES`] is
-/// left. For 3 times it is 0.4, and for 10 times 0.2 (if noise is least). Until then 6 to 7
-/// half-lives pass.
+/// Time in which the evidence of an idle endpoint halves, ms. The aim is that a slow endpoint is
+/// tried again 30 s after its last sample. In the first [`IDLE_MS`] of these 30 s, nothing fades.
+/// An endpoint that was learned as 1.9 times slower counts as average when evidence worth 0.6
+/// samples of [`MEMORY_SAMPLES`] is left. For 3 times slower it is 0.4 samples, and for 10 times
+/// 0.2 (with the least noise). Until then 6 to 7 half-lives pass.
 const HALF_LIFE_MS: f64 = 3_000.0;
 
 /// Time since the last sample after which evidence begins to fade, ms. With this time, the evidence
-/// of a slow endpoint with one sample in three seconds hardly fades, and its samples correct it.
-/// With 1 s, requests of long conversations took 3 % longer on engines with a speed ratio of two.
+/// of a slow endpoint with one sample in three seconds hardly fades, and its samples correct it. In
+/// simulations with 1 s, requests of long conversations took 3 % longer on engines with a speed
+/// ratio of two.
 pub(super) const IDLE_MS: u64 = 10_000;
 
 /// The number of samples that the mean of an endpoint remembers while no sample is [`SURPRISING`].
-/// With a noise of 0.3, equal endpoints then differ by less than 11 %. With half as many, chance
-/// and the busy moments of a machine look like speeds.
+/// With a noise of 0.3, equal endpoints then differ by less than 11 %. With half as many samples,
+/// chance and the busy moments of a machine look like speeds.
 const MEMORY_SAMPLES: f64 = 32.0;
 
-/// Share of the evidence that is kept after a sample that cannot be compared because its time has
-/// another reason. The endpoint is in use, so nothing fades with time, but it may have changed.
+/// The share of the evidence that is kept after a sample that cannot be compared
+/// ([`Comparison::Incomparable`](super::Comparison)). Evidence does not fade with time while an
+/// endpoint is in use, but the endpoint may have changed.
 const UNCOMPARED_KEEP: f64 = 0.997;
 
 /// The assumption that an endpoint is as fast as the other endpoints weighs as much as this many
-/// samples. With one, the speed moves by half of the difference of a single sample.
+/// samples. With the value 1, a single sample moves the speed by half of its difference.
 const SHRINK_SAMPLES: f64 = 1.0;
 
 /// The number of standard errors by which an endpoint must differ from the pool before any
-/// difference is published. A difference by chance is larger in one of 20 cases.
+/// difference is published. By chance alone, the difference is larger in one of 20 cases.
 const STANDARD_ERRORS: f64 = 2.0;
 
 /// Standard deviation of a comparison, as a logarithm: the prior, and the minimum that is assumed.
@@ -64,13 +66,13 @@ const STANDARD_ERRORS: f64 = 2.0;
 const NOISE_PRIOR: f64 = 0.3;
 const NOISE_MIN: f64 = 0.1;
 
-/// The number of samples over which the noise is averaged, and the number that the prior counts as.
+/// The number of samples over which the noise is averaged, and as which its prior counts.
 const NOISE_SAMPLES: f64 = 256.0;
 const NOISE_PRIOR_SAMPLES: f64 = 16.0;
 
-/// A sample further from the mean than this many standard deviations (by chance one in 370) is a
-/// sign that the endpoint has changed. Then the weight of earlier evidence is halved. So a change
-/// is learned from some five samples, instead of [`MEMORY_SAMPLES`].
+/// A sample that is further from the mean than this many standard deviations (by chance one in 370)
+/// suggests that the endpoint has changed. Then the weight of earlier evidence is halved. So a
+/// change is learned from some five samples, instead of [`MEMORY_SAMPLES`].
 const SURPRISING: f64 = 3.0;
 const SURPRISED_KEEP: f64 = 0.5;
 
@@ -82,7 +84,7 @@ const SURPRISE_MAX: f64 = std::f64::consts::LN_2;
 // === impl SpeedEvidence ===
 
 impl SpeedEvidence {
-    /// The evidence of all these endpoints.
+    /// Returns the evidence of all these endpoints together.
     pub(super) fn from_endpoints(endpoints: impl Iterator<Item = Self>) -> Self {
         endpoints.fold(Self::default(), |all, one| Self {
             weight: all.weight + one.weight,
@@ -124,7 +126,8 @@ impl SpeedEvidence {
             pool.mean()
         };
         let surprise = libm::log(observed_ms / expected_ms) - known;
-        // The mean of `samples` itself has an error of its share of the noise.
+        // The variance of `surprise` is that of a sample plus that of the mean, which is 1 /
+        // `samples` of it.
         let share = samples / (samples + 1.0);
         let is_surprising =
             share * surprise * surprise > SURPRISING * SURPRISING * noise.variance();
@@ -140,19 +143,19 @@ impl SpeedEvidence {
         self.squares += expected_ms * expected_ms;
     }
 
-    /// The time of this endpoint as a multiple of the time of the pool. The result is exactly 1 if
-    /// chance explains the difference. The published part of the difference grows without a jump,
-    /// from nothing just beyond chance to nearly all of a large difference: 94 % of a difference
-    /// that is twice as large as chance. (The positive-part estimator of James and Stein, which
-    /// does not square the quotient, publishes 75 % of that difference. With it, requests took 4 %
-    /// longer on engines with a speed ratio of two.)
+    /// Returns the time of this endpoint as a multiple of the time of the pool. The result is
+    /// exactly 1 if chance explains the difference. The published part of the difference grows
+    /// without a jump, from nothing just beyond chance to nearly all of a large difference: 94 % of
+    /// a difference that is twice as large as chance. (The positive-part estimator of James and
+    /// Stein, which does not square the quotient, publishes 75 % of that difference. With it,
+    /// requests took 4 % longer on engines with a speed ratio of two.)
     pub(super) fn speed(self, pool: Self, noise: SpeedNoise) -> f64 {
         let samples = self.samples();
         let difference = (self.mean() - pool.mean()) * samples / (samples + SHRINK_SAMPLES);
         let chance = STANDARD_ERRORS * STANDARD_ERRORS * noise.variance() / samples;
         let by_chance = chance / (difference * difference);
         let share = 1.0 - by_chance * by_chance;
-        // False for NaN, which means that there are no samples.
+        // `share` is NaN if there are no samples, and then this is false.
         if share > 0.0 {
             libm::exp(share * difference)
         } else {
@@ -160,7 +163,7 @@ impl SpeedEvidence {
         }
     }
 
-    /// The number of samples of equal weight with the same evidence.
+    /// Returns the number of samples of equal weight that would be the same evidence.
     fn samples(self) -> f64 {
         if self.squares > 0.0 {
             self.weight * self.weight / self.squares

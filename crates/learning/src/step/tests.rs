@@ -9,8 +9,8 @@ fn endpoint(slot: u16, generation: u32) -> EndpointRef {
     }
 }
 
-/// Samples of engines with the costs of `truth`, each `factor(slot)` times as long, with a tenth of
-/// noise.
+/// Returns a learner with samples from engines that take `factor(slot)` times the times of `truth`,
+/// with a tenth of noise.
 fn taught(
     learner: &mut StepLearner,
     truth: &StepModel,
@@ -68,7 +68,7 @@ fn off(model: &StepModel, truth: &StepModel) -> f32 {
         .fold(0.0, f32::max)
 }
 
-/// Llama-3.1-8B on an H100, from kernel measurements.
+/// Returns the step model of Llama-3.1-8B on an H100, from kernel measurements.
 fn h100() -> StepModel {
     StepModel::from_parts([9.6, 0.0168, 5.46e-7], [7.07, 0.00745, 4.31e-5], 200.0)
 }
@@ -149,7 +149,7 @@ fn an_endpoint_that_alone_gets_a_kind_of_prompt_is_not_faster_for_it() {
         };
         assert!(learner.first_token(endpoint(slot, 1), &sample, queued));
     };
-    // An engine that takes 150 ms for every request. First short prompts everywhere, most of them
+    // The engines take 150 ms for every request. First they all get short prompts, most of them
     // beside others.
     for round in 0..500_u16 {
         let alone = round % 80 < 8;
@@ -321,13 +321,13 @@ impl LearnedPool {
         }
     }
 
-    /// A random factor. The sum of four uniform numbers is nearly normal.
+    /// Returns a random factor. The sum of four uniform numbers is nearly normal.
     fn chance(&mut self) -> f32 {
         let sum: f32 = (0..4).map(|_| self.rng.open01()).sum();
         libm::expf(self.noise * 1.732 * (sum - 2.0))
     }
 
-    /// One second with so many samples of each engine, in random order.
+    /// Plays one second with this many samples of each engine, in random order.
     fn second(&mut self, mut samples: [usize; 3]) {
         while samples.iter().any(|&left| left > 0) {
             let slot = self.rng.below(3);
@@ -375,7 +375,7 @@ impl LearnedPool {
         [prefill / first_prefill, decode / first_decode]
     }
 
-    /// The largest ratio of two engines' speeds.
+    /// Returns the largest ratio of two engines' speeds.
     fn spread(&self) -> f32 {
         let model = self.learner.model();
         let speeds = [0, 1, 2].map(|slot| model.speed(endpoint(slot, 1)));
@@ -462,7 +462,7 @@ fn equal_endpoints_hardly_differ_by_chance() {
     for seed in 0..10 {
         let mut pool = LearnedPool::new(seed, 0.3);
         for second in 0..120 {
-            // The machine of one or two of them is busy for two seconds.
+            // The machine of one or two engines is busy for two seconds.
             if second % 2 == 0 {
                 pool.factors =
                     std::array::from_fn(|_| if pool.rng.below(3) == 0 { 1.3 } else { 1.0 });

@@ -1,9 +1,9 @@
-//! Records which endpoints lately accepted a kind of request: an API with a model, or the same with
-//! these client credentials.
+//! Records which endpoints lately accepted a kind of request. A kind is an API and a model, or an
+//! API, a model and a client's credentials.
 //!
 //! A refusal shows that request and engine do not fit, but not which of them is wrong. So a refusal
 //! counts against an endpoint only if another endpoint recently accepted the same kind. A client
-//! without a recent success is one witness, however many of its requests fail
+//! without a recent success counts as one failure, however many of its requests fail
 //! ([`super::verdicts`]).
 
 use scheduler::EndpointRef;
@@ -11,11 +11,11 @@ use scheduler::EndpointRef;
 use scheduler::Timestamp;
 
 /// The maximum number of kinds of requests. Beyond it, the kind that was accepted least recently is
-/// dropped. If the client already has half of the kinds, the dropped kind is one of its own. A pool
+/// dropped. If the client already has half of the kinds, one of its own is dropped. A pool usually
 /// serves a few models, to some clients at a time.
 const KINDS_MAX: usize = 256;
 
-/// How long an acceptance proves that a kind of request is valid, ms.
+/// How long an acceptance proves that a kind of request is valid, in ms.
 const LATELY_MS: u64 = 60_000;
 
 /// Kinds of requests, each with the last two endpoints that accepted it.

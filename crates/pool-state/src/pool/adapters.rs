@@ -1,22 +1,22 @@
 //! Estimates which LoRA adapters each endpoint has in GPU memory, from the models of its past
 //! requests.
 //!
-//! An engine reports the adapters in use, but not those that it keeps loaded. Like an engine, a row
-//! keeps the most recently used models. An adapter that no longer fits counts as evicted. If the
-//! engine names its base model, requests for that model need no adapter and take no place.
+//! An engine reports the adapters in use, but not those that it keeps loaded. Like an engine, the
+//! row of an endpoint keeps the most recently used models. An adapter that no longer fits counts as
+//! evicted. If the engine names its base model, requests for that model need no adapter and take no
+//! memory.
 //!
 //! Other workers and proxies learn the model of a request from a placement whose only block is a
-//! *model mark*. Its upper 32 bits are the constant [`MODEL_MARK`], and its lower 32 bits are a
-//! hash of the model name. So models travel the same way as prompts, and need no message of their
-//! own. The constant distinguishes a mark from the hash of a prompt block. One hash in 4 billion
-//! has the same upper half. A prompt of a single block with such a hash counts as a model. In that
-//! case the prefix index does not get that block, and the row has one useless entry.
+//! *model mark*. A mark's upper 32 bits are the constant [`MODEL_MARK`], and its lower 32 bits are
+//! a hash of the model name. So models are published like prompts, without a message of their own.
+//! The constant distinguishes a mark from the hash of a prompt block. One hash in 4 billion has the
+//! same upper half. A prompt of a single block with such a hash counts as a model. Then the prefix
+//! index does not get that block, and the endpoint's row has one useless entry.
 
 use scheduler::{AdapterRoom, EndpointIndex, EndpointTable, name_hash};
 
-/// The maximum number of adapters remembered for an endpoint. Engines have far fewer places. At
-/// most half of the places are for adapters that only other proxies reported, because they may be
-/// made up.
+/// The maximum number of adapters remembered for an endpoint. Engines keep far fewer. At most half
+/// of the remembered ones were reported only by other proxies, because such reports may be made up.
 const ADAPTERS_MAX: usize = 64;
 
 /// The upper half of a model mark: "LoRA" in ASCII.
@@ -31,14 +31,14 @@ pub(super) struct AdapterTable {
     requests: u64,
 }
 
-/// The models of an endpoint's requests, least recently used first.
+/// The models of one endpoint's requests, the least recently used first.
 #[derive(Debug, Default)]
 struct EndpointAdapters(Vec<UsedAdapter>);
 
 #[derive(Clone, Copy, Debug)]
 struct UsedAdapter {
     mark: u64,
-    /// The number of its last request.
+    /// The number of the last request for this model.
     used: u64,
     /// Whether only other proxies reported requests for it.
     from_peer: bool,
@@ -93,8 +93,8 @@ impl AdapterTable {
         });
     }
 
-    /// Writes into `rooms` which endpoints have room for the adapter. Writes nothing if there are
-    /// no adapters.
+    /// Writes into `rooms` which endpoints have room for the request's adapter. Writes nothing if
+    /// there are no adapters.
     pub(super) fn find_rooms(
         &self,
         endpoints: &EndpointTable,

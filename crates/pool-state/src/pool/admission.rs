@@ -9,7 +9,7 @@ use super::{LedgerHold, ManagedPool, Plan, RecordedPick};
 use crate::queues::{ClaimedEntry, FlowArrival, FlowOutcome, QueuedTicket, SentFlow, Waiting};
 use crate::refusal::PickRefusal;
 
-/// The result for a request that arrives.
+/// The decision on a request that arrives or is queued.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -24,10 +24,10 @@ pub enum FlowAdmission {
     Wait(QueuedTicket),
 }
 
-/// The room of a queued request that has left its queue. Its load is already in the ledger. The
-/// host publishes that load and then writes the order of all VMs, so a reader of the order also
-/// sees the load. If no other VM wrote first, the host redeems the claim. Otherwise the host gives
-/// the claim back.
+/// The room at an endpoint that a queued request tries to take. The request has left its queue, and
+/// its load is already in the ledger. The host publishes that load and then writes the order of all
+/// VMs' requests, so a reader of the order also sees the load. If no other VM wrote first, the host
+/// redeems the claim. Otherwise the host gives the claim back.
 #[derive(Debug)]
 #[must_use = "the request is in no queue"]
 pub struct Claim {
@@ -42,7 +42,7 @@ pub struct Claim {
 enum NoRoom {
     /// The endpoint has no room for any request of the band.
     Full,
-    /// The endpoint may have room for a smaller request.
+    /// The endpoint has no room for this request, but may have room for a smaller one.
     TooLarge,
     /// The room is left to an older request, or to another proxy.
     Left,
@@ -65,7 +65,8 @@ impl ManagedPool {
         if self.flow_control().is_none() {
             return planned.map(FlowAdmission::Go);
         }
-        // While VMs share an order, each request waits first, if only for a short time.
+        // While VMs share an order of queued requests, each request is queued first, often only for
+        // a moment.
         let is_shared = self.queues.is_shared();
         let is_tried = is_shared || self.queues.may_pass(request.priority, now);
         let mut no_room = None;
@@ -124,8 +125,8 @@ impl ManagedPool {
         match no_room {
             Some((endpoint, NoRoom::Full)) => {
                 self.found_no_room(&ticket, endpoint, NoRoom::Full, now);
-                // A VM that made room since the last look may not know that this VM holds a
-                // request.
+                // Another VM may have made room since this VM last looked, without knowing that
+                // this VM holds a request.
                 if self.queues.is_shared() {
                     self.queues.room_freed(endpoint);
                 }
@@ -139,7 +140,7 @@ impl ManagedPool {
         Ok((ticket, is_near))
     }
 
-    /// Whether requests wait while no endpoint of the pool is ready, as in a pool that scales from
+    /// Whether requests wait while the pool has no ready endpoint, as in a pool that scales from
     /// zero.
     fn waits_for_first(&self) -> bool {
         self.flow_control()
@@ -160,7 +161,7 @@ impl ManagedPool {
     }
 
     /// Decides whether a queued request, with its plan, may go now. While other VMs serve requests
-    /// ([`FlowQueues::has_flow_peers`]), the order decides this.
+    /// ([`FlowQueues::has_flow_peers`]), the shared order of queued requests decides this.
     ///
     /// # Errors
     /// Returns the reason why the request is refused. After that it is no longer queued.
@@ -243,7 +244,7 @@ impl ManagedPool {
             self.discard(plan);
             return Ok(FlowAdmission::Wait(ticket));
         };
-        // No room is left, so others need not try.
+        // The endpoint has no room left, so other requests need not try it.
         if self.is_full(plan.endpoint, limits, now) {
             self.queues.endpoint_full(plan.endpoint, request.priority);
         }
@@ -272,7 +273,7 @@ impl ManagedPool {
         } = claim;
         self.queues.claimed(&ticket, &entry, now);
         self.watch(&mut picked.hold, Some(ticket.number));
-        // The load was published with the claim. Since then, the placement and the probe are new.
+        // The load was published with the claim, but the placement and a possible probe were not.
         self.ledger.changes += 1;
         self.record(plan, picked, request, now)
     }
@@ -285,8 +286,8 @@ impl ManagedPool {
         claim.ticket
     }
 
-    /// Records that a request is sent. With eviction, it may be given up until its first byte.
-    /// `number` is the request's number, if it was queued.
+    /// Records that a request is sent. With eviction, the pool may give the request up until its
+    /// first response byte. `number` is the request's number, if it was queued.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn watch(&mut self, hold: &mut LedgerHold, number: Option<u64>) {
         let charge = hold
@@ -317,7 +318,7 @@ impl ManagedPool {
     }
 
     /// Looks for room where the plan sends a request. `number` is the request's number, if it is
-    /// queued. Returns the limits that leave the room.
+    /// queued. Returns the limits within which there is room.
     #[inline(never)] // several callers, and the wasm module should be small
     fn find_room(
         &mut self,
@@ -357,8 +358,8 @@ impl ManagedPool {
             .map_or(0, |snapshot| snapshot.objects().highest_priority())
     }
 
-    /// Records this proxy's part of the running requests, while the load of the other proxies is
-    /// known.
+    /// Records which part of all proxies' running requests this proxy has. The caller knows the
+    /// load of the other proxies.
     #[inline(never)] // rare, and the wasm module should be small
     pub fn record_part(&mut self) {
         let all = self.running();

@@ -6,11 +6,11 @@ use scheduler::Timestamp;
 /// one request a second, and short enough to forget old answers.
 pub(super) const WINDOW_MS: u64 = 10_000;
 
-/// An endpoint may fail this many times as often as others, because endpoints never fail equally
-/// often.
+/// An endpoint may fail this many times as often as the others, because endpoints never fail
+/// equally often.
 pub(super) const TIMES_OTHERS: f32 = 2.0;
 
-/// The answers of the current half of the window and of the half before it.
+/// The counts of an endpoint's answers in the current half of the window and in the half before it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AnswerWindow {
     half: u64,
@@ -22,7 +22,7 @@ pub(super) struct AnswerWindow {
 pub(super) struct AnswerCounts {
     pub(super) good: f32,
     pub(super) bad: f32,
-    /// The failures of clients without a success. The bad answers include them.
+    /// The bad answers to clients without a recent success. `bad` includes them.
     pub(super) outsiders: f32,
 }
 
@@ -61,7 +61,7 @@ impl AnswerCounts {
         self.good + self.bad
     }
 
-    /// The share of failures.
+    /// The share of the answers that are failures.
     pub(super) fn failure_rate(self) -> f32 {
         if self.count() > 0.0 {
             self.bad / self.count()
@@ -70,8 +70,8 @@ impl AnswerCounts {
         }
     }
 
-    /// The failures beyond [`TIMES_OTHERS`] times the number that the failure rate of `others`
-    /// predicts.
+    /// The number of failures beyond [`TIMES_OTHERS`] times the number that the failure rate of
+    /// `others` predicts.
     pub(super) fn excess_over(self, others: Self) -> f32 {
         self.bad - TIMES_OTHERS * self.count() * others.failure_rate()
     }

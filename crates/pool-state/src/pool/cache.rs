@@ -1,4 +1,4 @@
-//! The caches of a pool's engines, as a VM estimates them: prompts, adapters, stored answers.
+//! Estimates what the caches of a pool's engines hold: prompts, adapters and stored answers.
 
 use proto::placements::PlacementKind;
 use scheduler::prefix::{BlockClaim, CacheEstimate, MatchLength, PrefixIndex};
@@ -13,12 +13,13 @@ use super::placements::PlacementQueue;
 use super::stored_answers::{self, StoredAnswers};
 use super::token_rate::TokenRate;
 
-/// How long an endpoint that restarted or was removed is remembered, in ms: longer than a pod takes
-/// to load a large model.
+/// How long an endpoint that restarted or was removed is remembered, in ms. This is longer than a
+/// pod takes to load a large model.
 const REMEMBERED_MS: u64 = 600_000;
 
-/// The maximum number of such endpoints. Each keeps an id of the index, which has twice as many ids
-/// as endpoints. New entries may replace the entries of such an endpoint at any time.
+/// The maximum number of remembered endpoints that restarted or were removed. Each keeps an id of
+/// the index, which has twice as many ids as endpoints. New entries may replace their entries at
+/// any time.
 const REMEMBERED_MAX: usize = 64;
 
 /// The caches of a pool's engines, as estimated.
@@ -28,16 +29,16 @@ pub(super) struct Cache {
     /// The time at which the index began to remember an endpoint that restarted or was removed.
     remembered_since: Option<Timestamp>,
     pub(super) evictions: EvictionShare,
-    /// How many requests conversations have.
+    /// Measures how many requests a conversation has.
     pub(super) conversations: ConversationShare,
     pub(super) cold_picks: ColdPicks,
     pub(super) adapters: AdapterTable,
     pub(super) stored_answers: StoredAnswers,
     pub(super) token_rate: TokenRate,
     pub(super) placements: PlacementQueue,
-    /// Whether other proxies pick too, and their placements do not arrive here.
+    /// Whether there are other proxies whose placements do not arrive here.
     pub(super) peers_unreachable: bool,
-    /// Grows with every placement.
+    /// A number that grows with every placement.
     version: u64,
 }
 
@@ -69,7 +70,7 @@ impl Cache {
         self.prefixes.forget(endpoint);
     }
 
-    /// Moves the rows that are kept by position to the new positions of the endpoints.
+    /// Moves the data that is kept by endpoint position to the new positions.
     pub(super) fn remap(&mut self, before: &[EndpointRef], refs: &[EndpointRef]) {
         let moved: Vec<Option<usize>> = refs
             .iter()
@@ -108,7 +109,7 @@ impl Cache {
     ) -> CacheEstimate {
         self.version += 1;
         let estimate = self.prefixes.place(endpoint, hashes, known);
-        // A prompt that does not fit still counts as a pick.
+        // A prompt that is too long for the endpoint's cache still counts as a pick.
         let new = match self.prefixes.fits(endpoint, hashes) {
             true => estimate.new_hashes(hashes),
             false => &[],

@@ -1,8 +1,8 @@
-//! Finds the reasons why engines had to compute prompt tokens, for each part of a prompt.
+//! Finds, for each part of a prompt, the reason why its engine had to compute the tokens.
 //!
 //! At a pick, the index estimates where the prompt is cached, and where it was cached before. The
 //! engine reports how many tokens it had cached, from the first token of the prompt. The rest is
-//! divided at the places known from the pick:
+//! divided at the ends of the parts that the index estimated:
 //!
 //! ```text
 //!  0       hit      cached   elsewhere    given      lost          prompt
@@ -11,18 +11,19 @@
 //!            rounding
 //! ```
 //! So hits and misses by cause add up exactly to the tokens of the prompt. If the engine had more
-//! cached than a place says, the parts before the end of the hit are empty.
+//! cached than the index estimated, the parts before the end of the hit are empty.
 
 use scheduler::prefix::{MatchLength, blocks_of};
 
 use super::miss_cause::{MissCause, MissedTokens};
 
-/// The estimated places where a prompt was cached at its pick, in blocks from the first.
+/// Where the beginning of a prompt was cached at its pick, as estimated. Each field is a number of
+/// blocks from the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CachePlaces {
     /// Blocks cached at the picked endpoint.
     pub(super) cached: u32,
-    /// Blocks cached at the endpoint that had most of the prompt.
+    /// Blocks cached at the endpoint that had the most of the prompt cached.
     pub(super) elsewhere: u32,
     /// Blocks received by an endpoint that is still in the pool.
     pub(super) given: u32,
@@ -33,8 +34,8 @@ pub(super) struct CachePlaces {
 // === impl CachePlaces ===
 
 impl CachePlaces {
-    /// Finds the causes for the tokens that an engine did not have cached: `hit` of `prompt` tokens
-    /// were cached, and the prompt has `blocks` blocks.
+    /// Finds the causes for the tokens that an engine did not have cached. The engine had `hit` of
+    /// `prompt` tokens cached, and the prompt has `blocks` blocks.
     pub(super) fn attribute(self, prompt: u32, hit: u32, blocks: u32) -> MissedTokens {
         let tokens = |part: u32| {
             let tokens = u64::from(part.min(blocks)) * u64::from(prompt) / u64::from(blocks.max(1));
@@ -62,8 +63,9 @@ impl CachePlaces {
         missed
     }
 
-    /// Returns the places for a request that moved to another endpoint, which has the part `known`
-    /// of the prompt cached. What the former endpoint has cached counts as `elsewhere`.
+    /// Returns the estimate for a request that moved to another endpoint, which has the part
+    /// `known` of the prompt cached. Blocks that the former endpoint has cached count as
+    /// `elsewhere`.
     pub(super) fn moved_to(self, known: MatchLength, hashes: &[u64]) -> Self {
         Self {
             cached: blocks_of(hashes, known.cached as usize),
@@ -112,8 +114,8 @@ mod tests {
         assert_eq!(missed(1_000).main_cause(), None);
     }
 
-    /// The law: hits and misses by cause add up to the tokens of the prompt, for all numbers of
-    /// engines and index.
+    /// Hits and misses by cause add up to the tokens of the prompt, whatever the engine reports and
+    /// the index estimates.
     #[test]
     fn hits_and_misses_are_the_prompt() {
         let mut rng = scheduler::Rng::seeded(7);

@@ -51,14 +51,14 @@ impl ManagedPool {
         Ok(self.record(plan, picked, request, now))
     }
 
-    /// Drops a plan, and keeps its memory.
+    /// Drops a plan, and keeps its memory for the next plan.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn discard(&mut self, plan: Plan) {
         self.planner.lookups = plan.lookups;
     }
 
-    /// Counts the load of a planned request. Other VMs must see this part of a pick before the
-    /// order of all VMs is written. `None` if an endpoint of the plan has left the pool.
+    /// Counts the load of a planned request. Other VMs must see this load before the order of all
+    /// VMs' queued requests is written. `None` if an endpoint of the plan has left the pool.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn reserve(
         &mut self,
@@ -153,8 +153,8 @@ impl ManagedPool {
 // === impl PoolReader ===
 
 impl PoolReader<'_> {
-    /// The SLOs of the request that later picks have to respect at its serving endpoint. Call this
-    /// before the load of the request is added there. There are none for a request without an SLO.
+    /// The SLOs of the request that later picks have to respect at its serving endpoint; none for a
+    /// request without an SLO. Call this before the load of the request is added there.
     fn tracked_slo(self, request: &Request<'_>, plan: &Plan, now: Timestamp) -> TrackedSlo {
         let Some(state) = self.endpoints.state.as_ref().filter(|_| request.slo.any()) else {
             return TrackedSlo::default();
@@ -175,7 +175,7 @@ impl PublishedState {
     fn picked(&self, plan: &Plan, hold: LedgerHold, expected_ms: (f32, f32)) -> RecordedPick {
         let route = &plan.route;
         let address = |index| Some(self.snapshot.endpoint(index)?.address.clone());
-        // The data-parallel rank behind the address is charged and judged.
+        // The load and the failures count for the data-parallel rank behind the address.
         let charged = |index| match route.data_parallel {
             Some(_) => Some(plan.endpoint),
             None => Some(self.snapshot.endpoint(index)?.id),

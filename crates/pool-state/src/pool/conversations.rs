@@ -1,16 +1,16 @@
-//! Measures how many requests a conversation has. A copy of a prefix that several conversations
-//! begin with serves all requests of each.
+//! Measures how many requests a conversation has. If several conversations begin with the same
+//! prefix, a cached copy of it serves all requests of each.
 
 use scheduler::prefix::REQUESTED_ONCE;
 
 /// With each newer prompt, the weight of a prompt falls by one part in this many.
 const PROMPTS: f32 = 256.0;
 
-/// The share of prompts that continue a conversation, which means a prefix that was requested once
-/// before.
+/// The share of prompts that continue a conversation. Such a prompt begins with a prefix that was
+/// requested once before.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ConversationShare {
-    /// The number of prompts, decaying.
+    /// The number of prompts that continue a conversation, with decay; `all` counts all prompts.
     continued: f32,
     all: f32,
 }
@@ -18,7 +18,7 @@ pub(super) struct ConversationShare {
 // === impl ConversationShare ===
 
 impl ConversationShare {
-    /// Records a prompt whose longest cached prefix is requested at this interval.
+    /// Records a prompt. Its longest cached prefix is requested once in `reuse_interval` prompts.
     pub(super) fn record(&mut self, reuse_interval: f32, is_cold: bool) {
         let keep = 1.0 - 1.0 / PROMPTS;
         let continues = !is_cold && reuse_interval >= REQUESTED_ONCE;
@@ -27,10 +27,10 @@ impl ConversationShare {
     }
 
     /// The interval between the requests that a new copy of a prefix serves, if the prefix is
-    /// requested at `reuse_interval`, r. The n requests of the conversation that begins with this
-    /// request use the copy. 1/r other requests use it too, until the endpoint has computed another
-    /// prompt. A conversation that continues may leave again with its next request, so its copy is
-    /// certain to serve only one.
+    /// requested at `reuse_interval`, r. The copy serves the n requests of the conversation that
+    /// begins with this request. Until the endpoint has computed another prompt, the copy also
+    /// serves 1/r other requests. A conversation that continues may move again with its next
+    /// request, so its copy is certain to serve only one request.
     pub(super) fn interval(&self, reuse_interval: f32) -> f32 {
         if reuse_interval >= REQUESTED_ONCE {
             return reuse_interval;
@@ -39,10 +39,10 @@ impl ConversationShare {
         1.0 / (self.requests() - 1.0 + others)
     }
 
-    /// n: the mean number of requests of a conversation; 1 before any prompt. If c is the share of
-    /// prompts that continue, a conversation ends with probability 1 - c after each, which gives 1
-    /// / (1 - c). The formula adds one ended prompt from the start, so a first prompt that
-    /// continues makes n 2 and not more.
+    /// The mean number of requests of a conversation, n; 1 before any prompt. If c is the share of
+    /// prompts that continue, a conversation ends after each prompt with probability 1 - c, so n is
+    /// 1 / (1 - c). The formula starts with one ended prompt, so one prompt that continues makes n
+    /// at most 2.
     fn requests(&self) -> f32 {
         (self.all + 1.0) / (self.all - self.continued + 1.0)
     }
@@ -52,7 +52,7 @@ impl ConversationShare {
 mod tests {
     use super::*;
 
-    /// The share of a new copy of a prefix that one request pays for: r / (1 + r).
+    /// The part of a new copy's cost that one request pays: r / (1 + r).
     fn paid(conversations: &ConversationShare, reuse_interval: f32) -> f32 {
         let interval = conversations.interval(reuse_interval);
         interval / (1.0 + interval)

@@ -13,8 +13,8 @@ use crate::usage::TokenUsage;
 
 /// The maximum number of labels. Further models count as `other`. Model names come from clients,
 /// and every row is reported each second. A model gets its own label at its first success (2xx).
-/// Engines that ignore the name answer for any name, so another name may replace an unlisted name
-/// ([`labels`]).
+/// Engines that ignore the name answer for any name, so a new name may replace a name that nothing
+/// lists ([`labels`]).
 pub const MODELS_MAX: usize = 100;
 
 /// The longest listed model name that is counted separately, in bytes: enough for a file path.
@@ -23,7 +23,7 @@ const MODEL_NAME_BYTES_MAX: usize = 256;
 /// The label of models without a label of their own.
 const OTHER: &str = "other";
 
-/// Upper bounds of duration buckets, in ms. A last bucket is unbounded.
+/// Upper bounds of duration buckets, in ms. One more bucket has no bound.
 pub const DURATION_BOUNDS_MS: [u32; 20] = [
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 20_000, 30_000,
     60_000, 120_000, 300_000, 600_000,
@@ -82,8 +82,8 @@ pub struct ModelCounters {
     pub label: ModelLabel,
     /// The source of the name.
     pub source: LabelSource,
-    /// Requests that were picked. A request whose model has no label is counted at its success, or
-    /// otherwise at its end.
+    /// Requests that got an endpoint. A request whose model has no label yet is counted at its
+    /// success, or otherwise at its end.
     pub requests: u64,
     /// Replies with an error status, by status.
     pub errors: Vec<(u16, u64)>,
@@ -102,7 +102,7 @@ pub struct ModelCounters {
     pub response_bytes: u64,
     /// How many of the requests have not ended.
     pub running: u64,
-    /// Requests with an SLO: met, missed, shed.
+    /// Requests with an SLO, by outcome: met, missed, shed.
     pub slo: [u64; 3],
 }
 
@@ -363,8 +363,8 @@ fn other() -> ModelLabel {
     }
 }
 
-/// The name under which a model is counted: `other` if the name is too long. A request keeps its
-/// name in memory while it runs.
+/// The name under which a model is counted: `other` if the name is too long, because a running
+/// request keeps its name in memory.
 fn shortened(model: &str) -> Box<str> {
     if model.len() <= MODEL_NAME_BYTES_MAX {
         model

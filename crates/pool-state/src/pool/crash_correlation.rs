@@ -1,20 +1,21 @@
 //! Finds prompts that crash engines, so that they are not sent to the next engine.
 //!
 //! A lost connection is remembered with the hashes of its prompt and its client. A prompt that cost
-//! two engines their connection within [`REMEMBERED_MS`] is refused, under two conditions: both
+//! two engines their connection within [`REMEMBERED_MS`] is refused under two conditions. Both
 //! engines work with other prompts, and neither lost another prompt's connection at the same time.
 //! The second condition is necessary, because an engine that dies loses all its connections, and
 //! then the prompt at fault is unknown.
 //!
 //! The cause of a crash may be a parameter and not the prompt. So if only one client lost
 //! connections over a prompt, the prompt is refused only to that client. The prompt is refused to
-//! all clients once two clients lost connections. One request in [`PROBE_MS`] is let through, and
-//! is not repeated if its connection is lost. A success clears the prompt.
+//! all clients once two clients lost connections over it. As a probe, one request in each
+//! [`PROBE_MS`] is sent, and is not repeated if its connection is lost. A success ends the
+//! suspicion.
 //!
-//! Other workers and proxies receive this as placements of one block, which have a mark in the
-//! upper half like adapters ([`super::adapters`]). Reports from other proxies may be made up. So
-//! all other proxies count as one client, and a prompt is refused only if a connection was lost
-//! here too.
+//! Other workers and proxies receive each lost connection as a placement of one block. The block is
+//! a mark, as for adapters ([`super::adapters`]). Reports from other proxies may be made up. So all
+//! other proxies count as one client, and a prompt is refused only if a connection was lost here
+//! too.
 
 use std::collections::VecDeque;
 
@@ -30,20 +31,20 @@ const REMEMBERED_MS: u64 = 60_000;
 /// If so many are lost within a minute, engines are dying, and no prompt is the reason.
 const LOST_MAX: usize = 64;
 
-/// Connections that one engine lost within this many ms were lost together.
+/// Connections that one engine lost within this many ms count as lost together.
 const TOGETHER_MS: u64 = 100;
 
-/// A prompt is refused if it cost this many engines their connection. For other clients,
-/// connections of this many clients must have been lost.
+/// A prompt is refused to a client whose requests cost this many engines their connection. It is
+/// refused to all clients if the engines lost connections of [`CLIENTS`] clients.
 const ENGINES: usize = 2;
 const CLIENTS: usize = 2;
 
 /// How long after a lost connection, or after a probe, a refused prompt is tried again, in ms. In
-/// this time a worker costs an engine at most one connection, and a client whose prompt was
-/// cleared, or refused by mistake, waits no longer.
+/// this time, a worker's probes cost at most one connection. A client whose prompt was refused by
+/// mistake waits no longer than this.
 const PROBE_MS: u64 = 5_000;
 
-/// The upper half of a mark; hashes of blocks have another.
+/// The upper half of a mark: "Lost" in ASCII. Hashes of blocks have another upper half.
 const MARK: u64 = 0x4c6f_7374_0000_0000;
 const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 
@@ -66,7 +67,7 @@ struct LostConnection {
     /// Whether another proxy lost the connection.
     from_peer: bool,
     at: Timestamp,
-    /// The time when the prompt was last let through.
+    /// The time when the prompt was last sent as a probe.
     probed_at: Option<Timestamp>,
 }
 
@@ -188,7 +189,7 @@ impl CrashCorrelator {
         let own = mark(prompt, client);
         let mut engines: Vec<EndpointRef> = Vec::new();
         let mut own_engines: Vec<EndpointRef> = Vec::new();
-        // 0 is the client that the other proxies count as.
+        // All other proxies together count as one client, 0.
         let mut clients: Vec<u64> = Vec::new();
         let [mut is_here, mut is_own_here] = [false; 2];
         let blamed = recent().filter(|lost| {

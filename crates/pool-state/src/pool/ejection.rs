@@ -5,24 +5,26 @@
 //! Each further one without a success in between lasts twice as long, up to [`MAX_MS`]. Each
 //! ejection is shortened at random by up to [`JITTER`], so that proxies do not all come back at
 //! once. After that, one request at a time is a probe: while it runs, at most [`PROBE_MS`], other
-//! requests avoid the endpoint. The worker that made the record sends the probe. The others follow
-//! later, in case that worker has no request. A success clears the record. At most half of the
-//! ready endpoints are ejected, the worst first. If more fail, the others are no better choice.
+//! requests avoid the endpoint. The worker that made the record sends the probe. The other workers
+//! send one later, in case that worker has no request. A success clears the record. At most half of
+//! the ready endpoints are ejected, the worst first. If more than half fail, the other endpoints
+//! are no better choice.
 //!
 //! A record has a timestamp, and the later of two records wins. So the workers of a process can
 //! exchange records in any order and any number of times, and still agree. A success is sent as a
 //! record without failures.
 //!
 //! Records of other proxies use another clock and cross a network. So such a record counts as later
-//! than a local one only if it is later by at least [`OUTSIDE_SLACK_MS`]. It is marked, and the VM
-//! that reports for a process leaves it out, so that no record circulates.
+//! than a local one only if it is later by at least [`OUTSIDE_SLACK_MS`]. Such a record is marked,
+//! and the VM that reports for a process leaves marked records out, so no record circulates.
 //!
-//! Other proxies may be hostile, so local evidence has more weight. Their record ejects for at most
-//! [`MAX_MS`]. It changes nothing while a local ejection or a probe runs, for [`OUTSIDE_REST_MS`]
-//! after an ejection that they requested, and where the endpoint succeeded here within the last
-//! second. Any local success ends an ejection by another proxy. The success of another proxy ends
-//! no local ejection. A probe does not turn the record of another proxy into a local one. If more
-//! than half would be ejected, local ejections come first.
+//! Other proxies may be hostile, so local evidence has more weight. A record of another proxy
+//! ejects for at most [`MAX_MS`]. It changes nothing while a local ejection or a probe runs, or if
+//! the endpoint succeeded here within the last second. Nor does it within [`OUTSIDE_REST_MS`] after
+//! an ejection that another proxy requested. Any local success ends an ejection by another proxy.
+//! The success of another proxy ends no local ejection. A probe does not turn the record of another
+//! proxy into a local one. If more than half of the endpoints would be ejected, local ejections
+//! come first.
 
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
@@ -39,9 +41,8 @@ const MAX_MS: u64 = 5_000;
 /// The largest random reduction of an ejection, as a fraction of its length.
 const JITTER: f32 = 0.2;
 
-/// How much later than the worker that made a record the others send a probe, in ms: at least this,
-/// and less than twice this. It is many times the time until a worker reads about another worker's
-/// probe.
+/// The other workers send a probe later than the worker that made the record, in ms: by at least
+/// this, and less than twice this. Long before that, they have read about that worker's probe.
 const STAGGER_MS: u64 = 200;
 
 /// How long a probe keeps other requests away, in ms. A reply that takes longer does not delay the
@@ -52,8 +53,8 @@ const PROBE_MS: u64 = 5_000;
 /// reports the failure as new.
 const CLEARED_MS: u64 = 60_000;
 
-/// The largest error of a time from another proxy, in ms. It is several times what a message to
-/// another proxy takes.
+/// The largest error of a timestamp from another proxy, in ms. It is several times what a message
+/// to another proxy takes.
 const OUTSIDE_SLACK_MS: u64 = 100;
 
 /// How long no other proxy can eject an endpoint after it answered here, or after the end of an
@@ -76,20 +77,20 @@ pub struct Ejections {
 /// The failures of one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ejection {
-    /// The time when this became known.
+    /// The time when the record was made.
     pub at: Timestamp,
     /// The number of ejections without a success in between; 0 after a success.
     pub failures: u32,
     /// The time when the ejection ends.
     pub until: Timestamp,
     pub endpoint: EndpointRef,
-    /// Whether another proxy reported it.
+    /// Whether another proxy reported the failures.
     pub outside: bool,
     /// Whether the endpoint's answers were the reason, so that only a good answer clears the
     /// record. Otherwise lost or refused connections were the reason, and any answer clears the
     /// record.
     pub by_answers: bool,
-    /// Whether this worker made it. It is not sent.
+    /// Whether this worker made the record. This field is not sent.
     pub is_own: bool,
 }
 
@@ -115,8 +116,8 @@ impl Ejections {
         }
     }
 
-    /// Ejects an endpoint because of its answers, or because of its connections. `chance` is from 0
-    /// to 1. Returns whether the ejection is new.
+    /// Ejects an endpoint because of its answers, or because of its connections. `chance`, from 0
+    /// to 1, shortens the ejection at random. Returns whether the ejection is new.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn eject(
         &mut self,
@@ -244,8 +245,9 @@ impl Ejections {
         true
     }
 
-    /// Clears in `failing`, parallel to `endpoints`, the endpoints whose ejection is over. With
-    /// their old failures they would never get a probe.
+    /// Sets the failure rates of endpoints whose ejection is over to 0. `failing` has the rates,
+    /// parallel to `endpoints`. With their old failure rates, these endpoints would never get a
+    /// probe.
     pub fn waive_expired(&self, endpoints: &[EndpointRef], now: Timestamp, failing: &mut [f32]) {
         if failing.is_empty() {
             return;
@@ -298,7 +300,7 @@ impl Ejections {
             .find(|r| r.endpoint == received.endpoint);
         match known {
             Some(known) if received.outside && known.outweighs(received, now) => return false,
-            // The next request will show whether it is true.
+            // The next request will show whether the reported success is true.
             Some(known) if received.outside && received.failures == 0 => {
                 let is_news = known.until > now && received.at > known.at;
                 known.until = known.until.min(now);
@@ -311,7 +313,7 @@ impl Ejections {
                 return false;
             }
             Some(known) => *known = received,
-            // No failure is known, or the success was published long ago.
+            // Without a known failure, an old success, or one that another proxy saw, is not news.
             None if received.is_over(now) || (received.outside && received.failures == 0) => {
                 return false;
             }
@@ -379,7 +381,7 @@ impl Ejection {
         }
     }
 
-    /// Whether this record has precedence over any record of another proxy.
+    /// Whether this record has precedence over the record `received` from another proxy.
     fn outweighs(&self, received: Self, now: Timestamp) -> bool {
         match (self.failures > 0, received.failures > 0) {
             // Only a local answer ends an ejection for a local failure.
@@ -500,7 +502,7 @@ mod tests {
 
     #[test]
     fn the_worker_that_ejected_sends_the_next_probe() {
-        // Their seeds would make them send probes within a ms of each other.
+        // With these seeds, the workers delay their probes by times that differ by 1 ms.
         let mut workers = [7, 8].map(Ejections::with_stagger);
         let pool = pool(4);
         eject(&mut workers[0], 1, 0);
@@ -938,9 +940,8 @@ mod tests {
     }
 
     proptest! {
-        /// For all records of another proxy at any time: an endpoint that serves every request of
-        /// this proxy is without requests for at most the longest ejection at a time, and for at
-        /// most a third of the time.
+        /// Whatever another proxy reports, an endpoint that serves all requests of this proxy is
+        /// ejected for at most [`MAX_MS`] at once, and for at most a third of the time.
         #[test]
         fn no_words_of_another_proxy_keep_a_good_endpoint_out_of_use(
             said in prop::collection::vec((0..2_000_u64, 0..3_u32, any::<bool>(), 0..40_u64), 200..400),

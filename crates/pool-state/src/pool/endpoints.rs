@@ -1,4 +1,4 @@
-//! The endpoints of a pool: the daemon's state, the models that it learned, and the failures of
+//! The endpoints of a pool: the state and the latency models from the daemon, and the failures of
 //! endpoints.
 
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use super::health::EndpointHealthTable;
 /// The endpoints of a pool.
 #[derive(Debug)]
 pub(super) struct Endpoints {
-    /// `None` before the first state.
+    /// The state from the daemon; `None` before it arrives.
     pub(super) state: Option<PublishedState>,
     pub(super) failures: EndpointFailures,
     /// The models from the daemon; `None` until they arrive. Before that, no request is observed.
     pub(super) models: Option<LatencyModels>,
-    /// Grows with every change of the snapshot.
+    /// A number that grows with every change of the snapshot.
     version: u64,
 }
 

@@ -2,9 +2,9 @@
 
 use super::cache_places::CachePlaces;
 
-/// With each newer prompt, the weight of a prompt falls by one part in this many. An eviction shows
-/// when its prefix is requested again, so the window covers as many prompts as a small cache holds.
-/// From 64 to 1,024, the simulated race does not change.
+/// With each newer prompt, the weight of a prompt falls by one part in this many. An eviction is
+/// noticed when its prefix is requested again, so the window covers as many prompts as a small
+/// cache holds. Values from 64 to 1,024 give the same results in the simulator's race.
 const PROMPTS: f32 = 256.0;
 
 /// The share of computed prompt tokens that an endpoint had cached before and had evicted. In a
@@ -12,7 +12,7 @@ const PROMPTS: f32 = 256.0;
 /// an evicted token will be computed again.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EvictionShare {
-    /// Blocks, decaying.
+    /// The number of evicted blocks, with decay; `computed` counts the blocks that were not cached.
     evicted: f32,
     computed: f32,
 }
@@ -20,7 +20,7 @@ pub(super) struct EvictionShare {
 // === impl EvictionShare ===
 
 impl EvictionShare {
-    /// Records a prompt of `blocks` blocks that is cached at these places.
+    /// Records a prompt of `blocks` blocks. `places` says where the prompt is cached.
     #[expect(clippy::cast_precision_loss, reason = "blocks of one prompt")]
     pub(super) fn record(&mut self, places: &CachePlaces, blocks: u32) {
         let keep = 1.0 - 1.0 / PROMPTS;

@@ -33,9 +33,9 @@ impl ManagedPool {
         self.queues.is_due() || self.queues.has_freed()
     }
 
-    /// Checks the endpoints where requests made room. A pass begins if any request fits there. A
-    /// host that shares its queues must first publish its load and read the load of the other VMs,
-    /// because each of two VMs may free a part of what a request needs.
+    /// Checks the endpoints where requests made room. If any request fits there, a pass over the
+    /// queued requests begins. A host that shares its queues must first publish its load and read
+    /// the load of the other VMs, because each of two VMs may free a part of what a request needs.
     pub fn look_at_freed(&mut self, now: Timestamp) {
         if self.has_freed_room(now) {
             self.queues.room_changed();
@@ -53,7 +53,8 @@ impl ManagedPool {
     }
 
     /// Whether no request fits at the endpoint, even the smallest one. Returns false if that is not
-    /// certain: with stages at several endpoints, or with a limit that differs from try to try.
+    /// certain: if requests have stages at several endpoints, or if the limit differs from try to
+    /// try.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn is_full(
         &self,
@@ -104,13 +105,13 @@ impl ManagedPool {
             .for_each(|number| self.queues.forget(number));
     }
 
-    /// Takes a request that must be given up; the caller then ends it. Returns when its client may
-    /// try again, in seconds, or `None` if the request continues.
+    /// If the request must be given up, returns when its client may try again, in seconds; the
+    /// caller then ends it. `None` if the request continues.
     pub fn take_revoked(&mut self, held: &LedgerHold) -> Option<u32> {
         self.queues.take_marked(held.revocable?)
     }
 
-    /// Reads the requests that the other VMs hold.
+    /// Reads from `order` which requests the other VMs hold.
     pub fn read_order(&mut self, order: &SharedOrder, vm: u64, now: Timestamp) {
         if let Some(control) = flow_control(&self.endpoints) {
             self.queues.read_order(control, order, vm, now);
@@ -154,7 +155,7 @@ impl ManagedPool {
             .remove(&ticket, FlowOutcome::EvictedContextCancelled, now);
     }
 
-    /// Settles the charge of a request that has ended.
+    /// Corrects the charge of a request that has ended.
     pub(super) fn settle_charge(&mut self, charge: FlowCharge, context_tokens: u64) {
         let control = flow_control(&self.endpoints);
         if let Some(control) = control {

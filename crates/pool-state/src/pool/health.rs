@@ -1,16 +1,18 @@
-//! Failure accrual: how each endpoint answered lately, and when that is a reason to eject it.
+//! Failure accrual: records how each endpoint answered lately, and decides when to eject it.
 //!
 //! A failed answer is as much evidence against its request as against its endpoint. So failures are
 //! counted by [`Witness`]. A prompt counts once at an endpoint, however often it fails there, until
-//! some other prompts have failed. So does a client that succeeds nowhere. A prompt that succeeds
-//! at another endpoint always counts. While several clients are seen, few failures of one client
-//! count ([`super::witnesses`]). Witnesses eject an endpoint if
+//! some other prompts have failed. A client that succeeds nowhere also counts once. The failure of
+//! a prompt that succeeds at another endpoint always counts. While there are several clients, only
+//! a few failures of one client count ([`super::witnesses`]). The counted failures eject an
+//! endpoint if
 //!
-//! - they are a streak of [`STREAK`] without a success, or half of all answers of [`WINDOW_MS`];
-//! - and they exceed twice what the failure rate of the other endpoints predicts by [`STREAK`].
+//! - they are [`STREAK`] in a row, or half of all answers within [`WINDOW_MS`];
+//! - and they are at least [`STREAK`] more than twice the number that the other endpoints' failure
+//!   rate predicts.
 //!
-//! So what fails everywhere alike, a wave of bad prompts, ejects no endpoint. A probe that fails
-//! ejects again if the other endpoints fail at most half of the time.
+//! So requests that fail at all endpoints alike, as in a wave of bad prompts, eject no endpoint. A
+//! failed probe ejects again if the other endpoints fail at most half of the time.
 //!
 //! Connections have rules of their own. A refused connection ejects at once, because no prompt
 //! causes one. A lost connection ejects if [`LOST_STREAK`] were lost in a row, or if the endpoint
@@ -31,7 +33,7 @@ use super::answer_window::{AnswerCounts, AnswerWindow, TIMES_OTHERS, WINDOW_MS};
 use super::witnesses::{LastWitnesses, SeenClients, Witness, WitnessMark};
 
 /// This many failures in a row eject, like Envoy's `consecutive_5xx`. An endpoint must also have
-/// this many failures more than twice the rate of the other endpoints predicts.
+/// this many failures more than twice the number that the other endpoints' failure rate predicts.
 const STREAK: f32 = 5.0;
 
 /// This many lost connections in a row eject an endpoint that answered a moment ago. A single one
@@ -41,17 +43,18 @@ const LOST_STREAK: u32 = 2;
 /// An answer within this many ms shows that the endpoint is alive.
 pub(super) const FRESH_MS: u64 = 1_000;
 
-/// The maximum number of prompts that succeeded last and are remembered with their endpoint. Fewer
-/// prompts repeat at a time.
+/// The maximum number of prompts that succeeded last and are remembered with their endpoint.
+/// Clients rarely repeat more prompts at a time.
 const SERVED_MAX: usize = 64;
 
-/// Successes added to the answers of an endpoint, so that one or two failures make no rate.
+/// Successes added to the answers of an endpoint, so that one or two failures make no high failure
+/// rate.
 const PRIOR_ANSWERS: f32 = 10.0;
 
 /// The answers of every endpoint to one VM.
 #[derive(Debug, Default)]
 pub(super) struct EndpointHealthTable {
-    /// Rows by slot.
+    /// The health of each endpoint, by slot.
     rows: Vec<EndpointHealth>,
     /// The time of the last failure. Without a failure in the window, rates need not be compared.
     failed_at: Option<Timestamp>,
@@ -78,9 +81,9 @@ pub enum RequestFailure {
 /// The effect of a failure on its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureWeight {
-    /// No effect, because the witness has failed there before.
+    /// No effect, as when the same prompt or client has failed there before.
     Nothing,
-    /// The streak is longer by one.
+    /// The endpoint's streak of failures grows by one.
     Counts,
     /// The endpoint must be ejected.
     Ejects,
@@ -90,7 +93,7 @@ pub(super) enum FailureWeight {
 struct EndpointHealth {
     endpoint: Option<EndpointRef>,
     /// Failures of different witnesses since the last success, seen by any worker of the process,
-    /// and when the last was seen.
+    /// and the time of the last one.
     streak: f32,
     failed_at: Timestamp,
     /// Lost connections since the last answer of any kind, each with a different prompt.
@@ -105,7 +108,7 @@ struct EndpointHealth {
 // === impl EndpointHealthTable ===
 
 impl EndpointHealthTable {
-    /// Records an answer, good or bad: the endpoint accepts connections.
+    /// Records an answer, good or bad, which shows that the endpoint accepts connections.
     pub(super) fn record_answer(&mut self, endpoint: EndpointRef, now: Timestamp) {
         if let Some(row) = self.row(endpoint) {
             row.lost = 0;
@@ -247,8 +250,8 @@ impl EndpointHealthTable {
         }
     }
 
-    /// Forgets the endpoint's answers: it was ejected and works again. Returns whether that ended a
-    /// streak.
+    /// Forgets the answers of an endpoint that was ejected and works again. Returns whether that
+    /// ended a streak.
     pub(super) fn reset(&mut self, endpoint: EndpointRef) -> bool {
         let Some(row) = self.row(endpoint) else {
             return false;
@@ -457,8 +460,8 @@ impl EndpointHealth {
         std::mem::take(&mut self.streak) > 0.0
     }
 
-    /// The answers seen here. The failures are at least those of the streak, because other workers
-    /// saw some of them.
+    /// The answers that this VM saw. The failures are at least as many as the streak, because other
+    /// workers saw some of them.
     fn shared_answers(&self, now: Timestamp) -> AnswerCounts {
         let mut answers = self.window.answers(now);
         if now.ms_since(self.failed_at) < WINDOW_MS {
@@ -504,7 +507,7 @@ mod tests {
         health.record_failed_probe(endpoint, failure, now) == FailureWeight::Ejects
     }
 
-    /// Each of the first `endpoints` succeeded once.
+    /// A table where each of the first `endpoints` succeeded once.
     fn fine(endpoints: u16) -> EndpointHealthTable {
         let mut health = EndpointHealthTable::default();
         for slot in 0..endpoints {

@@ -1,4 +1,4 @@
-//! The requests in flight of one VM at the endpoints of a pool, its counts and its measurements.
+//! One VM's requests in flight at the endpoints of a pool, its counters and its measurements.
 
 use scheduler::Timestamp;
 use scheduler::in_flight::{InFlight, PeerLoads};
@@ -12,7 +12,7 @@ pub(super) struct Ledger {
     pub(super) in_flight: InFlight,
     pub(super) counters: PoolCounters,
     pub(super) observations: ObservationQueue,
-    /// The time when the last first token of each slot arrived.
+    /// For each slot, the time when a first token last arrived.
     pub(super) first_tokens: Vec<Timestamp>,
     /// See [`super::ManagedPool::changes`].
     pub(super) changes: u64,

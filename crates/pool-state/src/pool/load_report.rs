@@ -1,10 +1,11 @@
-//! The load report: the requests in flight of one VM, or of all other proxies together, in a pool,
-//! and the failures they know. [`proto::load_report`] has its bytes.
+//! The load report of a pool: the requests in flight of one VM, or of all other proxies together,
+//! and the endpoint failures that they know. [`proto::load_report`] defines its bytes.
 //!
-//! A report is absolute, so the next report repairs a missed one. A report has the id of its VM and
-//! a timestamp, so readers know who wrote it, and whether that VM still runs. Its cost depends only
-//! on the changes. The writer changes the bytes in place, an endpoint keeps its place, and the
-//! reader compares the bytes with its last reading. Correctness does not depend on this.
+//! A report has the whole load, so the next report repairs a missed one. A report has the id of its
+//! VM and a timestamp, so readers know who wrote it, and whether that VM still runs. The cost of a
+//! report depends only on the changes. The writer changes the bytes in place, each endpoint keeps
+//! its position, and the reader compares the bytes with its last reading. Correctness depends on
+//! none of this.
 
 use proto::load_report::{
     FailureEntry, LOAD_BYTES, LoadReportHead, LoadReportLayout, SLOS_BYTES, append_failure,
@@ -27,7 +28,7 @@ const AT_ONCE: usize = 8;
 #[derive(Debug, Default)]
 pub struct OwnLoadReport {
     loads: Vec<[u8; LOAD_BYTES]>,
-    /// The place of each slot among the loads.
+    /// The position of each slot's load in the report.
     places: Vec<Option<u16>>,
     /// How many of the loads are empty.
     empty: usize,
@@ -49,7 +50,7 @@ pub struct PeerLoadReport {
 pub struct LoadReportSum {
     present: Vec<EndpointRef>,
     others: PeerLoads,
-    /// Added loads with an SLO that came from no report.
+    /// Loads with an SLO that were added directly, without a report.
     added: Vec<(EndpointRef, EndpointLoad)>,
 }
 
@@ -246,7 +247,7 @@ impl PeerLoadReport {
     }
 
     /// Replaces a load of this report or of the previous report. Reports from other VMs of the
-    /// process are trusted. Reports from other proxies are claims.
+    /// process are trusted. Reports from other proxies are unproven claims.
     fn change(
         &self,
         endpoint: EndpointRef,

@@ -21,8 +21,8 @@ pub(super) struct EndpointLookups {
     pub(super) adapter_rooms: Vec<AdapterRoom>,
 }
 
-/// When each endpoint last got a prompt that was cached nowhere, as a count of such picks, parallel
-/// to the snapshot's endpoints. 0 means never. Each worker has its own counts. If each worker
+/// For each endpoint of the snapshot, the number of the last pick that sent it a prompt that was
+/// cached nowhere; 0 means never. Each worker numbers its own picks of such prompts. If each worker
 /// spreads its own such prompts over the endpoints, all of them are spread.
 #[derive(Debug, Default)]
 pub(super) struct ColdPicks {
@@ -65,7 +65,7 @@ impl ColdPicks {
         }
     }
 
-    /// Moves the counts to the positions of the endpoints in a new snapshot. `from` has the
+    /// Moves the numbers to the positions of the endpoints in a new snapshot. `from` has the
     /// position of each endpoint in the previous snapshot.
     pub(super) fn remap(&mut self, from: &[Option<usize>]) {
         self.last = from

@@ -19,9 +19,10 @@ pub enum MissCause {
     NeverSeen,
     /// An endpoint received this part so long ago that the index takes it as evicted.
     Evicted,
-    /// By estimate, another endpoint had it cached: load, a filter or a retry moved the request.
+    /// By estimate, another endpoint had this part cached, but load, a filter or a retry moved the
+    /// request.
     Moved,
-    /// By estimate, the endpoint should have had it cached.
+    /// By estimate, the endpoint should have had this part cached.
     WrongBelief,
     /// The endpoint that received this part has restarted since then, or has left the pool.
     Restart,

@@ -12,8 +12,8 @@ use super::miss_cause::{MissCause, MissedTokens};
 use super::plan::{Plan, serving};
 use crate::usage::TokenUsage;
 
-/// A prompt whose endpoints have not shown that they work on it. Nothing is learned from the prompt
-/// until then.
+/// A prompt whose endpoints have not yet shown that they work on it. Until they do, nothing is
+/// learned from the prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnconfirmedPrompt {
     /// The estimate at the serving endpoint.

@@ -1,4 +1,4 @@
-//! A recorded pick: its entries in ledger and cache until the exchange ends.
+//! A recorded pick, with its entries in the ledger and the cache until the exchange ends.
 //!
 //! Several endpoints may work on the same request. The served endpoint has a ticket in the ledger
 //! until the end. Endpoints of earlier stages (encode, prefill) have theirs until the served
@@ -18,8 +18,8 @@ use crate::usage::TokenUsage;
 /// A pick that was made and recorded.
 #[derive(Debug)]
 pub struct RecordedPick {
-    /// The endpoints to try with their addresses, best first. If another endpoint serves behind an
-    /// address (a data-parallel rank), the endpoint named here is charged.
+    /// The endpoints to try with their addresses, best first. If a data-parallel rank serves behind
+    /// an address, the endpoint of the entry is the rank, because it is charged.
     pub ranked: Vec<(EndpointRef, Box<str>)>,
     /// The entries of the pick in the ledger.
     pub hold: LedgerHold,
@@ -33,11 +33,11 @@ pub struct RecordedPick {
     pub tokens: Vec<SessionTokenHeader>,
     /// The time expected at the first endpoint, to the first token and to the end, in ms.
     pub expected_ms: (f32, f32),
-    /// Whether the second endpoint of the list ever answered this VM.
+    /// Whether the second endpoint of the ranked list ever answered this VM.
     pub second_answered: bool,
 }
 
-/// The places of a pick in the ledger.
+/// The entries of a pick in the ledger.
 #[derive(Debug)]
 pub struct LedgerHold {
     pub(super) serving: InFlightTicket,
@@ -57,8 +57,8 @@ pub struct LedgerHold {
     pub(super) charge: Option<FlowCharge>,
     /// The number of the request, if it may be given up.
     pub(super) revocable: Option<u64>,
-    /// The endpoint that this request probes. The endpoint is ejected, and no other request goes
-    /// there during the probe.
+    /// The endpoint that this request probes, and the time of the pick. The endpoint was ejected,
+    /// and other requests avoid it during the probe.
     pub(super) probe: Option<(EndpointRef, Timestamp)>,
 }
 
@@ -97,7 +97,7 @@ impl LedgerHold {
         self.revocable
     }
 
-    /// Whether the request was sent for the minimum share of its band.
+    /// Whether the request was sent because its band had not yet had its minimum share.
     pub fn is_owed(&self) -> bool {
         self.charge.is_some_and(|charge| charge.is_owed())
     }
@@ -179,8 +179,8 @@ impl ManagedPool {
         held.cache_estimate = placed.map(|(estimate, _)| estimate);
     }
 
-    /// Records once that the endpoint has shown that it works on the prompt with these hashes.
-    /// Other VMs learn this from the first token or the end, which is recorded then too.
+    /// Records once that the endpoint has shown that it works on the prompt with these hashes. The
+    /// first token or the end is recorded at the same time, so other VMs receive both.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn confirm_placement(&mut self, held: &mut LedgerHold, hashes: &[u64]) {
         if let Some(prompt) = held.unconfirmed.take() {

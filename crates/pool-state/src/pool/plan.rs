@@ -27,7 +27,7 @@ pub trait DecisionMaker {
     ) -> Decision;
 }
 
-/// The scheduler decides.
+/// Lets the scheduler decide.
 impl DecisionMaker for () {
     fn decide(
         &mut self,
@@ -40,7 +40,7 @@ impl DecisionMaker for () {
     }
 }
 
-/// A function decides. The simulator uses it to compare other policies on the same state.
+/// Lets a function decide. The simulator uses this to compare other policies on the same state.
 #[derive(Debug)]
 pub struct DecideBy<F>(pub F);
 
@@ -68,7 +68,7 @@ pub struct Plan {
     pub(super) endpoint: EndpointRef,
     /// The data that was looked up for each endpoint.
     pub(super) lookups: EndpointLookups,
-    /// The version of the pool that it was made for.
+    /// The version of the pool that the plan was made for.
     version: u64,
     /// The flow that is charged for a request that never waited; `None` without flow control.
     pub(super) flow: Option<u64>,
@@ -169,9 +169,9 @@ impl<'p> PoolReader<'p> {
         self.decide(request, now, maker, planner)
     }
 
-    /// A hint that allows only the endpoint with the stored answer that the request names. `None`
-    /// if there is no such endpoint, if it left the pool or is ejected, or if the proxy does not
-    /// allow it.
+    /// A subset hint that allows only the endpoint with the stored answer that the request names.
+    /// `None` if there is no such endpoint, if it left the pool or is ejected, or if the proxy does
+    /// not allow it.
     fn stored_answer_hint(self, request: &Request<'_>, now: Timestamp) -> Option<SubsetHint> {
         let endpoint = (request.stored_id != 0)
             .then(|| self.cache.stored_answers.endpoint(request.stored_id))
@@ -249,7 +249,7 @@ impl<'p> PoolReader<'p> {
             .find_rooms(&state.snapshot, request.model, adapter_rooms);
     }
 
-    /// The state of this VM for a decision.
+    /// The state of this VM that a decision needs.
     fn local<'l>(
         self,
         state: &PublishedState,

@@ -1,8 +1,9 @@
 //! Adds up the load reports of many processes. The daemon sends each process the sum without its
 //! own report, as the load of all others.
 //!
-//! A report changes the sum at the cost of the report's size, and a sum is written at the cost of
-//! the pool's size. The costs do not depend on the number of reports, except for a binary search.
+//! Adding a report takes time in proportion to the report's size, and writing a sum takes time in
+//! proportion to the pool's size. Except for a binary search, the number of reports does not
+//! matter.
 
 use std::cmp::Reverse;
 
@@ -20,10 +21,10 @@ use super::load_report::{OwnLoadReport, PeerLoadReport};
 #[derive(Debug, Default)]
 pub struct RelaySum {
     present: Vec<EndpointRef>,
-    /// The generation in each slot.
+    /// The generation of the endpoint in each slot.
     generations: Vec<Option<Generation>>,
     loads: PeerLoads,
-    /// The values that cannot be added up, by slot.
+    /// The SLOs and failures, by slot. They cannot be added up.
     extremes: Vec<SlotExtremes>,
 }
 
@@ -111,7 +112,7 @@ impl RelaySum {
         }
     }
 
-    /// The sum as a report, without `own` if there is one.
+    /// The sum as a report, without the report `own` if there is one.
     pub fn row_without(&mut self, head: LoadReportHead, own: Option<&PeerLoadReport>) -> Vec<u8> {
         let own = own.filter(|own| own.counts());
         if let Some(own) = own {

@@ -5,10 +5,10 @@
 //! reported. A retry takes time that is not measured, so such a request reports its tokens but not
 //! its first token.
 //!
-//! If another endpoint computes the prompt, the first token is a sample of a prefill there, and the
-//! gaps between tokens belong to the served endpoint. The transfer between the two endpoints is
-//! part of the sample for a prompt that did not wait, but not for prompts that follow each other.
-//! The times of the whole request belong to neither endpoint.
+//! If another endpoint computes the prompt, the time to the first token is a sample of a prefill
+//! there, and the gaps between tokens belong to the served endpoint. The transfer between the two
+//! endpoints is part of the sample for a prompt that did not wait, but not for prompts that follow
+//! each other. The times of the whole request belong to neither endpoint.
 
 use scheduler::latency::{Conditions, FirstToken, Observation, Prediction, RequestEnd, TokenGap};
 use scheduler::{EndpointRef, LocalState, Request};
@@ -91,7 +91,7 @@ impl RequestTiming {
             .map(|(endpoint, _)| *endpoint)
     }
 
-    /// The endpoint whose prefill the first token shows.
+    /// The endpoint whose prefill time the first token shows.
     fn prefills_at(&self) -> Option<EndpointRef> {
         self.prefill
             .map(|(endpoint, _)| endpoint)
@@ -160,8 +160,8 @@ impl RequestTiming {
 // === impl LedgerHold ===
 
 impl LedgerHold {
-    /// The number of output tokens that the pool should receive together, so that a gap can be
-    /// measured there. [`u32::MAX`] for a request that is not measured.
+    /// The number of output tokens until the next measurement of a gap. The caller should report
+    /// them to the pool together. [`u32::MAX`] for a request that is not measured.
     #[must_use]
     pub fn tokens_until_measured(&self) -> u32 {
         self.watch.as_ref().map_or(u32::MAX, |watch| {
@@ -309,7 +309,7 @@ impl ManagedPool {
     }
 }
 
-/// Milliseconds with their fraction.
+/// Returns the time between two timestamps in milliseconds, with a fraction.
 #[expect(
     clippy::cast_precision_loss,
     reason = "minutes in µs; beyond 2^24 nearly right is right enough"

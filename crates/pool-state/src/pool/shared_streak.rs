@@ -19,8 +19,8 @@ use super::witnesses::WitnessMark;
 const MARK: u64 = 0x4661_696c_0000_0000;
 const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 
-/// The number of blocks of a mark that other proxies seem to know: all of them, so the mark is not
-/// sent to other proxies.
+/// How many of a mark's blocks count as known to other proxies: its only block, so the mark is not
+/// sent to them.
 const KNOWN: u32 = 1;
 
 /// Whether a block of a placement is the mark of a failure or a success, not the hash of a block.

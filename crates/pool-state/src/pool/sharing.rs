@@ -13,9 +13,9 @@ use super::{
 };
 use scheduler::Timestamp;
 
-/// How long the claims from other proxies may be unconfirmed, in ms: half the age at which a scrape
-/// is too old, within these bounds. With the default intervals, the next scrape and its message
-/// take a quarter of that time.
+/// The bounds of the time for which load that other proxies claim may stay unconfirmed by scrapes,
+/// in ms. Within these bounds, the time is half the age at which a scrape is too old. With the
+/// default intervals, the next scrape and its message take a quarter of that time.
 const PATIENCE_MS: std::ops::RangeInclusive<u64> = 1_000..=5_000;
 
 /// The kind that a placement from another proxy has here; `None` for a kind that only workers of
@@ -58,8 +58,8 @@ impl ManagedPool {
         )
     }
 
-    /// Replaces the load report of another VM by `bytes`. The caller decides whether its load
-    /// `counts`. Returns whether [`Self::recompute_peer_slos`] must follow.
+    /// Replaces the load report of another VM by `bytes`. `counts` says whether its load is
+    /// included. Returns whether [`Self::recompute_peer_slos`] must follow.
     pub fn read_load_report(
         &mut self,
         row: &mut PeerLoadReport,
@@ -119,8 +119,8 @@ impl ManagedPool {
         self.drop_impossible_slos();
     }
 
-    /// Sets the load of all others, which another host has added up. For hosts that read no
-    /// reports.
+    /// Sets the load of all other VMs and proxies. For hosts that read no reports, but receive the
+    /// sum.
     pub fn set_peer_loads(&mut self, loads: impl IntoIterator<Item = (EndpointRef, EndpointLoad)>) {
         self.recount_load_reports([]);
         let others = self.ledger.others_mut();
@@ -159,10 +159,10 @@ impl ManagedPool {
         }
     }
 
-    /// Records that another worker or proxy sent `endpoint` a prompt with these blocks, with the
-    /// evidence for that. A single block that is a mark is not a prompt: see [`Placement::blocks`].
-    /// Marks from other proxies count as over their share, so they displace nothing that this
-    /// process saw.
+    /// Records that another worker or proxy sent `endpoint` a prompt with these blocks. `kind` is
+    /// the evidence for that. A single block that is a mark is not a prompt: see
+    /// [`Placement::blocks`]. Marks from other proxies count as over their share, so they displace
+    /// nothing that this process saw.
     pub fn record_peer_placement(
         &mut self,
         kind: PlacementKind,
@@ -250,7 +250,7 @@ mod tests {
         Timestamp(0).plus_ms(1_000_000 + ms)
     }
 
-    /// A pool of one endpoint with this many requests.
+    /// A pool of one endpoint whose metrics show this many requests.
     fn snapshot(requests: f32) -> Snapshot {
         let endpoint = Endpoint {
             id: AT,
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(pool.ejections().len(), 1, "another worker saw it");
     }
 
-    /// Another proxy's report, repeated, and the load that counts after each of the scrapes.
+    /// Repeats another proxy's report, and returns the load that counts after each of the scrapes.
     fn counted(requests: u32, shown: f32, scrapes: u64) -> Vec<u32> {
         let mut pool = pool();
         let mut peer = PeerReport::of_proxies();

@@ -2,9 +2,9 @@
 //! conversations of OpenAI's API. A request that names the id of such an answer goes to the same
 //! endpoint, because no other endpoint has it.
 //!
-//! Other workers and proxies receive this as placements of one block, marked in the upper half as
-//! adapters are ([`super::adapters`]). A report from another proxy may be made up, so it displaces
-//! only other such reports and older answers.
+//! Other workers and proxies receive each such answer as a placement of one block, which is a mark
+//! as for adapters ([`super::adapters`]). A report from another proxy may be made up, so it
+//! displaces only other such reports and older answers.
 
 use scheduler::EndpointRef;
 
@@ -14,12 +14,12 @@ use scheduler::EndpointRef;
 /// goes to any endpoint, as every such request would without this table.
 const ANSWERS_MAX: usize = 16_384;
 
-/// The number of answers that share a place in the table by their hash. The newest one replaces the
-/// oldest.
+/// The number of answers in a set of the table. The hash of an answer selects its set, where the
+/// newest answer replaces the oldest.
 const WAYS: usize = 4;
 
-/// This many ways of a set, from the first, have only answers that this process saw. An answer that
-/// a newer one displaces there moves to the other ways.
+/// The first entries of a set, this many, are only for answers that this process saw. An answer
+/// that a newer one displaces there moves to the other entries.
 const OWN_WAYS: usize = WAYS / 2;
 
 /// The upper half of a mark: "Kept" in ASCII. Hashes of blocks have another.
@@ -81,7 +81,7 @@ impl StoredAnswers {
     }
 }
 
-/// The part of a mark that is kept, and the set that it belongs to.
+/// The part of a mark that the table stores, and the set that it belongs to.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the lower half is the hash"

@@ -33,15 +33,16 @@ const ENDPOINTS_KEPT: usize = 32;
 /// large a part of shorter prompts.
 const LEARNED_BYTES_MIN: u32 = 1024;
 
-/// How far one prompt moves the estimate. Some tens of prompts are enough, and one has little
-/// effect.
+/// The weight of one prompt in the estimate. One prompt has little effect, and some tens of prompts
+/// are enough.
 const STEP: f64 = 1.0 / 16.0;
 
-/// An outlier counts as at most this many times the estimate, and as at least this part of it.
+/// An outlier counts as at most this many times the estimate, and as at least the estimate divided
+/// by this.
 const OUTLIER: f64 = 2.0;
 
-/// The range is from one token for 16 bytes (runs of spaces) to one token for each byte (bytes that
-/// no token of the vocabulary covers).
+/// The rate is limited to a range from one token for 16 bytes (runs of spaces) to one token for
+/// each byte (bytes that no token of the vocabulary covers).
 const SLOWEST: f64 = 1.0 / 16.0;
 const FASTEST: f64 = 1.0;
 
@@ -106,8 +107,8 @@ impl TokenRate {
         (bytes as f64 * self.rate) as u32
     }
 
-    /// The tokens of a block that has `block_tokens` by the first estimate. The result is at least
-    /// 1.
+    /// The tokens of a block that has `block_tokens` tokens by the initial estimate. The result is
+    /// at least 1.
     pub(super) fn block_tokens(&self, block_tokens: u32) -> u32 {
         let bytes = usize::try_from(block_tokens)
             .unwrap_or(usize::MAX)

@@ -1,4 +1,4 @@
-//! Picks whose reply is not read by the client.
+//! Handles picks whose reply the client does not read.
 
 use scheduler::{EndpointRef, Timestamp};
 
@@ -8,9 +8,9 @@ use super::{LedgerHold, ManagedPool};
 /// The requests in flight at an endpoint, compared with the engine's own numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EngineCount {
-    /// The engine has all of them, or its numbers are missing or old.
+    /// The engine has all of these requests, or its numbers are missing or old.
     All,
-    /// The engine has fewer.
+    /// The engine has fewer requests.
     Fewer,
     /// The engine has no request at all.
     Nothing,
@@ -19,10 +19,10 @@ pub enum EngineCount {
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// Compares the running and queued requests of the engines that have the request with the
-    /// requests in flight there. If several engines have the request, the engine with the most
-    /// requests decides. Nothing changed for the request in the last `silent_ms`, so older numbers
-    /// are not used.
+    /// Compares the number of running and queued requests that an engine reports with the requests
+    /// in flight there, for the engines that have the request. If several engines have the request,
+    /// the engine with the most requests decides. Numbers from before the last `silent_ms`, in
+    /// which nothing changed for the request, are not used.
     #[must_use]
     #[cold]
     pub fn engine_count(&self, held: &LedgerHold, silent_ms: u64, now: Timestamp) -> EngineCount {
@@ -57,8 +57,8 @@ impl ManagedPool {
         }
     }
 
-    /// Frees the place of a request whose reply waits for its client. The request stays counted
-    /// until its end as [`scheduler::in_flight::InFlight::suspended`]. Returns false if the place
+    /// Frees the room of a request whose reply waits for its client. The request stays counted
+    /// until its end as [`scheduler::in_flight::InFlight::suspended`]. Returns false if the room
     /// was already free.
     #[cold]
     pub fn suspend(&mut self, held: &mut LedgerHold) -> bool {
@@ -72,8 +72,8 @@ impl ManagedPool {
         is_new
     }
 
-    /// Records that the engine continues with a request that was suspended, so the request has its
-    /// place again.
+    /// Records that the engine continues with a request that was suspended, so the request takes
+    /// its room again.
     #[cold]
     pub fn resume(&mut self, held: &mut LedgerHold) {
         for ticket in held.tickets_mut() {

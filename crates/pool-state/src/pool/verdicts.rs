@@ -28,7 +28,7 @@ pub struct SentRequest {
     pub status: u16,
     /// Hash of the prompt; 0 without one.
     pub prompt: u64,
-    /// The time when it was sent.
+    /// The time when the request was sent.
     pub at: Timestamp,
 }
 
@@ -52,8 +52,8 @@ impl ManagedPool {
         failure: RequestFailure,
         now: Timestamp,
     ) {
-        // Requests in flight outlive their endpoint, and a row for an endpoint that left the pool
-        // would never be removed.
+        // A request may outlive its endpoint, and a row for an endpoint that left the pool would
+        // never be removed.
         if self.endpoints.knows(endpoint) {
             self.ledger.counters.count_failed(endpoint);
             self.record_failure(endpoint, held, failure, now);
@@ -158,7 +158,7 @@ impl ManagedPool {
         }
     }
 
-    /// Ejects an endpoint that failed before any other had answered.
+    /// Ejects an endpoint that failed before any other endpoint had answered.
     fn eject_overdue(&mut self, now: Timestamp) {
         let failures = &mut self.endpoints.failures;
         let ejections = &mut failures.ejections;
@@ -169,10 +169,11 @@ impl ManagedPool {
         }
     }
 
-    /// Returns the witness of a verdict, if the endpoint may be the reason. A failure may be the
-    /// engine's fault. A refusal is the engine's fault only if another endpoint recently accepted
-    /// the same kind of request. While other clients succeed, all failures of a client without a
-    /// success count as one, and refused credentials count as none.
+    /// Returns what the verdict's failure counts for, a prompt or a client, if the endpoint may be
+    /// the reason. A failure may be the engine's fault. A refusal is the engine's fault only if
+    /// another endpoint recently accepted the same kind of request. While other clients succeed,
+    /// all failures of a client without a success count as one, and refused credentials count as
+    /// none.
     fn witness(
         &self,
         endpoint: EndpointRef,
@@ -253,7 +254,8 @@ impl ManagedPool {
             self.ledger.changes += 1;
         }
         if weight != FailureWeight::Ejects {
-            // A probe whose failure does not count stays. Its end makes room for the next probe.
+            // A failed probe that does not eject stays recorded. Its end makes room for the next
+            // probe.
             return;
         }
         let chance = self.planner.rng.open01();

@@ -1,5 +1,5 @@
-//! The prompts and clients that an endpoint failed last. While several clients are seen, only few
-//! failures of one client count.
+//! The prompts and clients whose requests an endpoint failed last. While there are several clients,
+//! only a few failures of one client count.
 
 use scheduler::Timestamp;
 
@@ -9,28 +9,30 @@ use super::answer_window::WINDOW_MS;
 const WITNESSES_MAX: usize = 8;
 
 /// How many failures of one client count against an endpoint in [`WINDOW_MS`], by the number of
-/// clients seen lately: all of a client that is alone, else fewer than make a streak.
+/// clients seen lately. If there is one client, all count; otherwise fewer than make a streak.
 const OF_ONE_CLIENT_MAX: [usize; 4] = [usize::MAX, usize::MAX, 3, 2];
 
 /// How long a client counts as seen, in ms.
 const SEEN_MS: u64 = 60_000;
 
-/// The number of bits of the client in a [`WitnessMark`]. The other bits are of what failed. Two
-/// clients have the same bits one time in 1,023; then they count as one.
+/// The number of bits of the client in a [`WitnessMark`]. The other bits belong to the hash of the
+/// prompt or client that failed. Two clients have the same bits one time in 1,023; then they count
+/// as one.
 const CLIENT_BITS: u32 = 10;
 const CLIENT_MASK: u32 = (1 << CLIENT_BITS) - 1;
 
-/// What failed at an endpoint. Its value is a hash.
+/// A prompt or client that failed at an endpoint, as a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Witness {
-    /// This prompt, of a client that succeeds with others. 0: an unknown prompt, unlike any other.
+    /// This prompt; its client succeeds with others. 0 means an unknown prompt, which differs from
+    /// all others.
     Prompt(u64),
     /// Any prompt of this client, which had no success lately.
     Client(u64),
 }
 
-/// A witness and its client, as the workers of a process exchange them: bits of two hashes. Those
-/// of a client are never 0.
+/// A witness and its client, as the workers of a process exchange them: bits of two hashes. The
+/// bits of a client are never 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct WitnessMark(pub(super) u32);
 
@@ -72,9 +74,9 @@ impl WitnessMark {
 // === impl LastWitnesses ===
 
 impl LastWitnesses {
-    /// Records a failure. Returns whether it counts: its witness is not among the last, or
-    /// `is_paired` because the prompt succeeded elsewhere; and fewer than `of_one_client_max`
-    /// failures of its client count lately.
+    /// Records a failure. Returns whether it counts. Its witness must not be among the last, unless
+    /// `is_paired` says that the prompt succeeded elsewhere. Fewer than `of_one_client_max` recent
+    /// failures of its client may count.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn record(
         &mut self,
@@ -116,7 +118,7 @@ impl SeenClients {
     }
 
     /// How many failures of one client count against an endpoint.
-    #[inline(never)] // as above
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn of_one_client_max(&self, now: Timestamp) -> usize {
         let is_recent = |(client, at): &&(WitnessMark, Timestamp)| {
             *client != WitnessMark::default() && now.ms_since(*at) < SEEN_MS

@@ -1,4 +1,5 @@
-//! The accounts of bands and flows, as a part of the order of all VMs.
+//! Keeps the accounts of bands and flows, which record their charges, in the order that all VMs
+//! share.
 
 use scheduler::Timestamp;
 use scheduler::flow::{BandService, FlowAccount, FlowControl, SharedOrder};
@@ -8,8 +9,8 @@ use super::FlowQueues;
 // === impl FlowQueues ===
 
 impl FlowQueues {
-    /// Takes over the accounts of the order, together with the charges made here without a claim,
-    /// and the requests that the other VMs hold.
+    /// Takes over from the order the accounts and the requests that the other VMs hold. Adds the
+    /// charges that this VM made without a claim.
     pub(crate) fn read_order(
         &mut self,
         control: &FlowControl,
@@ -31,8 +32,8 @@ impl FlowQueues {
             for flow in band.flows_mut() {
                 let known = service.flow(flow.id);
                 if std::mem::take(&mut flow.passed) {
-                    // Virtual times of VMs that shared nothing cannot be compared, but the lead
-                    // can.
+                    // Virtual times of VMs that shared nothing cannot be compared, but the flow's
+                    // lead over its band can.
                     flow.joins_at = Some(
                         service.account.virtual_time
                             + (flow.account.start - before.virtual_time).max(0.0),
@@ -50,7 +51,7 @@ impl FlowQueues {
         }
     }
 
-    /// Writes the accounts, and their effects on the rows of the other VMs.
+    /// Writes the accounts into the order, and their effects into the rows of the other VMs.
     pub(super) fn write_accounts(
         &self,
         control: &FlowControl,

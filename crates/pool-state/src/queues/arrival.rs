@@ -22,7 +22,7 @@ pub struct FlowArrival<'a> {
     /// A hash of the client, which is the flow of a request without a fairness id; 0 if the client
     /// is unknown.
     pub client: u64,
-    /// The id by which operators find it while it waits.
+    /// The id by which operators find the request while it waits.
     pub request_id: &'a str,
     /// The bytes of its body, and the memory that the proxy keeps for it.
     pub bytes: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Waiting {
     pub(crate) full_at: Option<EndpointRef>,
 }
 
-/// As much of a request's id as is kept.
+/// The part of a request's id that is kept.
 pub(crate) fn short_id(id: &str) -> &str {
     if id.len() > REQUEST_ID_BYTES_MAX {
         id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default()

@@ -11,7 +11,7 @@ use super::counters::{BandCounters, QueuedReason};
 use super::shares::OwnerShares;
 
 /// The maximum number of flows of a band with an account of their own. Fairness ids may come from
-/// many tenants. Further flows share the accounts.
+/// many tenants. Further flows share these accounts.
 pub(super) const FLOWS_MAX: usize = 256;
 
 /// A flow of a band.
@@ -32,13 +32,13 @@ pub(super) struct BandQueue {
     pub(super) account: BandAccount,
     /// The tokens that the band can still claim for its minimum share.
     pub(super) credit: f64,
-    /// Whether its last try was for its minimum share.
+    /// Whether the band's last try was for its minimum share.
     pub(super) tried_owed: bool,
     /// How often a request of the band was tried.
     pub(super) turns: u64,
     /// The time when the band last had a request.
     pub(super) seen: Timestamp,
-    /// How many requests this VM has refused for other VMs, until it writes this into the order.
+    /// How many requests this VM has refused for other VMs, until the order has this number.
     pub(super) refused: u64,
     pub(super) counters: BandCounters,
 }
@@ -47,7 +47,8 @@ pub(super) struct BandQueue {
 pub(super) struct FlowQueue {
     pub(super) id: u64,
     pub(super) account: FlowAccount,
-    /// Whether the flow was charged for a request without a claim, in this VM's virtual time.
+    /// Whether the flow sent a request without a claim, so it was charged in this VM's virtual
+    /// time.
     pub(super) passed: bool,
     /// The start of the flow in the virtual time of all VMs, until the order is written.
     pub(super) joins_at: Option<f64>,
@@ -69,7 +70,7 @@ pub(super) struct QueuedEntry {
     /// The time when the request is given up if no endpoint is ready.
     pub(super) gives_up: Timestamp,
     pub(super) bytes: u64,
-    /// The owner of the share that it uses.
+    /// The owner of the queue share that the request uses.
     pub(super) owner: u64,
     pub(super) cost: FlowCost,
     /// The endpoint that was last picked for it and had no room.
@@ -224,7 +225,7 @@ impl BandQueue {
         self.show();
     }
 
-    /// Takes a request out.
+    /// Takes a request out of the band.
     pub(super) fn take(&mut self, flow: usize, key: u64, number: u64) -> Option<QueuedEntry> {
         let at = self.position(flow, key, number)?;
         self.take_at(flow, at)
@@ -277,7 +278,7 @@ impl BandQueue {
         }
     }
 
-    /// Whether the band is owed the cost of its next request.
+    /// Whether the band's unused minimum share pays for its next request.
     pub(super) fn is_owed(&self) -> bool {
         let head = self
             .flows
@@ -342,7 +343,7 @@ impl BandQueue {
         }
     }
 
-    /// Shows the request that has waited longest.
+    /// Puts the request that has waited longest into the counters.
     pub(super) fn show_oldest(&mut self, now: Timestamp) {
         let oldest = self
             .flows

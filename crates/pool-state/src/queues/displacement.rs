@@ -1,9 +1,9 @@
 //! Chooses the queued requests that are refused, so that an arriving one fits.
 //!
 //! Requests of lower bands are refused first. If the band of the arriving request is full, requests
-//! of a flow that has more of the band are refused. The flow with most of a band loses its newest
-//! request in the VM where it has most. If that is another VM, this VM asks it to refuse the
-//! request.
+//! of a flow with a larger part of the band are refused. The flow with the largest part loses its
+//! newest request in the VM that holds most of its requests. If that is another VM, this VM asks it
+//! to refuse the request.
 
 use scheduler::Timestamp;
 use scheduler::flow::{BandRules, FlowControl, OwnerShare, QueuedInBand, RowBand};

@@ -8,8 +8,8 @@ use scheduler::flow::{QueuedInBand, RowBand, SharedOrder};
 pub(super) struct SharedQueues {
     pub(super) others: OtherVms,
     pub(super) round: RoundState,
-    /// Whether room was made, while no VM was known to wait, since the reports of the other VMs
-    /// were last read.
+    /// Whether room was made since the reports of the other VMs were last read, while no VM was
+    /// known to hold requests.
     pub(super) room_unclaimed: bool,
     /// Whether a load report of another VM has changed since the last round.
     pub(super) rows_changed: bool,
@@ -26,7 +26,7 @@ pub(super) struct SharedQueues {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OtherBand {
     pub(super) vm: u64,
-    /// The rank of its first request of the band; infinite if another band is first there.
+    /// The rank of that VM's first request of the band; infinite if another band comes first there.
     rank: f64,
     pub(super) row: RowBand,
 }
@@ -43,7 +43,7 @@ pub(super) enum OtherVms {
     Holding,
 }
 
-/// The round of the order of all VMs, as this VM sees it.
+/// The round of the order, in which all VMs try their requests, as this VM sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum RoundState {
     /// No new round is needed.
@@ -121,7 +121,7 @@ impl SharedQueues {
         sum
     }
 
-    /// The lowest of this band and of the bands that other VMs hold.
+    /// The lowest priority: `own`, or that of a request in another VM.
     pub(super) fn lowest(&self, own: i32) -> i32 {
         self.bands
             .iter()
@@ -142,7 +142,7 @@ impl SharedQueues {
         self.bands.clear();
     }
 
-    /// Applies the contents of the other rows. Requests that a VM was asked to refuse are gone.
+    /// Reads the other VMs' rows. Requests that a VM was asked to refuse no longer count.
     pub(super) fn read(&mut self, order: &SharedOrder, vm: u64, now: Timestamp) {
         self.bands.clear();
         for row in order.rivals(vm, now) {

@@ -8,8 +8,8 @@
 //! by [`LOWER_PARTS`].
 //!
 //! Other proxies may be hostile. A proxy that really holds requests takes room that is left to it.
-//! If such room stayed unused [`UNUSED_MAX`] times, none is left for [`UNUSED_MS`]. A priority that
-//! this proxy does not know counts as the highest that it knows.
+//! If such room stayed unused [`UNUSED_MAX`] times, this proxy leaves none for [`UNUSED_MS`]. A
+//! priority that this proxy does not know counts as the highest that it knows.
 
 use scheduler::Timestamp;
 use scheduler::flow::QueuedInBand;
@@ -26,8 +26,8 @@ const PATIENCE_MS: u64 = 10;
 const MARGIN_PARTS: u64 = 16;
 
 /// While other proxies hold requests of a higher band, the share of a band here is divided by this
-/// number. So a proxy that makes up a high priority leaves a quarter, as with the daemon's bound
-/// for equal bands.
+/// number. So a proxy that makes up a high priority leaves this proxy a quarter of its share, as
+/// the daemon's bound for equal bands does.
 const LOWER_PARTS: u64 = 4;
 
 /// The maximum number of times in [`UNUSED_MS`] that room left to other proxies may stay unused.
@@ -35,12 +35,11 @@ const LOWER_PARTS: u64 = 4;
 /// has left.
 const UNUSED_MAX: u32 = 4;
 
-/// How long unused room is remembered, in ms. With [`UNUSED_MAX`] times [`PATIENCE_MS`], a backlog
-/// that does not exist costs one twenty-fifth of the time.
+/// How long unused room is remembered, in ms. So a made-up backlog delays room for [`UNUSED_MAX`]
+/// times [`PATIENCE_MS`], one twenty-fifth of this time.
 const UNUSED_MS: u64 = 1_000;
 
-/// Room that was found longer ago than this, in multiples of the patience, is no longer the same
-/// room.
+/// Room that was found longer ago than this, in multiples of the patience, counts as other room.
 const STALE: u64 = 8;
 
 /// The queues of the other proxies, as far as they are known.
@@ -58,7 +57,7 @@ pub(super) struct OutsideQueues {
     part: f64,
     /// The room that bands leave to other proxies.
     left: Vec<LeftRoom>,
-    /// How often room was left without being used, and when this last happened.
+    /// How often room that was left stayed unused, and when this last happened.
     unused: u32,
     unused_at: Timestamp,
 }
@@ -96,8 +95,8 @@ impl OutsideQueues {
         self.part = part;
     }
 
-    /// The share of each endpoint that this proxy may fill. Other proxies that only seem to be
-    /// there take nothing of what this proxy had.
+    /// The share of each endpoint that this proxy may fill. Made-up proxies do not reduce the part
+    /// that this proxy had.
     pub(super) fn share(&self) -> f64 {
         (1.0 / f64::from(self.alone_of.max(1))).max(self.part)
     }
@@ -138,7 +137,7 @@ impl OutsideQueues {
                 beside += band.requests;
             }
         }
-        // (running + 1) / all > queued / (queued + beside), with the margin.
+        // Over the share: (running + 1) / all > queued / (queued + beside), with the margin.
         let all = running + self.running + 1;
         let share = queued * all * (MARGIN_PARTS + 1);
         let parts = (queued + beside).max(1) * MARGIN_PARTS;
@@ -149,7 +148,7 @@ impl OutsideQueues {
         }
     }
 
-    /// Records that a band over its share has found room. Returns whether it leaves the room to
+    /// Records that a band over its share has found room. Returns whether the band leaves it to
     /// other proxies. The band no longer leaves room once its patience is over, until
     /// [`Self::took_room`]. So a claim that fails because another VM was first costs no further
     /// wait.
@@ -181,8 +180,8 @@ impl OutsideQueues {
         }
     }
 
-    /// Records that a request of the band took room, so the next room is other room. No other proxy
-    /// used the room if the band's patience was over.
+    /// Records that a request of the band took room, so the next room counts as other room. No
+    /// other proxy used the room if the band's patience was over.
     pub(super) fn took_room(&mut self, priority: i32) {
         let unused = &mut self.unused;
         self.left.retain(|left| {

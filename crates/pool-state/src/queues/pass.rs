@@ -5,9 +5,9 @@ use scheduler::{EndpointRef, Timestamp};
 
 use super::band::{BandQueue, FlowQueue, QueuedEntry};
 
-/// The maximum number of requests of a band that are tried in one pass without success. With one
-/// request, a prompt that waits for its own cache costs a tenth of the throughput in the
-/// simulation. More than eight bring nothing.
+/// The maximum number of requests of a band that are tried in one pass without success. In the
+/// simulation, a maximum of one costs a tenth of the throughput if a prompt waits for the endpoint
+/// that has it cached. A maximum above eight gains nothing.
 pub(super) const LOOK_AHEAD: usize = 8;
 
 /// The maximum number of full endpoints in the order of the VMs, which limits its size. An endpoint
@@ -18,7 +18,7 @@ const FULL_SHARED_MAX: usize = 64;
 pub(super) const SCAN_MAX: usize = 64;
 
 /// The maximum number of endpoints with freed room that are checked before a pass. With more, the
-/// pass begins at once. The requests that one call ends are at one or two endpoints.
+/// pass begins at once. One call ends requests at one or two endpoints.
 const FREED_MAX: usize = 8;
 
 /// From this wait on, in ms, a request claims its endpoint: no later request may take the room
@@ -46,8 +46,8 @@ pub(super) struct ReleasePass {
 pub(super) struct Candidate {
     pub(super) number: u64,
     pub(super) tag: QueuedTag,
-    /// Whether no endpoint could serve it before. Such a request takes no place from other
-    /// requests.
+    /// Whether no endpoint could serve it before. Such a request does not count towards
+    /// [`LOOK_AHEAD`].
     nowhere: bool,
 }
 
@@ -118,8 +118,8 @@ impl ReleasePass {
         self.freed.clear();
     }
 
-    /// Begins with the round of the shared order, unless it has already done so, and adds the
-    /// endpoints that other VMs found full.
+    /// Begins a pass for each new round of the shared order, and adds the endpoints that other VMs
+    /// found full.
     pub(super) fn enter(&mut self, order: &SharedOrder) {
         if self.round != order.round {
             self.begin();

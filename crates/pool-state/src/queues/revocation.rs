@@ -88,7 +88,8 @@ impl Revocations {
         self.marked.iter().map(|(request, _)| request.number)
     }
 
-    /// Marks a request. Returns its number; `None` if there is none, or too many were given up.
+    /// Marks a running request to be given up. Returns its number; `None` if there is none, or too
+    /// many were given up.
     fn mark(&mut self, ask: RoomAsk, now: Timestamp) -> Option<u64> {
         let second = now.ms_since(Timestamp(0)) / 1_000;
         if self.second.0 != second {
@@ -153,7 +154,8 @@ impl FlowQueues {
         }
     }
 
-    /// Takes a request that is marked, and counts it. Returns when to try again, in seconds.
+    /// Takes a request that is marked, and counts it. Returns when its client may try again, in
+    /// seconds.
     pub(crate) fn take_marked(&mut self, number: u64) -> Option<u32> {
         let (request, waiting) = self
             .revocations

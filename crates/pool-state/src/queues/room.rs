@@ -1,4 +1,4 @@
-//! The room that a request of a band may take, and the charge of its flow for it.
+//! Limits the room that a request of a band may take, and charges its flow.
 
 use scheduler::Timestamp;
 use scheduler::flow::{BandRank, FlowControl, FlowCost, RoomLimits};
@@ -102,7 +102,7 @@ impl FlowQueues {
             let share = control
                 .band(band.priority)
                 .map_or(0.0, |rules| rules.fairness.minimum_share());
-            // A share of all tokens, its own among them.
+            // The band gets its share of all tokens, including its own.
             band.credit = (band.credit + share / (1.0 - share) * tokens).min(CREDIT_TOKENS_MAX);
         }
         let since_ms = now.us_since(self.sent.1) as f64 / 1_000.0;

@@ -33,7 +33,8 @@ pub enum FlowTurn {
     Resume(u64),
     /// Read the loads of the other VMs, then resume the request with this number.
     Try(u64),
-    /// Write the order, then wake this VM. If it was written, nothing else has to be done.
+    /// Write the order. After a successful write, wake the VM with this number, if any, and do
+    /// nothing else.
     Write(Option<u64>),
     /// A request of this VM is next but may not be resumed now, so wake this VM itself.
     WakeSelf,
@@ -41,7 +42,7 @@ pub enum FlowTurn {
     Rest,
 }
 
-/// The maximum number of endpoints in a row.
+/// The maximum number of endpoints that the row of a VM names.
 const ROW_ENDPOINTS_MAX: usize = 8;
 
 // === impl FlowQueues ===
@@ -95,7 +96,7 @@ impl FlowQueues {
         }
     }
 
-    /// The requests that this VM holds, in the bytes that other proxies get.
+    /// The requests that this VM holds, encoded for other proxies.
     #[must_use]
     pub fn backlog(&self) -> Vec<u8> {
         proto::backlog::write(&self.queued_by_band())
@@ -173,7 +174,7 @@ impl FlowQueues {
             .is_over_share(priority, highest, queued.max(1), running)
     }
 
-    /// Records that a band over its share has found room. Returns whether it leaves the room to
+    /// Records that a band over its share has found room. Returns whether the band leaves it to
     /// other proxies.
     pub(crate) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
         self.outside.leaves_room(priority, now)
@@ -282,8 +283,8 @@ impl FlowQueues {
         self.begin_round(control, order, now);
         let step = order.put(self.row(control, order, vm, now));
         self.shared.write_asks(order);
-        // If the write succeeds, no VM wrote since the order was read, so everything that it asks
-        // of this VM is known.
+        // If the write succeeds, no VM wrote since the order was read, so this VM knows everything
+        // that the order asks of it.
         let asks_to_refuse = order
             .row(vm)
             .is_some_and(|row| row.bands.iter().any(|band| band.refuse > 0));
@@ -346,8 +347,8 @@ impl FlowQueues {
         self.outside.took_room(ticket.flow.priority);
     }
 
-    /// Records that the request waits again, and its flow is not charged. Its place was free
-    /// meanwhile, and other VMs could see that, so a new round begins.
+    /// Records that the request waits again, and its flow is not charged. Other VMs may have seen
+    /// its claimed load meanwhile, so a new round begins.
     pub(crate) fn put_back(&mut self, ticket: &QueuedTicket, claimed: ClaimedEntry) {
         let ClaimedEntry {
             entry,
@@ -453,7 +454,7 @@ impl FlowQueues {
 #[derive(Debug)]
 pub(crate) struct ClaimedEntry {
     entry: QueuedEntry,
-    /// The accounts of its band and flow before it was charged.
+    /// The accounts of its band and flow before the charge.
     band_account: BandAccount,
     flow_account: FlowAccount,
     /// The rate at which requests were sent before this one.

@@ -11,7 +11,7 @@
 //!  flow     id | start | turn | attained | attained at
 //!  full     endpoint | priority, tries: 32 bits each
 //! ```
-//! Ranks, credits, times and tokens are bits of a double. In the 32 bits for `owed`, bit 1 says
+//! Ranks, credits, times and tokens are the bits of an `f64`. In the 32 bits for `owed`, bit 1 says
 //! whether there is a tag.
 
 use scheduler::Timestamp;
@@ -22,11 +22,10 @@ use scheduler::flow::{
 
 use crate::words::{self, WORD, pair, unpair};
 
-/// The bit that says that a row has a tag. It is in the 32 bits that follow the priority of the
-/// tag, beside the bit for `owed`.
+/// The bit that says that a row has a tag. It is next to the bit for `owed`.
 const EXISTS: u32 = 2;
 
-/// The words of a value, one after another.
+/// Reads the words of a value one after another.
 struct Words<'b>(std::slice::Iter<'b, [u8; WORD]>);
 
 #[must_use]
@@ -152,7 +151,7 @@ impl Words<'_> {
         self.next().map(f64::from_bits)
     }
 
-    /// Reads the part of a row about one band.
+    /// Reads the requests of one band in a row.
     fn kind(&mut self) -> Option<RowBand> {
         let (priority, refuse) = unpair(self.next()?);
         let queued = QueuedInBand {

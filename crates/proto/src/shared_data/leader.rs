@@ -4,11 +4,11 @@ use scheduler::Timestamp;
 
 use crate::words::{self, WORD};
 
-/// The maximum number of digests of a [`CrashRecord`]. Each digest represents a lost VM. More are
-/// not expected, because a daemon rarely sends many different messages that crash VMs.
+/// The maximum number of digests of a [`CrashRecord`]. Each digest represents a lost VM. A daemon
+/// rarely sends so many different messages that crash VMs.
 pub const CRASH_DIGESTS_MAX: usize = 8;
 
-/// The lease: epoch, holder, expiry.
+/// The lease. The bytes have the epoch, the holder and the expiry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseValue {
     /// Grows by one with each change of the holder.
@@ -19,16 +19,16 @@ pub struct LeaseValue {
     pub until: Timestamp,
 }
 
-/// The mark of the message that a leader decodes: VM, digest of the message. Empty while no leader
-/// decodes.
+/// The mark that a leader sets while it decodes a message: the VM and the digest of the message.
+/// The bytes are empty while no leader decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodingMark {
     pub vm: u64,
-    /// The digest of the message.
     pub digest: u64,
 }
 
-/// The messages that crashed a VM: time of the last loss, then digests, newest first.
+/// The record of messages that crashed a VM. The bytes have the time of the last loss, then the
+/// digests, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CrashRecord {
     /// The time when the last VM was lost.

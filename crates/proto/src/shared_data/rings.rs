@@ -1,4 +1,5 @@
-//! The segments of the two rings that each VM writes: placements, and observations.
+//! The segments of the two rings that each VM writes: the ring of placements and the ring of
+//! observations.
 //!
 //! ```text
 //!  segment      VM | number, then entries
@@ -17,39 +18,37 @@ pub const SEGMENT_HEAD_BYTES: usize = 2 * WORD;
 /// The maximum number of blocks of a placement in a ring. A longer prompt has several placements.
 pub const RECORD_BLOCKS_MAX: usize = 1_000;
 
-/// The number of observations in a segment: 3 to 4 KB. The VM rewrites the segment at the end of
-/// each request, which takes about 1 µs and delays no request.
+/// The number of observations in a segment, which has 3 to 4 KB. The VM rewrites the segment at the
+/// end of each request, which takes about 1 µs and delays no request.
 pub const OBSERVATION_SEGMENT_ROWS: u64 = 32;
 
-/// Bits of a [`RingPosition`] for the number of bytes written in its segment.
+/// The number of bits in the word of a [`RingPosition`] that hold its number of bytes.
 const BYTES_BITS: u32 = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentHead {
-    /// The VM that wrote the segment.
     pub vm: u64,
     /// In the ring of placements, the number of the segment; in the ring of observations, the
     /// number of the first observation.
     pub number: u64,
 }
 
-/// The end of a ring of placements: the newest segment, and how many bytes it has.
+/// The end of a ring of placements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RingPosition {
-    /// Grows by one with each new segment. 0 means that there is no segment yet.
+    /// The number of the newest segment, from 1; 0 if there is no segment yet.
     pub segment: u64,
-    /// Bytes in the segment.
+    /// The number of bytes written in that segment.
     pub bytes: u32,
 }
 
-/// Marks the position in the head of a VM's load report: the VM holds requests.
+/// The bit in the word of a [`RingPosition`] that says that the VM holds requests.
 const HOLDS_FLAG: u64 = 1 << 63;
 
 /// A placement in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacementEntry<'s> {
     pub kind: PlacementKind,
-    /// The endpoint that got the blocks.
     pub endpoint: EndpointRef,
     /// The block hashes of the prompt, as words.
     pub blocks: &'s [[u8; WORD]],
@@ -82,7 +81,7 @@ impl RingPosition {
         u64::from(self.bytes) | self.segment << BYTES_BITS
     }
 
-    /// The word of the position, with a mark if the VM holds requests.
+    /// Encodes the position as a word, with the mark if the VM holds requests.
     #[must_use]
     pub fn to_marked_word(self, holds: bool) -> u64 {
         self.to_word() | if holds { HOLDS_FLAG } else { 0 }
@@ -108,7 +107,7 @@ impl RingPosition {
 // === impl PlacementEntry ===
 
 impl<'s> PlacementEntry<'s> {
-    /// Bytes of a placement with this many blocks.
+    /// Returns the number of bytes of a placement with this many blocks.
     #[must_use]
     pub fn bytes(blocks: usize) -> usize {
         blocks.saturating_add(2).saturating_mul(WORD)

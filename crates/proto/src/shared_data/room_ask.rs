@@ -1,12 +1,11 @@
-//! A message between VMs, through the queue that wakes a VM. The message says that a request waits
-//! for room, and that the VM that receives the message may give up a running request for the
-//! waiting one.
+//! A message between VMs, through the queue that wakes a VM. It says that a request waits for room,
+//! and that the receiver may end a running request in its favour.
 //!
 //! ```text
 //!  mark | priority, VMs that may still be asked: 32 bits each | endpoint | name of the pool
 //! ```
-//! If the message names no endpoint, the word has a slot that no snapshot has. Other messages of
-//! the queue only wake the VM.
+//! If room at any endpoint is enough, the endpoint word is `ANYWHERE`. Other messages in the queue
+//! only wake the VM.
 
 use scheduler::flow::RoomAsk;
 
@@ -15,10 +14,11 @@ use crate::words::{self, pair, unpair};
 /// The first word: "room ask".
 const MARK: u64 = u64::from_le_bytes(*b"room ask");
 
-/// The endpoint word if room at any endpoint is requested.
+/// The endpoint word if room at any endpoint is enough. No snapshot has such a slot.
 const ANYWHERE: u64 = u64::MAX;
 
-/// Writes a [`RoomAsk`] for a pool. `left` is the number of further VMs that may be asked.
+/// Encodes the request for room `ask` in a pool. `left` is the number of further VMs that may be
+/// asked.
 #[must_use]
 pub fn write(pool: &str, ask: RoomAsk, left: u32) -> Vec<u8> {
     let endpoint = ask
@@ -31,7 +31,7 @@ pub fn write(pool: &str, ask: RoomAsk, left: u32) -> Vec<u8> {
 }
 
 /// Reads a message: the pool, the [`RoomAsk`], and how many further VMs may be asked. `None` for
-/// other messages.
+/// another kind of message.
 #[must_use]
 pub fn read(bytes: &[u8]) -> Option<(&str, RoomAsk, u32)> {
     let ([mark, numbers, endpoint], pool) = words::split(bytes)?;

@@ -1,22 +1,21 @@
-//! The head of the snapshot store, and the stamp before a message on one of its sides.
+//! The head of the snapshot store, and the stamp that precedes each stored message.
 
 use scheduler::{Timestamp, Version};
 
 use crate::words;
 
 const STAMP_WORDS: usize = 5;
-/// The bit of [`SnapshotHead`] that names the side of the pool update.
+/// The bit of [`SnapshotHead::sides`] that names the side (buffer) with the current pool update.
 const POOL_UPDATE_SIDE: u64 = 1;
-/// The bit that names the side of the metrics.
+/// The bit of [`SnapshotHead::sides`] that names the side with the current metrics.
 const METRICS_SIDE: u64 = 2;
 
-/// The current messages: epoch, term and sequence of the version, sequence of the metrics, and
-/// sides.
+/// Names the store's current messages. Its bytes: epoch, term and sequence of the version, sequence
+/// of the metrics, sides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotHead {
-    /// Epoch of the leader that wrote it.
+    /// The epoch of the leader that wrote the head.
     pub epoch: u64,
-    /// The version of the pool update.
     pub version: Version,
     /// The sequence of the metrics; 0 means no metrics for this pool update.
     pub metrics_sequence: u64,
@@ -24,11 +23,11 @@ pub struct SnapshotHead {
     sides: u64,
 }
 
-/// The stamp of a message on a side: epoch, term and sequence of the version, sequence of the
-/// metrics, time of receipt.
+/// The stamp before a message on a side. Its bytes: epoch, term and sequence of the version,
+/// sequence of the metrics, time of receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageStamp {
-    /// Epoch of the leader that wrote it.
+    /// The epoch of the leader that wrote the message.
     pub epoch: u64,
     /// The version of the pool update, or of the pool update that the metrics belong to.
     pub version: Version,
@@ -41,7 +40,7 @@ pub struct MessageStamp {
 // === impl SnapshotHead ===
 
 impl SnapshotHead {
-    /// The next head, with a new pool update on the other side and no metrics yet.
+    /// Returns the next head, with a new pool update on the other side and no metrics yet.
     #[must_use]
     pub fn with_pool_update(self, epoch: u64, version: Version) -> Self {
         Self {
@@ -52,7 +51,7 @@ impl SnapshotHead {
         }
     }
 
-    /// The next head, with new metrics on the other side.
+    /// Returns the next head, with new metrics on the other side.
     #[must_use]
     pub fn with_metrics(self, epoch: u64, metrics_sequence: u64) -> Self {
         Self {
@@ -121,7 +120,7 @@ impl MessageStamp {
         ))
     }
 
-    /// The bytes of a side with this message.
+    /// Returns the bytes of a side with this message.
     #[must_use]
     pub fn before(self, message: &[u8]) -> Vec<u8> {
         words::write(

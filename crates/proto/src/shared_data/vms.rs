@@ -7,13 +7,12 @@ use crate::words;
 
 const ROW_WORDS: usize = 4;
 
-/// The row of a VM in the VM table. The bytes of the row have: VM, last heartbeat, queue, and 1 if
-/// the VM serves requests.
+/// The row of a VM in the VM table. The bytes have the VM, its last heartbeat, its queue, and 1 if
+/// it serves requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmEntry {
     /// The random identity of the VM; 0 means none.
     pub vm: u64,
-    /// The last heartbeat of the VM.
     pub heartbeat: Timestamp,
     /// The queue that wakes the VM; 0 before it has one.
     pub queue: u32,
@@ -21,16 +20,16 @@ pub struct VmEntry {
     pub serves: bool,
 }
 
-/// The leader's counts of the other proxies of a pool. The word `ring` in the head of those
-/// proxies' load report holds the fields: 15 bits for `proxies`, a bit for `holds`, 16 bits for
-/// `active`, 32 bits for `delay_us`.
+/// The leader's counts of the other proxies of a pool. The field `ring` in the head of those
+/// proxies' load report holds 15 bits for `proxies`, a bit for `holds`, 16 bits for `active`, and
+/// 32 bits for `delay_us`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemotePeers {
-    /// Proxies of the pool, including this proxy.
+    /// Proxies of the pool, this proxy included.
     pub proxies: u32,
     /// The number of other proxies that reported recently.
     pub active: u32,
-    /// The age of the other proxies' reports on arrival, µs.
+    /// The age of the other proxies' reports when they arrive, in µs.
     pub delay_us: u32,
     /// Whether another proxy holds requests.
     pub holds: bool,
@@ -42,7 +41,7 @@ const HOLDS_FLAG: u64 = 1 << 15;
 // === impl VmEntry ===
 
 impl VmEntry {
-    /// The rows of a table, at most `rows_max`.
+    /// Reads the rows of a table, at most `rows_max`.
     #[must_use]
     pub fn read_table(table: &[u8], rows_max: usize) -> Vec<Self> {
         let mut rest = table;
@@ -59,7 +58,7 @@ impl VmEntry {
         std::iter::from_fn(row).take(rows_max).collect()
     }
 
-    /// The bytes of a table with these rows.
+    /// Encodes a table with these rows.
     #[must_use]
     pub fn write_table(rows: &[Self]) -> Vec<u8> {
         let words: Vec<u64> = rows

@@ -1,5 +1,5 @@
-//! `probabilistic-admitter`: refuses a share of sheddable requests that grows with saturation, long
-//! before the pool is full.
+//! `probabilistic-admitter`: refuses a share of the sheddable requests. The share grows with
+//! saturation, from long before the pool is full.
 
 use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, UtilizationThresholds};
 use crate::endpoint::EndpointIndex;
@@ -51,7 +51,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl ProbabilisticAdmitter {
-    /// Probability of a refusal, 0 to 1.
+    /// Returns the probability of a refusal, 0 to 1.
     fn refusal(&self, saturation: f64) -> f64 {
         (libm::pow(saturation, self.power) * self.k).min(1.0)
     }

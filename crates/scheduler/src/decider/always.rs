@@ -1,6 +1,6 @@
-//! `always-disagg-pd-decider`: the stage of every request runs on another endpoint.
-//! `always-disagg-multimodal-decider`: the stage runs on another endpoint if the prompt has media
-//! to encode.
+//! `always-disagg-pd-decider`: the prefill of every request runs on another endpoint.
+//! `always-disagg-multimodal-decider`: the encode stage runs on another endpoint if the prompt has
+//! media to encode.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Decider, RequiredState, readable};

@@ -1,5 +1,5 @@
-//! `prefix-based-pd-decider`: prefills elsewhere if much of the prompt is not cached at the decode
-//! endpoint.
+//! `prefix-based-pd-decider`: prefill runs on another endpoint if much of the prompt is not cached
+//! at the decode endpoint.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{

@@ -1,6 +1,6 @@
 //! `backlog-detector`: an endpoint is full for a request if the request would have to wait there.
-//! The ledger and the learned step times decide this, corrected by the engine's reports. No limit
-//! needs a load test.
+//! The in-flight ledger and the learned step times decide this, corrected by the engine's reports.
+//! So no limit has to be found by load tests.
 
 use crate::candidates::Candidates;
 use crate::decision::Route;
@@ -64,12 +64,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The default share of an endpoint's sequences that lower bands leave free. A burst in lower bands
-/// takes the sequences before the tokens of the highest band have become slower. The burst keeps
-/// the sequences until its outputs end. The highest band then needs up to twice the sequences. In
-/// the simulation (`simulator flow`) with long outputs at twice the capacity, chat's time to first
-/// token is 3 s at p99 with a tenth, and 125 ms with a quarter. The quarter costs 2 % of the
-/// tokens.
+/// The default share of an endpoint's sequences that lower priority bands leave free. A burst in
+/// lower bands takes its sequences while the tokens of the highest band are still fast, and keeps
+/// them until its outputs end. With the slower tokens, the highest band then needs up to twice as
+/// many sequences. In the simulation (`simulator flow`) with long outputs at twice the capacity,
+/// the p99 of chat's time to first token is 3 s with a tenth, and 125 ms with a quarter. The
+/// quarter costs 2 % of the tokens.
 const SEQUENCE_RESERVE: f64 = 0.25;
 
 #[derive(Debug)]
@@ -97,7 +97,7 @@ fn wide(count: u64) -> f64 {
 }
 
 impl BacklogDetector {
-    /// The time of the prompts that wait or are computed at the endpoint, in ms.
+    /// Returns the time to compute the prompts that wait or are in work at the endpoint, in ms.
     fn backlog_ms(context: &Context<'_>, endpoint: EndpointIndex, load: &EndpointLoad) -> f64 {
         let speed = context
             .table
@@ -106,8 +106,8 @@ impl BacklogDetector {
         f64::from(context.table.step.backlog_ms(&load.prefills) * speed)
     }
 
-    /// The share of the endpoint's sequences that `requests` use; `None` if the number of sequences
-    /// is unknown.
+    /// Returns the share of the endpoint's sequences that `requests` use; `None` if the number of
+    /// sequences is unknown.
     fn sequences(context: &Context<'_>, endpoint: EndpointIndex, requests: u32) -> Option<f64> {
         let max = context
             .table
@@ -117,10 +117,10 @@ impl BacklogDetector {
         Some(f64::from(requests) / f64::from(max))
     }
 
-    /// The share of the endpoint's KV cache that is in use with another prompt of `more` tokens, of
-    /// which `uncached` are not cached there. `None` if the size of the cache is unknown. The
-    /// ledger counts a shared prefix once for each request, and the engine's report is late, so the
-    /// lower of both numbers is used.
+    /// Returns the share of the endpoint's KV cache that is in use after a further prompt of `more`
+    /// tokens, with `uncached` of them not cached there. `None` if the size of the cache is
+    /// unknown. The ledger counts a shared prefix once for each request, and the engine's report is
+    /// late, so the lower of both numbers is used.
     fn kv_cache(
         context: &Context<'_>,
         endpoint: EndpointIndex,
@@ -178,7 +178,7 @@ impl BacklogDetector {
                 .is_none_or(|used| used <= without(self.reserve) * self.kv_cache_share)
     }
 
-    /// The greatest used share of the endpoint: backlog, sequences or KV cache.
+    /// Returns the greatest used share: of backlog, sequences or KV cache.
     fn used(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f64 {
         let load = context.load(endpoint);
         let backlog =
@@ -233,7 +233,7 @@ mod tests {
     use crate::snapshot::{Snapshot, Version};
     use crate::{LocalState, Pipeline, PipelineSpec, PluginSpec, is_full};
 
-    /// An endpoint with 20 sequences and a KV cache of 1,600 tokens.
+    /// Returns an endpoint with 20 sequences and a KV cache of 1,600 tokens.
     fn snapshot() -> Snapshot {
         let metrics = EndpointMetrics {
             attributes: Box::new([(SEQUENCES_MAX_ATTRIBUTE.into(), 20.0)]),
@@ -252,8 +252,8 @@ mod tests {
         .unwrap()
     }
 
-    /// Counts how many requests with prompts of this many tokens go to the endpoint. Each is at its
-    /// first token when the next one arrives.
+    /// Counts how many requests with prompts of this many tokens the endpoint admits. Each is at
+    /// its first token when the next one arrives.
     fn admitted(tokens: u32, critical: bool, share: f64) -> usize {
         let snapshot = snapshot();
         let mut ledger = InFlight::default();

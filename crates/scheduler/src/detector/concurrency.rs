@@ -1,5 +1,5 @@
-//! `concurrency-detector`: saturation by the load in flight. The ledger counts the load, so the
-//! load is never stale and never unknown.
+//! `concurrency-detector`: saturation by the load in flight. The in-flight ledger counts this load,
+//! so it is never stale or unknown.
 
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
@@ -47,7 +47,7 @@ struct ConcurrencyDetector {
     requests_max: Option<f64>,
     /// The maximum number of tokens at an endpoint; `None` means no limit.
     tokens_max: Option<f64>,
-    /// A filter keeps an endpoint whose saturation is below this.
+    /// As a filter, keeps endpoints whose saturation is below this.
     kept_below: f64,
 }
 
@@ -69,7 +69,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl ConcurrencyDetector {
-    /// The load of these endpoints together, as a share of their capacity.
+    /// Returns the load of these endpoints together, as a share of their capacity.
     // The casts are exact, because loads stay far below 2^52.
     fn share(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         let mut requests = (0_u64, 0.0);
@@ -89,7 +89,7 @@ impl ConcurrencyDetector {
         of(requests).max(of(tokens))
     }
 
-    /// The configured limit, or the engine's own limit if it is lower.
+    /// Returns the configured limit, or the engine's own limit if it is lower.
     fn requests_max_of(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f64 {
         let own = context
             .table
@@ -130,7 +130,7 @@ mod tests {
     use crate::snapshot::{Snapshot, Version};
     use crate::{LocalState, Pipeline, PipelineSpec, PluginSpec, is_full};
 
-    /// One endpoint for each role, which may have two requests.
+    /// Returns an endpoint for each role. Each may have two requests.
     fn snapshot(roles: &[&str]) -> Snapshot {
         let parameters = vec![("maxConcurrency".to_owned(), ParameterValue::Number(2.0))];
         let detector = PluginSpec {

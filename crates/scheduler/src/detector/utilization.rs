@@ -40,14 +40,14 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// Requests waiting at which an endpoint is full.
+/// The number of waiting requests at which an endpoint is full.
 pub(crate) const QUEUE_DEPTH: Parameter = Parameter::number(
     "queueDepthThreshold",
     5.0,
     "requests waiting at which an endpoint is full, integer from 1",
 );
 
-/// Cache use at which an endpoint is full.
+/// The KV cache use at which an endpoint is full.
 pub(crate) const KV_CACHE: Parameter = Parameter::number(
     "kvCacheUtilThreshold",
     0.8,
@@ -64,7 +64,7 @@ pub(crate) struct UtilizationThresholds {
 #[derive(Debug)]
 pub(crate) struct UtilizationDetector {
     thresholds: UtilizationThresholds,
-    /// A filter keeps an endpoint up to this saturation.
+    /// As a filter, keeps endpoints up to this saturation.
     kept_max: f32,
 }
 
@@ -85,7 +85,7 @@ impl UtilizationThresholds {
         })
     }
 
-    /// The saturation of one endpoint; `None` if its metrics are unknown.
+    /// Returns the saturation of one endpoint; `None` if its metrics are unknown.
     fn saturation_of(&self, context: &Context<'_>, endpoint: EndpointIndex) -> Option<f32> {
         let queue = context
             .metric(endpoint, |m| m.queue_depth)
@@ -99,9 +99,9 @@ impl UtilizationThresholds {
         }
     }
 
-    /// The mean over the endpoints with known metrics. 0 if there are none. If there are several
-    /// endpoints, the largest value is limited to 1 (full), or to the mean of the other endpoints
-    /// if that is above 1. So the claims of one engine shed no request while others have room.
+    /// Returns the mean over the endpoints with known metrics; 0 if there are none. If there are
+    /// several, the largest value is limited to 1 (full), or to the mean of the others if that is
+    /// above 1. So one engine's report sheds no request while others have room.
     pub(crate) fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         let known = endpoints
             .iter()
@@ -135,7 +135,7 @@ impl UtilizationDetector {
         })
     }
 
-    /// The detector of a pipeline that does not name one.
+    /// Returns the detector of a pipeline that does not name one.
     pub(crate) fn with_defaults() -> Result<Self, InvalidParameter> {
         Self::read(&Parameters::check(PLUGIN.parameters, &[])?)
     }

@@ -5,8 +5,8 @@ use crate::endpoint::Endpoint;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `role`: if requests are split by role, an endpoint that serves only earlier stages is not in the
-/// proxy's cluster.
+/// `role`: if requests are split by role, the proxy's cluster does not contain endpoints that serve
+/// only earlier stages.
 #[derive(Debug)]
 pub(crate) struct DecoderFilter;
 

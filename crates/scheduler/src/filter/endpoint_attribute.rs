@@ -51,7 +51,7 @@ const THRESHOLD: &[Parameter] = &[
     Parameter::number("value", 0.0, "what the attribute is compared with"),
 ];
 
-/// Whether the condition holds if the attribute is less than, equal to, or greater than the value.
+/// Whether a condition holds if the attribute is less than, equal to, and greater than the value.
 type ComparisonOperator = [bool; 3];
 
 const OPERATORS: [(&str, ComparisonOperator); 6] = [

@@ -32,7 +32,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// `label-selector-filter` under a name that is deprecated in llm-d.
+/// The name of `label-selector-filter` that llm-d has deprecated.
 pub(crate) const BY_LABEL_SELECTOR: PluginType = PluginType {
     name: "by-label-selector",
     doc: readable("Deprecated name of label-selector-filter."),
@@ -49,7 +49,7 @@ const EXPRESSION: &[Parameter] = &[
     ),
 ];
 
-/// Conditions that must all hold.
+/// The conditions, which must all hold.
 #[derive(Debug)]
 pub(crate) struct LabelSelectorFilter(Vec<LabelRequirement>);
 

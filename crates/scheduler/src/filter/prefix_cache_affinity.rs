@@ -1,5 +1,5 @@
 //! `prefix-cache-affinity-filter`: keeps the endpoints that have most of the prompt cached, unless
-//! waiting for them costs more than a prefill elsewhere.
+//! they are too busy compared with the others.
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
@@ -60,19 +60,20 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// Maximum of milliseconds and of tokens per second: far above any real value, and their product is
-/// still finite.
+/// The maximum of milliseconds, and of tokens per second: far above real values, and with a finite
+/// product.
 const QUANTITY_MAX: f64 = 1e9;
 
 #[derive(Debug)]
 struct PrefixCacheAffinityFilter {
     threshold: f64,
     exploration: f64,
-    /// The extra cost that is accepted for a cached prompt. `None` means no limit.
+    /// The extra cost that is accepted so that a request gets an endpoint with its prompt cached.
+    /// `None` means no limit.
     penalty: Option<AffinityPenalty>,
 }
 
-/// The limit for how far the best endpoint with the prompt cached may be behind the best other
+/// The amount by which the best endpoint with the prompt cached may be worse than the best other
 /// endpoint.
 #[derive(Clone, Copy, Debug)]
 enum AffinityPenalty {

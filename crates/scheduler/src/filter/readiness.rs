@@ -5,8 +5,7 @@ use crate::endpoint::Readiness;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `ready`: Envoy ignores the health of hosts that the picker names, so readiness must be checked
-/// here.
+/// `ready`: Envoy ignores the health of hosts that the picker names, so the picker must check it.
 #[derive(Debug)]
 pub(crate) struct ReadinessFilter;
 

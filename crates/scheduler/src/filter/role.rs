@@ -1,8 +1,7 @@
-//! `decode-filter`, `prefill-filter`, `encode-filter`: keep endpoints that serve a stage, by the
-//! role in their label.
+//! `decode-filter`, `prefill-filter`, `encode-filter`: keep endpoints that serve the stage, by the
+//! role that their label names.
 //!
-//! One table contains all roles. An endpoint without the label serves prefill and decode, so it
-//! passes only the decode filter.
+//! An endpoint without the label serves prefill and decode, but passes only the decode filter.
 
 use crate::endpoint::ROLE_LABEL;
 use crate::filter::label_selector::LabelSelectorFilter;

@@ -4,7 +4,8 @@ use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `subset`: without a hint the whole pool is allowed; an empty hint allows no endpoint.
+/// `subset`: a request without a subset hint may use the whole pool, and one with an empty hint no
+/// endpoint.
 ///
 /// Source: Gateway API Inference Extension, proposal 004 (endpoint picker protocol), subset hint.
 #[derive(Debug)]

@@ -1,12 +1,12 @@
-//! The settings of flow control. The reader of the file turns the section `flowControl` of a
-//! configuration into this plugin.
+//! The settings of flow control. The reader of configuration files turns the section `flowControl`
+//! into this plugin.
 
 use super::settings::{FlowSettings, SECTION};
 use super::{FairnessPolicy, OrderingPolicy, UsageLimitPolicy, fairness, ordering, usage_limit};
 use crate::plugin::{InvalidParameter, ParameterValue, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
-/// The name of the plugin. No file declares it.
+/// The name of the plugin. Configuration files do not declare it.
 pub const FLOW_CONTROL: &str = "flow-control";
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -33,7 +33,7 @@ pub(crate) struct Policies {
     pub(crate) usage_limit: Vec<(Box<str>, Box<dyn UsageLimitPolicy>)>,
 }
 
-/// Flow control of a pipeline: the settings and their policies.
+/// Flow control of a pipeline: the settings, and the policies that they name.
 #[derive(Debug)]
 pub struct FlowControl {
     settings: FlowSettings,
@@ -46,11 +46,10 @@ pub struct BandRules<'f> {
     pub max_requests: u64,
     /// The maximum number of bytes queued.
     pub max_bytes: u64,
-    /// The longest wait, in ms.
     pub ttl_ms: u64,
-    /// Chooses the flow.
+    /// The policy that chooses the flow.
     pub fairness: &'f (dyn FairnessPolicy + 'static),
-    /// Orders a flow.
+    /// The policy that orders the requests of a flow.
     pub ordering: &'f (dyn OrderingPolicy + 'static),
 }
 
@@ -117,7 +116,7 @@ impl FlowControl {
         }
     }
 
-    /// The rules of the band of this priority.
+    /// Returns the rules of the band of this priority.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn band(&self, priority: i32) -> Option<BandRules<'_>> {
         let [default, negative] = &self.settings.templates;
@@ -137,7 +136,7 @@ impl FlowControl {
         })
     }
 
-    /// The maximum number of requests and bytes queued in all.
+    /// Returns the maximum number of requests, and of bytes, in all queues together.
     pub fn limits(&self) -> (u64, u64) {
         (self.settings.max_requests, self.settings.max_bytes)
     }
@@ -160,7 +159,7 @@ impl FlowControl {
         })
     }
 
-    /// Whether running requests are given up for waiting requests of higher priority.
+    /// Whether running requests are aborted for waiting requests of higher priority.
     pub fn evicts(&self) -> bool {
         self.settings.eviction
     }

@@ -1,4 +1,4 @@
-//! Fairness policies choose which flow of a band goes next.
+//! Fairness policies choose from which flow of a priority band the next request is sent.
 
 use super::settings::FAIRNESS_DEFAULT;
 use super::{BandAccount, FairnessPolicy, FlowAccount, FlowCost};
@@ -43,6 +43,7 @@ pub(crate) const LEAST_SERVICE: PluginType = PluginType {
 /// The name of [`LEAST_SERVICE`] in newer files.
 pub(crate) const LEAST_SERVICE_POLICY: PluginType = PluginType {
     name: "program-aware-fairness-policy",
+    doc: readable("The name of program-aware-fairness in newer files."),
     ..LEAST_SERVICE
 };
 
@@ -52,7 +53,7 @@ pub(crate) const TOKENS: PluginType = PluginType {
     doc: readable(
         "The default. Start-time fair queueing in tokens: next is the flow that has received the \
         fewest tokens since it began to wait. A flow pays for uncached prompt tokens and expected \
-        output, corrected at the end of each reply. A flow without requests saves nothing.",
+        output, corrected at the end of each reply. A flow without requests gains no credit.",
     ),
     source: readable("Switchpoint; Goyal, Vin and Cheng, Start-time Fair Queueing, 1996"),
     parameters: &[MINIMUM_SHARE],
@@ -81,14 +82,16 @@ const LEAST_SERVICE_PARAMETERS: &[Parameter] = &[
     ),
 ];
 
-/// The weight of an output token, as in llm-d. An output token takes a step of the engine, and a
-/// prompt token takes only a fraction of a step.
+/// The weight of an output token, where a prompt token has weight 1, as in llm-d. An output token
+/// takes a step of the engine, and a prompt token takes only a fraction of a step.
 const OUTPUT_WEIGHT: f64 = 2.0;
 
-/// Converts service to seconds of waiting: a thousand tokens are about one second of a stream.
+/// Converts received tokens to seconds of waiting: one stream gets about a thousand tokens in a
+/// second.
 const SERVICE_UNIT: f64 = 1_000.0;
 
-/// The minimum share of a band that waits behind higher ones, if nothing else is configured.
+/// The minimum share of the tokens for a band that waits behind higher bands, if none is
+/// configured.
 pub(super) const MINIMUM_SHARE_DEFAULT: f64 = 0.05;
 
 pub(super) const MINIMUM_SHARE: Parameter = Parameter::number(
@@ -184,8 +187,8 @@ impl FairnessPolicy for TokenFairness {
         flow.start
     }
 
-    /// A flow that was idle saves up nothing. A flow that waits keeps its claim, even if others go
-    /// first because its own endpoint has no room.
+    /// A flow that was idle gets no credit for that time. A flow that waits keeps its claim, even
+    /// if others are served first because the endpoint of this flow has no room.
     fn begin(&self, flow: &mut FlowAccount, band: &BandAccount) {
         flow.start = flow.start.max(band.virtual_time);
     }

@@ -1,17 +1,18 @@
-//! One order over the VMs of a process that hold requests for one pool.
+//! The common order of requests that the wasm VMs of a process hold for one pool.
 //!
 //! The VMs share one value, the [`SharedOrder`]. Each VM reads this value, decides alone, and
 //! writes it back only if no other VM wrote meanwhile (compare and set). Otherwise the VM reads it
 //! again.
 //!
 //! - An event that may have made room begins a new *round*. In a round, each request is tried at
-//!   most once, the smallest [`QueuedTag`] of all VMs first. A VM tries its own next request while
-//!   that is the smallest. Then the VM passes the turn on, and wakes the owner of the smallest.
-//! - A VM first publishes its load with the pick, and then writes the order. This is the *claim*.
-//!   If the write fails, the VM takes the pick back. A VM reads the loads of the other VMs after
-//!   the order. So if two VMs saw the same room, one of them writes too late.
-//! - A VM that was woken and has done nothing for [`WAKE_MS`], or has not written its row for
-//!   [`SILENT_MS`], is passed over until it writes again.
+//!   most once: the one with the smallest [`QueuedTag`] of all VMs first. A VM tries its own next
+//!   request while that tag is the smallest. Then it passes the turn on: it wakes the VM with the
+//!   smallest tag.
+//! - To claim room, a VM first publishes its load with the pick included, and then writes the
+//!   order. If the write fails, the VM takes the pick back. A VM reads the order before the loads
+//!   of the other VMs. So if two VMs saw the same room, one of them writes too late.
+//! - Each VM has a row in the order ([`OrderRow`]). A VM that did not write its row within
+//!   [`WAKE_MS`] after it was woken, or for [`SILENT_MS`], is passed over until it writes again.
 
 use std::cmp::Ordering;
 
@@ -19,10 +20,10 @@ use super::{BandAccount, FlowAccount};
 use crate::endpoint::EndpointRef;
 use crate::time::Timestamp;
 
-/// A VM that was woken this long ago, in ms, and did nothing, is passed over.
+/// A VM that was woken this long ago, in ms, and has not written its row since, is passed over.
 const WAKE_MS: u64 = 20;
 
-/// A row that was not written for this long, in ms, belongs to a VM that is gone.
+/// A row that was not written for this long, in ms, belongs to a VM that no longer exists.
 const SILENT_MS: u64 = 1_000;
 
 /// A VM that holds requests writes its row at least this often, in ms.
@@ -31,37 +32,37 @@ const REFRESH_MS: u64 = 200;
 /// The maximum number of requests that are tried at one full endpoint in one round.
 pub const TRIES_AT_ENDPOINT: u32 = 2;
 
-/// The maximum number of flows of a band in the order. Those that received the fewest tokens are
-/// left out.
+/// The maximum number of flows of a band in the order. Further flows are left out, those with the
+/// fewest received tokens first.
 const SHARED_FLOWS_MAX: usize = 256;
 
-/// The maximum number of tokens by which a waiting flow can be behind. With more, its request would
-/// have been sent long before. A flow falls behind when it gets tokens back, because an output was
-/// shorter than expected.
+/// The maximum number of tokens by which a waiting flow can be behind the others. If it were behind
+/// by more, its request would have been sent long before. A flow falls behind when it gets tokens
+/// back, because an output was shorter than expected.
 const OWED_TOKENS_MAX: f64 = 10_000.0;
 
-/// The place of a request among all that wait.
+/// The position of a request among all that wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueuedTag {
-    /// Whether the band of the request has a claim on its minimum share.
+    /// Whether the credit for the band's minimum share covers the request.
     pub owed: bool,
-    /// The priority of its band.
     pub priority: i32,
     /// The hash of the request's fairness id. 0 if the VM holds several flows of the band, because
     /// another flow may come first when the rank of this flow changes.
     pub flow: u64,
-    /// The rank of the request's flow, if the requests before it in its VM are sent first.
+    /// The rank that the request's flow will have when the requests before it in its VM have been
+    /// sent.
     pub rank: f64,
     /// The key of the request within its flow.
     pub key: u64,
 }
 
-/// The requests of a band that one VM holds.
+/// The number of requests of a band that one VM holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuedInBand {
     pub priority: i32,
     pub requests: u64,
-    /// The bytes of the requests.
+    /// The total size of these requests in bytes.
     pub bytes: u64,
 }
 
@@ -78,9 +79,9 @@ pub struct OwnerShare {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RowBand {
     pub queued: QueuedInBand,
-    /// The flow with most of it in this VM.
+    /// The flow that has the largest part of the band's queue in this VM.
     pub largest: OwnerShare,
-    /// The number of requests that the VM must refuse, because the common limits are reached.
+    /// The number of requests that the VM must refuse, because all VMs together reached a limit.
     pub refuse: u64,
 }
 
@@ -88,19 +89,19 @@ pub struct RowBand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FullEndpoint {
     pub endpoint: EndpointRef,
-    /// The highest priority that found no room.
+    /// The highest priority of the requests that found no room there.
     pub priority: i32,
     /// The number of requests that found no room there.
     pub tries: u32,
 }
 
-/// One VM that holds requests.
+/// The row of one VM that holds requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OrderRow {
     pub vm: u64,
     /// The time when the VM wrote the row.
     pub written: Timestamp,
-    /// The time when another VM woke it; 0 after it wrote the row.
+    /// The time when another VM woke this VM; 0 after this VM wrote the row.
     pub woken: Timestamp,
     /// The round that `next` belongs to.
     pub round: u64,
@@ -110,12 +111,12 @@ pub struct OrderRow {
     pub next: Option<QueuedTag>,
     /// The requests that the VM holds.
     pub bands: Vec<RowBand>,
-    /// The endpoints that the requests wait for, and the highest priority at each. The list is
-    /// empty if a request may also go elsewhere. In that case the VM must check itself.
+    /// The endpoints that the requests wait for, and the highest priority at each. Empty if a
+    /// request may also be sent to other endpoints. In that case the VM itself must check for room.
     pub endpoints: Vec<(EndpointRef, i32)>,
 }
 
-/// The service of a band and its flows.
+/// The tokens that a band and its flows have received.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BandService {
     pub priority: i32,
@@ -129,20 +130,17 @@ pub struct BandService {
 /// The next step of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderStep {
-    /// Try the request in its `next`.
+    /// Try the request in the `next` of its row.
     Try,
     /// Write the order, then wake this VM.
     Write(Option<u64>),
-    /// Do nothing.
     Rest,
 }
 
 /// The requests that all VMs of a process hold for one pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SharedOrder {
-    /// The number of the round.
     pub round: u64,
-    /// The time when the round began.
     pub began: Timestamp,
     /// The VMs that hold requests.
     pub rows: Vec<OrderRow>,
@@ -154,7 +152,7 @@ pub struct SharedOrder {
 // === impl QueuedTag ===
 
 impl QueuedTag {
-    /// The smallest tag goes first.
+    /// Compares two tags. The request with the smallest tag is tried first.
     pub fn compare(&self, other: &Self) -> Ordering {
         let bands = other
             .owed
@@ -178,13 +176,13 @@ impl FullEndpoint {
 // === impl OrderRow ===
 
 impl OrderRow {
-    /// Whether the row belongs to another VM than `vm`, and that VM still answers.
+    /// Whether the row belongs to another VM than `vm`, and that VM still responds to wake-ups.
     fn is_rival(&self, vm: u64, now: Timestamp) -> bool {
         let is_late = self.woken.0 != 0 && now.ms_since(self.woken) >= WAKE_MS;
         self.vm != vm && !is_late && now.ms_since(self.written) < SILENT_MS
     }
 
-    /// The smallest request that was not tried in this round.
+    /// Returns the tag of the first request that was not tried in this round.
     fn untried(&self, round: u64) -> Option<QueuedTag> {
         if self.round == round {
             self.next
@@ -193,7 +191,8 @@ impl OrderRow {
         }
     }
 
-    /// Whether enough requests found no room at every endpoint that the VM's requests wait for.
+    /// Whether every endpoint that the VM's requests wait for had no room in [`TRIES_AT_ENDPOINT`]
+    /// tries.
     fn is_hopeless(&self, full: &[FullEndpoint]) -> bool {
         let is_full = |(endpoint, priority): &(EndpointRef, i32)| {
             full.iter().any(|full| full.stops(*endpoint, *priority))
@@ -208,7 +207,7 @@ impl OrderRow {
             .find(|band| band.queued.priority == priority)
     }
 
-    /// The requests of a band that the VM holds, for changes.
+    /// Returns the requests of a band that the VM holds, mutably.
     pub fn band_mut(&mut self, priority: i32) -> Option<&mut RowBand> {
         self.bands
             .iter_mut()
@@ -252,7 +251,8 @@ impl SharedOrder {
             .filter(move |row| row.vm != vm && now.ms_since(row.written) < SILENT_MS)
     }
 
-    /// The smallest request that another VM has not tried in this round.
+    /// Returns the smallest tag of a request that another VM has not tried in this round, and that
+    /// VM.
     fn smallest(&self, vm: u64, now: Timestamp) -> Option<(QueuedTag, u64)> {
         let mut smallest: Option<(QueuedTag, u64)> = None;
         for row in &self.rows {
@@ -286,8 +286,8 @@ impl SharedOrder {
         }
     }
 
-    /// Sets the row of a VM that writes in any case. [`OrderStep::Try`] means that after the write,
-    /// the VM still has the turn.
+    /// Sets the row of a VM that will write the order in any case. [`OrderStep::Try`] means that
+    /// the VM still has the turn after the write.
     pub fn put(&mut self, own: OrderRow) -> OrderStep {
         let vm = own.vm;
         let now = own.written;
@@ -300,7 +300,7 @@ impl SharedOrder {
         }
     }
 
-    /// Whether `vm` may try its request `tag`: no other VM has a smaller one to try.
+    /// Whether `vm` may try its request `tag`, because no other VM has a smaller tag to try.
     fn is_turn(&self, vm: u64, tag: &QueuedTag, now: Timestamp) -> bool {
         self.smallest(vm, now)
             .is_none_or(|(other, other_vm)| tag.compare(&other).then(vm.cmp(&other_vm)).is_lt())
@@ -321,8 +321,8 @@ impl SharedOrder {
                 true
             }
             (Some(known), false) => {
-                // A row is worth a write if it says more than that the VM exists, or if the last
-                // write is too old.
+                // A row is worth a write if anything but its time has changed, or if the last write
+                // is too old.
                 let age_ms = row.written.ms_since(known.written);
                 known.written = row.written;
                 let is_news = *known != row || age_ms >= REFRESH_MS;
@@ -337,8 +337,8 @@ impl SharedOrder {
         }
     }
 
-    /// Passes the turn on. Returns the VM to wake, and marks it. `None` if that VM is awake
-    /// already, or if no other VM has a request to try.
+    /// Passes the turn on. Returns the VM to wake, and marks it as woken. Returns `None` if that VM
+    /// was woken already, or if no other VM has a request to try.
     fn pass_on(&mut self, vm: u64, now: Timestamp) -> Option<u64> {
         let (_, next) = self.smallest(vm, now)?;
         let row = self
@@ -354,7 +354,7 @@ impl SharedOrder {
 // === impl BandService ===
 
 impl BandService {
-    /// The account of a flow, if it is in the order.
+    /// Returns the account of a flow, if the order has one.
     pub fn flow(&self, id: u64) -> Option<FlowAccount> {
         self.flows
             .iter()
@@ -362,7 +362,7 @@ impl BandService {
             .map(|(_, account)| *account)
     }
 
-    /// The account of a flow that is not in the order.
+    /// Returns the account that a flow has if the order has none for it.
     pub fn idle_flow(&self) -> FlowAccount {
         FlowAccount {
             start: self.account.virtual_time,

@@ -1,4 +1,4 @@
-//! Ordering policies choose which request of a flow goes next.
+//! Ordering policies choose which request of a flow (the requests of one fairness id) is sent next.
 
 use super::settings::ORDERING_DEFAULT;
 use super::{OrderingPolicy, QueuedFacts};
@@ -18,7 +18,7 @@ pub(crate) const FCFS: PluginType = PluginType {
 pub(crate) const EDF: PluginType = PluginType {
     name: "edf-ordering-policy",
     kind: PluginKind::Ordering,
-    doc: readable("The earliest deadline first: arrival + TTL. Bands with different TTLs differ."),
+    doc: readable("The earliest deadline (arrival + TTL) first."),
     source: readable("llm-d-router, flowcontrol/ordering"),
     parameters: &[],
     needs: &[],

@@ -1,14 +1,14 @@
-//! The settings of flow control as given, with policies by name.
+//! The settings of flow control as the configuration gives them. Policies are given by name.
 
 use crate::plugin::{InvalidParameter, Parameter, Parameters};
 
-/// The policies of bands and pools that do not name one.
+/// The names of the policies for bands and pools that do not name one.
 pub(crate) const FAIRNESS_DEFAULT: &str = "token-fairness-policy";
 pub(crate) const ORDERING_DEFAULT: &str = "fcfs-ordering-policy";
 pub(crate) const USAGE_LIMIT_DEFAULT: &str = "static-usage-limit-policy";
 
-/// The maximum number of bands of a configuration. Every release of a request goes through all
-/// bands.
+/// The maximum number of bands of a configuration. Each time a queued request is sent, all bands
+/// are searched.
 const BANDS_MAX: usize = 32;
 
 /// The default limits for the requests and bytes that a band holds. They are llm-d's defaults.
@@ -18,7 +18,7 @@ const BAND_BYTES: f64 = 1e9;
 /// The maximum TTL, in ms: one day, which is more than any proxy waits.
 const TTL_MS_MAX: f64 = 86_400_000.0;
 
-/// How long a request waits by default, in ms: llm-d's default.
+/// The longest wait of a request by default, in ms. It is llm-d's default.
 const TTL_MS: f64 = 60_000.0;
 
 pub(super) const SECTION: &[Parameter] = &[
@@ -59,18 +59,19 @@ const BAND: &[Parameter] = &[
     Parameter::text("ordering", ORDERING_DEFAULT, "ordering policy"),
 ];
 
-/// The section as given, with policies by name.
+/// The section `flowControl` as the configuration gives it. Policies are given by name.
 #[derive(Debug)]
 pub struct FlowSettings {
     pub(super) max_requests: u64,
     pub(super) max_bytes: u64,
     pub(super) ttl_ms: u64,
-    /// With 0, requests do not wait for the first endpoint.
+    /// The longest wait while no endpoint is ready. With 0, such requests do not wait.
     pub(super) no_endpoint_ttl_ms: u64,
     pub(super) usage_limit: Box<str>,
     pub(super) minimum_share: f64,
     pub(super) eviction: bool,
-    /// The templates of bands that are not listed: from priority 0 on, and below 0.
+    /// The settings of bands that are not listed: first those of priority 0 and above, then those
+    /// below 0.
     pub(super) templates: [BandSettings; 2],
     pub(super) bands: Vec<BandSettings>,
 }
@@ -80,13 +81,13 @@ pub(super) struct BandSettings {
     pub(super) priority: i32,
     pub(super) max_requests: u64,
     pub(super) max_bytes: u64,
-    /// `None` means the TTL of the section.
+    /// The longest wait. `None` means the TTL of the section.
     pub(super) ttl_ms: Option<u64>,
     pub(super) fairness: Box<str>,
     pub(super) ordering: Box<str>,
 }
 
-/// Reads a limit; the value 0 means `zero`.
+/// Reads a limit, and returns `zero` for the value 0.
 fn limit(parameters: &Parameters<'_>, name: &str, zero: f64) -> Result<u64, InvalidParameter> {
     let given = parameters.number(name, 0.0..=1e18)?;
     // The number is at most 1e18, or an infinite `zero`, for which the cast saturates.
@@ -94,13 +95,13 @@ fn limit(parameters: &Parameters<'_>, name: &str, zero: f64) -> Result<u64, Inva
     Ok(whole)
 }
 
-/// Reads a TTL; 0 means none.
+/// Reads a TTL; 0 means no limit.
 fn ttl(parameters: &Parameters<'_>, name: &str) -> Result<u64, InvalidParameter> {
     parameters.number(name, 0.0..=TTL_MS_MAX)?;
     limit(parameters, name, f64::INFINITY)
 }
 
-/// Reads the wait while no endpoint is ready; 0 means none.
+/// Reads the longest wait while no endpoint is ready; 0 means no wait.
 fn no_endpoint_ttl(parameters: &Parameters<'_>) -> Result<u64, InvalidParameter> {
     parameters.number("noEndpointTtlMs", 0.0..=TTL_MS_MAX)?;
     limit(parameters, "noEndpointTtlMs", 0.0)

@@ -1,4 +1,4 @@
-//! Usage limit policies decide how much of the pool a band may fill.
+//! Usage limit policies decide how much of the pool a priority band may fill.
 
 use super::settings::USAGE_LIMIT_DEFAULT;
 use super::{BandRank, UsageCeiling, UsageLimitPolicy};
@@ -112,14 +112,14 @@ impl UsageLimitPolicy for SoftReflectiveCeiling {
 // === impl BandRank ===
 
 impl BandRank {
-    /// 0 for the highest band, 1 for the lowest, and equal steps for the bands between.
+    /// Returns 0 for the highest band and 1 for the lowest. The bands between are equally spaced.
     // The casts are exact, because there are few bands.
     fn share_by_rank(self) -> f64 {
         share(self.higher as f64, self.bands.saturating_sub(1) as f64)
     }
 
-    /// 0 for the highest band, 1 for the lowest, and values in proportion to their priority for the
-    /// bands between.
+    /// Returns 0 for the highest band and 1 for the lowest. The bands between are spaced in
+    /// proportion to their priorities.
     fn share_by_value(self) -> f64 {
         let (own, highest, lowest) = self.priorities;
         share(
@@ -209,7 +209,7 @@ mod tests {
     }
 
     /// At a saturation of 0.8, the middle of three bands has a ceiling of 0.6 and the lowest one of
-    /// 0.2: both pass in every fourth turn.
+    /// 0.2. Of each four checks, one lets both pass.
     #[test]
     fn a_soft_ceiling_lets_every_few_requests_pass() {
         let at = |saturation, turn| ceilings_at(&REFLECTIVE, &[], &[100, 0, -10], saturation, turn);

@@ -1,11 +1,11 @@
-//! `disagg-profile-handler`: one model server decodes. If a decider says so, a second one prefills
-//! and others encode before that.
+//! `disagg-profile-handler`: one model server decodes. If a decider says so, another one prefills
+//! before, and others encode before that.
 //!
-//! Decode is picked first, because the proxy sends the request there. The sidecar of the decode
-//! server calls the other servers, which are named in headers. A stage runs at the endpoint of the
-//! next stage in three cases: the stage's decider decides against another endpoint, its profile
-//! leaves no endpoint, or its profile picks that endpoint. So a request never fails for lack of a
-//! prefill server.
+//! The decode server is picked first, because the proxy sends the request to it. The sidecar of the
+//! decode server calls the other servers, which are named in headers. A stage runs at the endpoint
+//! of the next stage in three cases: the stage's decider decides against another endpoint, its
+//! profile leaves no endpoint, or its profile picks that endpoint. So a request never fails for
+//! lack of a prefill server.
 
 use crate::decision::{Decision, Route};
 use crate::endpoint::EndpointIndex;
@@ -91,8 +91,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl RemoteStage {
-    /// The endpoints that the stage's profile picks, without `next`. Empty if the decider does not
-    /// want the stage to run elsewhere.
+    /// Returns the endpoints that the stage's profile picks, without `next`. Empty if the decider
+    /// wants the stage to run at `next`.
     fn picked(
         &self,
         run: &mut SchedulingRun<'_>,

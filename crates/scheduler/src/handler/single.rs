@@ -1,4 +1,4 @@
-//! `single-profile-handler`: one profile for every request.
+//! `single-profile-handler`: runs the only profile for every request.
 
 use crate::decision::{Decision, Route};
 use crate::plugin::readable;

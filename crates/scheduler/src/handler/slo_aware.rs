@@ -1,5 +1,5 @@
-//! `slo-aware-profile-handler`: requests that choose it by header are scheduled by their SLOs,
-//! other requests as usual.
+//! `slo-aware-profile-handler`: requests with a header that asks for it are scheduled by their
+//! SLOs, other requests as usual.
 //!
 //! | prediction | SLO | header | runs |
 //! |---|---|---|---|

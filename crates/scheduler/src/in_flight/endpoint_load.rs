@@ -6,25 +6,25 @@ use crate::slo::Slo;
 pub struct EndpointLoad {
     /// Requests that were picked and have not ended.
     pub requests: u32,
-    /// Uncached prompt tokens of requests without a first token, and, where configured, the
-    /// expected output of all requests.
+    /// Uncached prompt tokens of requests without a first token. If configured, the expected output
+    /// of all requests is added.
     pub prefill_tokens: u64,
-    /// Tokens of requests that decode: prompt and output after the first token.
+    /// Tokens of requests that decode: their prompts, and their output after the first token.
     pub decode_tokens: u64,
     /// The prompts of requests without a first token.
     pub prefills: PendingPrefills,
     /// The lowest TTFT SLO of requests without a first token, µs; `None` when none has one.
     pub ttft_slo_us: Option<u32>,
-    /// The lowest TPOT SLO of all requests, µs per token, those without a first token included.
+    /// The lowest TPOT SLO of all requests, even of those without a first token, in µs per token.
     /// `None` when none has one.
     pub tpot_slo_us: Option<u32>,
 }
 
-/// Prompts that wait for their prefill or are in it. A linear step model computes their time from
-/// these sums.
+/// Sums over the prompts that wait for their prefill or are in it. A linear step model computes
+/// their time from these sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PendingPrefills {
-    /// The number of prompts that have uncached tokens.
+    /// The number of prompts with uncached tokens.
     pub prompts: u32,
     /// The tokens of all these prompts, cached or not.
     pub prompt_tokens: u64,
@@ -35,9 +35,9 @@ pub struct PendingPrefills {
     pub attention: u64,
 }
 
-/// Pairs of tokens in one unit of [`PendingPrefills::attention`]: the attention of a prompt of 256
-/// tokens takes a fraction of a millisecond. With it, thousands of the longest prompts fit into 32
-/// bits on the wire.
+/// Pairs of tokens in one unit of [`PendingPrefills::attention`]. One unit is the attention of a
+/// prompt of 256 tokens, a fraction of a millisecond. In this unit, thousands of the longest
+/// prompts fit into 32 bits on the wire.
 pub const ATTENTION_UNIT: u64 = 65_536;
 
 pub(super) const NOTHING: EndpointLoad = EndpointLoad {
@@ -59,7 +59,7 @@ pub(super) const NO_PREFILLS: PendingPrefills = PendingPrefills {
 // === impl EndpointLoad ===
 
 impl EndpointLoad {
-    /// The lowest SLOs.
+    /// Returns the lowest SLOs of the requests.
     #[must_use]
     pub fn slo(&self) -> Slo {
         Slo {
@@ -77,8 +77,8 @@ impl EndpointLoad {
 // === impl PendingPrefills ===
 
 impl PendingPrefills {
-    /// The prefill of one prompt with these tokens; `uncached_tokens` above `prompt_tokens` counts
-    /// as `prompt_tokens`.
+    /// Returns the prefill of one prompt. `uncached_tokens` above `prompt_tokens` counts as
+    /// `prompt_tokens`.
     #[must_use]
     pub fn from_tokens(prompt_tokens: u32, uncached_tokens: u32) -> Self {
         let prompt = u64::from(prompt_tokens);
@@ -92,7 +92,6 @@ impl PendingPrefills {
         }
     }
 
-    /// The sum of both.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self {
@@ -103,7 +102,6 @@ impl PendingPrefills {
         }
     }
 
-    /// The difference of both.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self {
@@ -114,7 +112,6 @@ impl PendingPrefills {
         }
     }
 
-    /// Returns `count` times this load.
     #[must_use]
     pub fn times(self, count: u32) -> Self {
         Self {
@@ -129,7 +126,6 @@ impl PendingPrefills {
 // === impl EndpointLoad ===
 
 impl EndpointLoad {
-    /// The sum of both.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         let lowest = |one: Option<u32>, two: Option<u32>| one.into_iter().chain(two).min();
@@ -143,7 +139,7 @@ impl EndpointLoad {
         }
     }
 
-    /// Returns `count` times this load, with unchanged SLOs.
+    /// Returns `count` times this load. The SLOs stay.
     #[must_use]
     pub fn times(self, count: u32) -> Self {
         Self {

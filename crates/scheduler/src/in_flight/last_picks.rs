@@ -1,5 +1,5 @@
-//! The last pick of each endpoint, as a number that grows with every pick. If endpoints have equal
-//! costs, the endpoint that was picked least recently is next.
+//! The last pick of each endpoint, as a number that grows with every pick. Among endpoints with
+//! equal costs, the one that was picked least recently is best.
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
@@ -30,7 +30,6 @@ impl LastPicks {
         }
     }
 
-    /// The number of the endpoint's last pick; 0 if this generation was never picked.
     pub(super) fn of(&self, endpoint: EndpointRef) -> u64 {
         match self.rows.get(usize::from(endpoint.slot.0)) {
             Some(&(generation, pick)) if generation == endpoint.generation => pick,

@@ -2,51 +2,51 @@
 //! itself shows.
 //!
 //! The scrape of an endpoint counts the requests of all proxies. The claims that other proxies send
-//! are newer, so they are included in full until a scrape could have shown them. A claim that
-//! scrapes do not confirm is *refuted*. Then the load of the other proxies is at most the load that
-//! the scrape shows beyond our own. So a proxy that lies, or repeats old reports or those of
-//! others, can make an endpoint seem busy for some seconds, but not permanently.
+//! are newer, so they are counted in full until a scrape could have shown them. A claim that
+//! scrapes do not confirm is *refuted*. Then the load of the other proxies counts as at most what
+//! the scrape shows beyond this process's own load. So a proxy that lies, or repeats old reports or
+//! those of others, can make an endpoint seem busy for some seconds, but not permanently.
 //!
 //! The test compares averages, because a scrape is a sample: requests begin and end between two
 //! scrapes. The difference between the claim and [`TIMES_SHOWN`] times the shown load is added up
-//! over time, as a share of the largest recent value. That sum is the time for which the claim was
-//! unconfirmed. An honest claim is confirmed by the next scrape, and its sum falls again.
+//! over time, as a share of the largest recent claim or shown load. That sum is the time for which
+//! the claim was unconfirmed. An honest claim is confirmed by the next scrape, and its sum falls
+//! again.
 
 use super::{ATTENTION_UNIT, EndpointLoad, InFlight, PendingPrefills};
 use crate::endpoint::EndpointRef;
 use crate::metrics::EndpointMetrics;
 use crate::slo::Slo;
 
-/// The load that others claim may be this many times the load that a scrape shows beyond our own:
-/// requests are on their way, and a scrape is some time old. With lies of this size, endpoints with
-/// equal load seem to differ by less than a third.
+/// The load that others claim may be this many times the load that a scrape shows beyond that of
+/// this process, because requests are on their way and the scrape is some time old. With lies of
+/// this size, endpoints with equal load seem to differ by less than a third.
 const TIMES_SHOWN: f32 = 1.5;
 
 /// The maximum number of requests beyond [`TIMES_SHOWN`] that are believed before a scrape shows
-/// them. An engine runs this many at once by default. With more requests an endpoint is full
-/// anyway.
+/// them. An engine runs this many at once by default, so an endpoint with more is full anyway.
 const UNSEEN_MAX: f32 = 256.0;
 
-/// A request may have this many times the tokens of a usual one before the rest counts as further
-/// requests. The prompts of one pool differ, so their sum over an endpoint is compared.
+/// The claimed requests may have this many times the tokens of usual ones on average. More tokens
+/// count as further requests. Prompts differ, so only sums over an endpoint are compared.
 const TIMES_TOKENS: f32 = 4.0;
 
 /// The minimum number of tokens of a usual request. Fewer tokens cost little.
 const TOKENS_MIN: f32 = 1_024.0;
 
-/// How long the largest recent value is remembered, in µs: the time of some bursts.
+/// How long the largest recent claim or shown load is remembered, in µs: as long as some bursts.
 const LARGEST_US: f32 = 10_000_000.0;
 
-/// The minimum of the largest recent value, in requests: a single short request often lies between
-/// two scrapes.
+/// The minimum of the largest recent claim or shown load, in requests, because a single short
+/// request often lies between two scrapes.
 const LARGEST_MIN: f32 = 2.0;
 
-/// The minimum speed at which the unconfirmed time falls while the claim is confirmed, or nothing
-/// is claimed. After a lie that was refuted, claims are included in full again within 30 s.
+/// The minimum speed at which the unconfirmed time falls while the claim is confirmed, or there is
+/// none. After a lie that was refuted, claims are included in full again within 30 s.
 const RECOVERY: f32 = 0.1;
 
-/// The longest time between two scrapes that is judged, in µs. In a longer time scrapes were lost,
-/// and the last claim may be too old.
+/// The longest time between two scrapes for which claims are compared, in µs. If it was longer,
+/// scrapes were lost, and the last claim may be too old.
 const JUDGED_US_MAX: u64 = 500_000;
 
 /// The load that an endpoint shows in a scrape.
@@ -54,9 +54,9 @@ const JUDGED_US_MAX: u64 = 500_000;
 pub struct ShownLoad {
     /// Requests that run or wait at the endpoint.
     pub requests: f32,
-    /// The waiting requests among them.
+    /// The part of `requests` that waits.
     pub waiting: f32,
-    /// The number of tokens of a usual request.
+    /// The tokens of a usual request.
     pub tokens: f32,
 }
 
@@ -68,15 +68,16 @@ pub(super) struct OutsideClaim {
     counted: EndpointLoad,
     /// The lowest SLOs that are claimed.
     pub(super) slo: Slo,
-    /// The load that the endpoint shows beside our own; `None` if that is unknown.
+    /// The load that the endpoint shows beyond that of this process; `None` if unknown.
     shown: Option<ShownLoad>,
     standing: ClaimStanding,
-    /// The sum of the claim over the time since it was last judged, in requests times µs.
+    /// The claim summed over the time since the last comparison with a scrape, in requests times
+    /// µs.
     sum: f32,
-    /// The time up to which `sum` adds up the claim.
+    /// The time up to which `sum` includes the claim.
     summed_us: u64,
     judged_us: u64,
-    /// For how long the claim was not confirmed, µs.
+    /// The unconfirmed time, in µs: see the module.
     unconfirmed_us: f32,
     /// The largest recent claim or shown load, in requests.
     largest: f32,
@@ -108,7 +109,7 @@ impl InFlight {
         }
     }
 
-    /// The requests from other proxies in the claims that are believed.
+    /// Calls [`PeerLoads::outside_requests`](super::PeerLoads::outside_requests).
     pub fn outside_requests(&self) -> u64 {
         self.others.outside_requests()
     }
@@ -117,8 +118,8 @@ impl InFlight {
 // === impl ShownLoad ===
 
 impl ShownLoad {
-    /// The load in an endpoint's metrics; `None` if it is unknown. A usual request has as many
-    /// tokens as those that run there, or as our own prompts.
+    /// Returns the load in an endpoint's metrics; `None` if it is unknown. A usual request has as
+    /// many tokens as those that run there, or as `prompt_tokens` if that is more.
     pub(super) fn from_metrics(metrics: &EndpointMetrics, prompt_tokens: f32) -> Option<Self> {
         let valid = |value: Option<f32>| value.filter(|value| value.is_finite() && *value >= 0.0);
         let running = valid(metrics.running_requests)?;
@@ -136,8 +137,8 @@ impl ShownLoad {
         })
     }
 
-    /// Returns the part of the load that is not `own`. Half of the load may always belong to other
-    /// proxies, because own requests may still be on their way.
+    /// Returns the load beyond `own` requests, but at least half of it, because own requests may
+    /// still be on their way.
     fn beside(self, own: u32) -> Self {
         let others = |shown: f32| (shown - own as f32).max(shown / 2.0);
         Self {
@@ -155,7 +156,6 @@ impl OutsideClaim {
         &self.counted
     }
 
-    /// Changes the claim at `now_us`.
     pub(super) fn update(&mut self, change: impl FnOnce(&mut EndpointLoad), now_us: u64) {
         self.sum_until(now_us);
         change(&mut self.claim);
@@ -186,7 +186,7 @@ impl OutsideClaim {
         if shown.is_some() || self.standing == ClaimStanding::Believed {
             self.shown = shown.map(|shown| shown.beside(own));
         }
-        // A scrape that does not show our own requests is too old, or counts something else.
+        // A scrape that does not show this process's requests is too old, or counts something else.
         let is_current = |shown: &ShownLoad| own as f32 <= TIMES_SHOWN * shown.requests + 1.0;
         if passed_us > 0.0
             && let Some(beside) = shown.filter(is_current).map(|shown| shown.beside(own))
@@ -198,8 +198,8 @@ impl OutsideClaim {
         self.counted = self.limited();
     }
 
-    /// Adds the difference between the claim and the `most` that is confirmed to the unconfirmed
-    /// time.
+    /// Changes the unconfirmed time by the difference between the claim and `most`, the maximum
+    /// that scrapes confirm.
     fn weigh(&mut self, claimed: f32, most: f32, passed_us: f32, patience_us: f32) {
         let faded = self.largest * (1.0 - passed_us / LARGEST_US).max(0.0);
         self.largest = faded.max(claimed).max(most).max(LARGEST_MIN);
@@ -223,7 +223,8 @@ impl OutsideClaim {
         self.sum += passed_us as f32 * self.size();
     }
 
-    /// The claim as a number of requests. A request with more tokens than usual counts as several.
+    /// Returns the claim as a number of requests. A request with more tokens than usual counts as
+    /// several.
     fn size(&self) -> f32 {
         let EndpointLoad {
             requests,

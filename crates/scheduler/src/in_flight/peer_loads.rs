@@ -7,12 +7,12 @@
 //! recomputed when any of them changes.
 //!
 //! The newest picks of other proxies are not reported yet. These proxies see the same pool, and
-//! pick in much the same way. So each pick made here counts once for each of them, until it is so
-//! old that their reports of that time have arrived. In the simulation, load reports that are 100
-//! ms old make latency worse, and these counts make good a part of that. With reports that are 10
-//! ms old, the counts do no harm.
+//! pick in much the same way. So each pick of this VM also counts once for each of them, until
+//! their reports of that time must have arrived. In the simulation, load reports that are 100 ms
+//! old make latency worse, and these counts undo a part of the harm. With reports that are 10 ms
+//! old, they do no harm.
 //!
-//! The load that other proxies report counts as far as scrapes confirm it: see
+//! The load that other proxies report counts only as far as scrapes confirm it: see
 //! [`super::outside_claim`].
 
 use std::collections::VecDeque;
@@ -23,19 +23,20 @@ use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 use crate::slo::Slo;
 
 /// The maximum number of recent picks that count for others at once: 20 ms at 50,000 picks per
-/// second. Beyond it, the oldest picks no longer count.
+/// second. If there are more, the oldest no longer count.
 const YOUNG_MAX: usize = 1_024;
 
 /// The load of the other workers and proxies, by endpoint. It has one writer, and reads are array
 /// look-ups.
 #[derive(Debug, Default)]
 pub struct PeerLoads {
-    /// Loads by slot, up to the highest current one.
+    /// Loads by slot, up to the highest slot in use.
     rows: Vec<Option<(Generation, EndpointLoad)>>,
-    /// The claims from other proxies, by slot. The part that is believed is in the rows. The list
-    /// is empty if there are no other proxies.
+    /// The loads that other proxies claim, by slot. The part that is believed is in `rows`. Empty
+    /// if there are no other proxies.
     claims: Vec<(Generation, OutsideClaim)>,
-    /// The number of other proxies that a pick made here stands for, and for how long, in µs.
+    /// The number of other proxies for which each pick of this VM also counts, and for how long, in
+    /// µs.
     stands_for: u32,
     delay_us: u64,
     /// The time of each recent pick, its endpoint, and the load that it added; oldest first.
@@ -61,7 +62,7 @@ impl PeerLoads {
                 *row = Some((endpoint.generation, EndpointLoad::default()));
             }
         }
-        // The judgement of earlier claims about an endpoint stays.
+        // What comparisons with scrapes have shown about earlier claims stays.
         for (_, claim) in &mut self.claims {
             claim.clear();
         }
@@ -89,7 +90,7 @@ impl PeerLoads {
     }
 
     /// Does [`Self::subtract`] of `was` and [`Self::add`] of `is` in one look-up, except for SLOs.
-    /// Reading other workers' rows spends most of its time here.
+    /// This function takes most of the time of reading other workers' rows.
     pub fn replace(&mut self, endpoint: EndpointRef, was: &EndpointLoad, is: &EndpointLoad) {
         if let Some(Some((generation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
             && *generation == endpoint.generation
@@ -166,7 +167,7 @@ impl PeerLoads {
         }
     }
 
-    /// Replaces the SLOs that other proxies claim by those of them that are `possible`.
+    /// Keeps, of the SLOs that other proxies claim, those that are `possible`.
     pub fn retain_peer_slos(&mut self, possible: impl Fn(EndpointRef, Slo) -> Slo) {
         for ((of, claim), slot) in self.claims.iter_mut().zip(0..) {
             if claim.slo.any() {
@@ -179,7 +180,7 @@ impl PeerLoads {
         }
     }
 
-    /// The requests from other proxies in the claims that are believed.
+    /// Returns the number of other proxies' requests in the believed part of their claims.
     pub fn outside_requests(&self) -> u64 {
         let counted = self.claims.iter().map(|(_, claim)| claim.counted());
         counted.map(|load| u64::from(load.requests)).sum()
@@ -196,7 +197,7 @@ impl PeerLoads {
         }
     }
 
-    /// Makes each pick made here count once for each of `proxies` other proxies, until it is
+    /// Makes each pick of this VM also count for each of `proxies` other proxies, until it is
     /// `delay_us` old. Stops counting picks that are older at `now_us`, on the clock of
     /// [`Self::picked`].
     pub fn stand_for(&mut self, proxies: u32, delay_us: u64, now_us: u64) {
@@ -212,12 +213,12 @@ impl PeerLoads {
         }
     }
 
-    /// Whether picks made here count for another proxy.
+    /// Whether picks of this VM also count for another proxy.
     pub fn picks_stand(&self) -> bool {
         self.stands_for > 0
     }
 
-    /// Records a pick of `endpoint` here, for a request of `load`.
+    /// Records that this VM picked `endpoint` for a request of `load`.
     pub fn picked(&mut self, endpoint: EndpointRef, load: EndpointLoad, now_us: u64) {
         if self.picks_stand() {
             let load = EndpointLoad {
@@ -231,7 +232,7 @@ impl PeerLoads {
         }
     }
 
-    /// The load of all others together at `endpoint`.
+    /// Returns the load of all other workers and proxies together at `endpoint`.
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         let mut load = self.row(endpoint).copied().unwrap_or_default();
@@ -245,7 +246,6 @@ impl PeerLoads {
         load
     }
 
-    /// The requests of [`Self::load`].
     pub fn requests(&self, endpoint: EndpointRef) -> u32 {
         self.row(endpoint).map_or(0, |load| load.requests)
     }

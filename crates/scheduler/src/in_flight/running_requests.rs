@@ -1,8 +1,8 @@
-//! The running requests of each endpoint that have an SLO, the strictest first, each with its
+//! The running requests with an SLO at each endpoint, the strictest SLO first. Each has its
 //! prediction and its measured latency.
 //!
-//! A request is in the queue of its endpoint from its pick to its end. The lowest SLOs of the queue
-//! are part of the endpoint's [`EndpointLoad`](super::EndpointLoad), which is reported to all
+//! A request is in this queue of its endpoint from its pick to its end. The lowest SLOs of the
+//! queue are part of the endpoint's [`EndpointLoad`](super::EndpointLoad), which is reported to all
 //! workers and proxies.
 
 use crate::latency::Prediction;
@@ -21,7 +21,7 @@ pub struct RunningRequest {
     pub slo: Slo,
     /// The prediction when the request was sent.
     pub predicted: Option<Prediction>,
-    /// Measured TTFT, ms; `None` while it waits for its first token.
+    /// Measured TTFT, ms; `None` while the request waits for its first token.
     pub ttft_ms: Option<f32>,
     /// Measured times per token after the first, ms, oldest first, at most [`MEASURED_MAX`].
     pub tpots_ms: Vec<f32>,
@@ -47,8 +47,8 @@ pub(super) struct RunningQueues {
 // === impl RunningRequest ===
 
 impl RunningRequest {
-    /// Stricter SLOs come first, and requests without an SLO last. Older requests come before
-    /// younger ones.
+    /// Returns the sort key: stricter SLOs come first, requests without an SLO last, and older
+    /// requests before younger ones.
     fn order(&self) -> (u32, u32, u64) {
         (
             self.slo.tpot_us.unwrap_or(u32::MAX),
@@ -57,8 +57,8 @@ impl RunningRequest {
         )
     }
 
-    /// The SLOs that later picks have to respect: TTFT only while the request waits for its first
-    /// token.
+    /// Returns the SLOs that later picks have to respect. TTFT is among them only while the request
+    /// waits for its first token.
     fn keeps(&self) -> Slo {
         Slo {
             ttft_us: self.counts.ttft_us.filter(|_| self.waits),
@@ -149,7 +149,7 @@ impl RunningQueues {
             .map_or(&[], Vec::as_slice)
     }
 
-    /// The strictest SLOs that later picks have to respect at this slot.
+    /// Returns the strictest SLOs that later picks have to respect at this slot.
     pub(super) fn lowest(&self, slot: u16) -> Slo {
         self.queue(slot)
             .iter()

@@ -5,9 +5,8 @@
 //! requests of this proxy twice. So the ledger's count is stored when a scrape arrives, and only
 //! the change since then (picks minus ends) is added to the scrape.
 //!
-//! Only this module combines scrape and ledger for counts of requests. llm-d's scorers keep their
-//! formulas: scorers of scraped metrics read only the scrape, and scorers of requests in flight
-//! read only the ledger.
+//! llm-d's scorers keep their formulas: they read either only the scrape or only the ledger, and do
+//! not use this module.
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use crate::metrics::EndpointMetrics;
@@ -23,7 +22,8 @@ pub(super) struct ScrapeBaseline {
 struct BaselineRow {
     generation: Generation,
     requests: u32,
-    /// Whether the engine has ever reported a request.
+    /// Whether the engine has ever reported a request. An engine that never did may leave out all
+    /// its requests.
     counts: bool,
 }
 
@@ -32,8 +32,8 @@ struct BaselineRow {
 /// because all of these requests are at the endpoint or on their way to it. Without a scrape, only
 /// the ledger counts.
 ///
-/// Picks between the scrape and its arrival here (some tens of ms) are missing. So the result can
-/// be too low by these picks, but it counts nothing twice.
+/// Picks between the scrape and its arrival (some tens of ms) are missing, but nothing is counted
+/// twice.
 #[must_use]
 // The casts are exact, because counts of requests stay far below 2^24.
 pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {
@@ -73,8 +73,6 @@ impl ScrapeBaseline {
         self.row(endpoint).map_or(0, |row| row.requests)
     }
 
-    /// Whether the engine has ever reported a request. An engine that never reported one may leave
-    /// out all requests that it has.
     pub(super) fn counts(&self, endpoint: EndpointRef) -> bool {
         self.row(endpoint).is_some_and(|row| row.counts)
     }
@@ -189,8 +187,8 @@ mod tests {
     }
 
     proptest! {
-        /// For an engine that serves our requests and others, the count stays right whatever starts
-        /// and ends after a scrape.
+        /// For an engine that serves requests of this proxy and others, the count stays right
+        /// whatever starts and ends after a scrape.
         #[test]
         fn nothing_is_counted_twice(ours in 0..50_u32, foreign in 0..50_u32, picks in 0..50_u32, ends in 0..50_u32) {
             let now = (ours + picks).saturating_sub(ends);

@@ -1,11 +1,11 @@
-//! Requests that have not ended but count for no load: as far as is known, their endpoint no longer
-//! works on them.
+//! Requests that have not ended but do not count as load, because their endpoint apparently no
+//! longer works on them.
 
 use super::{InFlight, InFlightTicket, NOWHERE};
 use crate::endpoint::EndpointRef;
 use crate::metrics::EndpointMetrics;
 
-/// How many requests are suspended, by endpoint. An endpoint without any has no row.
+/// The number of suspended requests at each endpoint that has any.
 #[derive(Debug, Default)]
 pub(super) struct SuspendedCounts(Vec<(EndpointRef, u32)>);
 
@@ -48,8 +48,8 @@ impl InFlight {
         true
     }
 
-    /// Counts a suspended request again: its endpoint does work on it. If the endpoint is of
-    /// another generation now, the request is counted nowhere.
+    /// Counts a suspended request again, because its endpoint does work on it. If the endpoint has
+    /// another generation now, no row counts the request.
     #[cold]
     pub fn resume(&mut self, ticket: &mut InFlightTicket) {
         let Some(request_id) = ticket.suspended.take() else {
@@ -61,7 +61,7 @@ impl InFlight {
         self.enqueue(ticket, request_id);
     }
 
-    /// The suspended requests of this proxy at `endpoint`.
+    /// Returns the number of this proxy's suspended requests at `endpoint`.
     pub fn suspended(&self, endpoint: EndpointRef) -> u32 {
         self.suspended
             .0
@@ -75,8 +75,8 @@ impl InFlight {
         self.scraped.counts(endpoint)
     }
 
-    /// How many of the requests in [`Self::load`] the engine does not have, according to its last
-    /// report. 0 if the engine does not report both its running and its queued requests.
+    /// Returns how many of the requests in [`Self::load`] the engine's last report does not
+    /// include. 0 unless the engine reports both its running and its queued requests.
     #[cold]
     pub fn absent(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> u32 {
         let here = self.requests(endpoint).min(self.scraped.requests(endpoint));

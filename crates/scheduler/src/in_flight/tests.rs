@@ -18,7 +18,7 @@ fn load(requests: u32, prefill_tokens: u64, decode_tokens: u64) -> EndpointLoad 
     }
 }
 
-/// The load without the pending prefills, which have their own test.
+/// Returns the load without the pending prefills, which have their own test.
 fn plain(load: EndpointLoad) -> EndpointLoad {
     EndpointLoad {
         prefills: NO_PREFILLS,
@@ -364,7 +364,7 @@ fn sums(
 
 proptest! {
     /// After any sequence of operations, rows are the sums of the live tickets of current
-    /// generations, and zero in the end.
+    /// generations. In the end they are zero.
     #[test]
     fn rows_are_the_sum_of_live_tickets(ops in prop::collection::vec(op(), 0..120)) {
         let mut ledger = InFlight::default();

@@ -1,7 +1,7 @@
 //! The conditions of an endpoint and a request at the moment of a pick.
 
-/// The largest valid condition. A larger number is an error, and cannot be a count of requests or
-/// tokens. An `f32` represents it exactly.
+/// The largest valid condition. A larger number cannot be a count of requests or tokens. An `f32`
+/// is exact up to this number.
 const CONDITION_MAX: f32 = 16_777_216.0;
 
 /// The conditions of one endpoint and one request at the moment of a pick, as the proxy knew them.
@@ -12,7 +12,8 @@ pub struct Conditions {
     pub queued: Option<f32>,
     /// Requests running in the engine, as scraped; `None` if unknown.
     pub running: Option<f32>,
-    /// Requests in flight at the endpoint: the last scrape plus changes since, or the ledger alone.
+    /// Requests in flight at the endpoint: the last scrape plus changes since then, or the
+    /// in-flight ledger alone.
     pub requests: f32,
     /// Uncached prompt tokens of requests without a first token yet, from the ledger.
     pub prefill_tokens: f32,
@@ -30,8 +31,8 @@ pub struct Conditions {
 
 impl Conditions {
     /// Returns the conditions if every number is possible: finite and not negative, with shares of
-    /// at most 1, and no more uncached tokens than prompt tokens. Returns `None` otherwise, which
-    /// is a fault of the sender.
+    /// at most 1, and no more uncached tokens than prompt tokens. Otherwise the sender is at fault,
+    /// and the result is `None`.
     #[must_use]
     pub fn checked(self) -> Option<Self> {
         let Self {

@@ -1,9 +1,8 @@
-//! Converts conditions to the inputs of a model: the table of features, and the function that fills
-//! it.
+//! Converts the conditions of a pick to the features that are the inputs of a model.
 //!
-//! Features are plain counts and times, without logarithms. Latency is linear in them, because each
-//! unit of queued work takes the same time, and the trees that correct the rest only compare. So
-//! the only costly operation at a pick is one `exp` for each of the two times.
+//! Features are plain counts and times, without logarithms. Latency is nearly linear in them,
+//! because each unit of queued work takes the same time, and the trees that correct the rest only
+//! compare numbers. So the only costly operation at a pick is one `exp` for each of the two times.
 
 use super::conditions::Conditions;
 use super::step::StepModel;
@@ -14,17 +13,16 @@ pub const FEATURES_COUNT: usize = FEATURES.len();
 /// The features of one endpoint and one request, in the order of [`FEATURES`].
 pub type Features = [f32; FEATURES_COUNT];
 
-/// One number that a model sees.
+/// The definition of one input of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Feature {
     pub name: &'static str,
     /// The meaning of the feature, as printed in the documentation.
     pub doc: &'static str,
-    /// Values up to this limit are within range, even if none was observed yet.
+    /// A model predicts for values up to this limit, even if none was observed yet.
     pub usual: f32,
 }
 
-/// All features, in order.
 pub const FEATURES: [Feature; 10] = [
     Feature {
         name: "own",
@@ -78,11 +76,11 @@ pub const FEATURES: [Feature; 10] = [
     },
 ];
 
-/// Inputs of the linear part of each of the two times.
+/// The number of inputs of the linear part of each of the two times.
 pub const TERMS: usize = 8;
 
-/// The features under these conditions. Unknown values count as 0, except running requests, which
-/// the ledger also knows.
+/// Returns the features under these conditions. Unknown values count as 0, except running requests,
+/// which the ledger also knows.
 #[must_use]
 pub fn features(conditions: &Conditions, step: &StepModel) -> Features {
     let c = conditions;
@@ -101,7 +99,7 @@ pub fn features(conditions: &Conditions, step: &StepModel) -> Features {
     ]
 }
 
-/// The terms whose weighted sum is the TTFT. The weights are not negative.
+/// Returns the terms whose weighted sum is the TTFT. The weights are not negative.
 pub fn ttft_terms(x: &Features) -> [f32; TERMS] {
     let &[
         own,
@@ -127,8 +125,8 @@ pub fn ttft_terms(x: &Features) -> [f32; TERMS] {
     ]
 }
 
-/// The terms whose weighted sum is the TPOT. The TPOT does not grow with a queue without bound: an
-/// engine mixes at most one chunk of prefill into a step, so the terms of a queue saturate.
+/// Returns the terms whose weighted sum is the TPOT. An engine mixes at most one chunk of prefill
+/// into a step, so the terms of a queue saturate.
 pub fn tpot_terms(x: &Features) -> [f32; TERMS] {
     let &[
         _own,

@@ -1,4 +1,4 @@
-//! The latency model that a proxy holds: small, immutable, plain numbers.
+//! The latency model by which a proxy predicts.
 
 use std::ops::RangeInclusive;
 
@@ -11,28 +11,28 @@ use super::words::{InvalidModel, WordReader, put};
 use super::{Conditions, NoPrediction, Prediction};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
-/// The minimum number of samples of each time that a model needs before it predicts.
+/// The minimum number of samples of TTFT, and of TPOT, that a model needs before it predicts.
 pub const SAMPLES_MIN: u32 = 64;
 
-/// A model extrapolates up to this many times the largest value seen of a feature; beyond that it
-/// gives no prediction.
+/// A model extrapolates up to this many times the largest observed value of a feature. Beyond that
+/// it gives no prediction.
 pub const BEYOND_TIMES: f32 = 4.0;
 
 /// Predicts TTFT and TPOT. A model is immutable: later learning creates another model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatencyModel {
-    /// The step model behind [`features()`]. All its endpoints are equal. The differences between
-    /// endpoints are in `offsets`.
+    /// The step model for [`features()`]. In it all endpoints are equal; their differences are in
+    /// `offsets`.
     pub step: StepModel,
     pub ttft: TargetPredictor,
     pub tpot: TargetPredictor,
     /// The largest value of each feature for which the model predicts.
     pub limits: Features,
-    /// Offsets by slot.
+    /// The offsets of endpoints, by slot.
     pub offsets: Box<[EndpointOffset]>,
 }
 
-/// The predictor of one of the two times.
+/// The predictor of TTFT or of TPOT.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TargetPredictor {
     /// The number of requests that the model was learned from.
@@ -41,7 +41,7 @@ pub struct TargetPredictor {
     pub spread: P90Spread,
 }
 
-/// The deviation of one endpoint, as logarithms.
+/// The deviations of one endpoint from the model's TTFT and TPOT, as logarithms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EndpointOffset {
     pub generation: Generation,
@@ -49,7 +49,7 @@ pub struct EndpointOffset {
     pub tpot: f32,
 }
 
-/// The factors of one endpoint in a model.
+/// The factors of one endpoint in a model, for display.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EndpointFactor {
     pub endpoint: EndpointRef,
@@ -70,7 +70,7 @@ const NOBODY: EndpointRef = EndpointRef {
     generation: Generation(0),
 };
 
-/// The first word of an encoded latency model: its layout.
+/// The first word of an encoded latency model, which names its layout.
 const LAYOUT: u32 = 0x4c33;
 
 /// The largest prediction, ms: a day. The limit keeps every result of later arithmetic finite.
@@ -82,7 +82,7 @@ pub const OFFSETS: RangeInclusive<f32> = -5.0..=5.0;
 // === impl LatencyModel ===
 
 impl LatencyModel {
-    /// A model that predicts the same for every request: for tests, and for a pool with fixed
+    /// Returns a model that predicts the same for every request, for tests and for pools with fixed
     /// times. A time that is not positive and finite becomes 1 ms.
     #[must_use]
     pub fn constant(ttft_ms: f32, tpot_ms: f32) -> Self {
@@ -134,8 +134,7 @@ impl LatencyModel {
     /// Predicts the latency of a request at `endpoint` under these conditions.
     ///
     /// # Errors
-    /// Returns [`NoPrediction`] if the model has too little data, or if a feature is outside the
-    /// range that the model has seen.
+    /// Returns [`NoPrediction`] if the model has too little data, or if a feature is out of range.
     pub fn predict(
         &self,
         endpoint: EndpointRef,
@@ -198,8 +197,8 @@ impl LatencyModel {
         );
     }
 
-    /// The prediction for these features; `ttft` and `tpot` are the corrections by the trees, as
-    /// logarithms.
+    /// Returns the prediction for these features. `ttft` and `tpot` are the corrections by the
+    /// trees, as logarithms.
     fn say(
         &self,
         endpoint: EndpointRef,
@@ -227,24 +226,22 @@ impl LatencyModel {
         })
     }
 
-    /// The number of requests that the model was learned from. The smaller of the counts for TTFT
-    /// and TPOT.
+    /// Returns the number of requests from which the model was learned: the smaller of the counts
+    /// for TTFT and TPOT.
     pub fn samples(&self) -> u32 {
         self.ttft.samples.min(self.tpot.samples)
     }
 
-    /// Number of trees that correct TTFT and TPOT.
+    /// Returns the numbers of trees that correct TTFT and TPOT.
     pub fn trees(&self) -> (usize, usize) {
         (self.ttft.shape.trees.len(), self.tpot.shape.trees.len())
     }
 
-    /// The largest value of each feature for which the model predicts, in the order of
-    /// [`FEATURES`].
     pub fn limits(&self) -> &Features {
         &self.limits
     }
 
-    /// The endpoints known to differ from the other endpoints, by slot.
+    /// Returns the endpoints that are known to differ from the others, by slot.
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointFactor> + '_ {
         let known = (0_u16..)
             .zip(&self.offsets)
@@ -259,8 +256,8 @@ impl LatencyModel {
         })
     }
 
-    /// The model as 32-bit words, at most [`WORDS_MAX`](super::WORDS_MAX), as sent to proxies and
-    /// written to files.
+    /// Encodes the model as 32-bit words, at most [`WORDS_MAX`](super::WORDS_MAX), for proxies and
+    /// files.
     pub fn words(&self) -> Vec<u32> {
         let mut words = vec![LAYOUT];
         self.step.put_costs(&mut words);
@@ -277,7 +274,7 @@ impl LatencyModel {
         words
     }
 
-    /// The encoded size of the model, in bytes.
+    /// Returns the encoded size of the model, in bytes.
     pub fn bytes(&self) -> usize {
         4 * self.words().len()
     }

@@ -8,8 +8,8 @@ use crate::endpoint::EndpointRef;
 pub enum RequestEnd {
     /// The last token was sent.
     Done,
-    /// The client disconnected before the last token. The full latency is unknown, so the request
-    /// is not learned from.
+    /// The client disconnected before the last token. Its full latency is unknown, so the daemon
+    /// does not learn from it.
     Aborted,
     /// The endpoint failed the request. A failure says nothing about the speed of the endpoint.
     Failed,
@@ -18,7 +18,6 @@ pub enum RequestEnd {
 /// The measured times of one finished request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Observation {
-    /// The served endpoint.
     pub endpoint: EndpointRef,
     /// The conditions of that endpoint and this request at the pick.
     pub conditions: Conditions,
@@ -42,9 +41,9 @@ pub struct Observation {
 const QUEUED_MS: f32 = 0.5;
 
 impl Observation {
-    /// Returns whether first tokens of other requests came at this endpoint between the pick and
-    /// this request's first token. For a request that was not streamed, returns whether prompts
-    /// waited for prefill there at the pick.
+    /// Whether this endpoint sent first tokens of other requests between the pick and this
+    /// request's first token. For a request that was not streamed: whether prompts waited for
+    /// prefill there at the pick.
     pub fn queued(&self) -> bool {
         match (self.ttft_ms, self.first_token) {
             (Some(ttft_ms), Some(first)) => ttft_ms > first.service_ms + QUEUED_MS,
@@ -53,15 +52,15 @@ impl Observation {
     }
 }
 
-/// A first token as a sample of a prefill. The token belongs to the request that had waited longest
-/// at its endpoint.
+/// A first token as a sample of a prefill, from the request that had waited longest at its
+/// endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FirstToken {
     /// Prompt tokens that were prefilled.
     pub uncached_tokens: f32,
     pub prompt_tokens: f32,
-    /// Time to this first token from the pick, or from the endpoint's previous first token if that
-    /// was later, ms.
+    /// The time from the pick, or from the endpoint's previous first token if that was later, to
+    /// this first token, ms.
     pub service_ms: f32,
 }
 
@@ -69,7 +68,7 @@ pub struct FirstToken {
 /// token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenGap {
-    /// Requests decoding at the endpoint.
+    /// The number of requests that decode at the endpoint.
     pub batch: f32,
     pub context_tokens: f32,
     /// The gap, ms per token.

@@ -7,9 +7,9 @@ pub struct Prediction {
     pub ttft_ms: f32,
     /// Median time per output token after the first (TPOT), ms.
     pub tpot_ms: f32,
-    /// TTFT that nine of ten requests stay within, ms.
+    /// The TTFT that nine of ten requests do not exceed, ms.
     pub ttft_p90_ms: f32,
-    /// TPOT that nine of ten requests stay within, ms per token.
+    /// The TPOT that nine of ten requests do not exceed, ms per token.
     pub tpot_p90_ms: f32,
 }
 
@@ -18,14 +18,14 @@ pub struct Prediction {
 pub enum NoPrediction {
     /// The model has learned from too few requests.
     TooLittleData,
-    /// The named feature is outside the range that the model has seen.
+    /// The named feature is outside the range of the model's data.
     OutsideRange(&'static str),
 }
 
 // === impl NoPrediction ===
 
 impl NoPrediction {
-    /// The reason in a few words, for logs and `explain`.
+    /// Returns the reason in a few words, for logs and `explain`.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {

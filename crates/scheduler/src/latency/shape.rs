@@ -1,10 +1,10 @@
-//! Computes one time from the features: a sum of terms, corrected by small trees.
+//! Computes TTFT or TPOT from the features, as a sum of terms that small trees correct.
 //!
 //! The terms follow the physics of an engine. Their weights are not negative, so more work never
 //! takes less time. The terms also extrapolate: a queue twice as long as any observed queue takes
 //! twice as long. The trees are oblivious: all nodes of a level have the same condition. So a tree
-//! is three comparisons and one look-up, without a branch. The correction by the trees is a
-//! logarithm. The correction is bounded, and constant outside the observed range.
+//! takes three comparisons and one look-up, without a branch. The trees correct the logarithm of
+//! the time, within bounds, and equally everywhere outside the observed range.
 
 use std::ops::RangeInclusive;
 
@@ -17,41 +17,42 @@ pub(super) const LANES: usize = 8;
 /// The features of [`LANES`] endpoints, feature by feature.
 pub(super) type FeatureColumns = [[f32; LANES]; FEATURES_COUNT];
 
-/// Depth of a tree: its number of questions.
+/// The depth of a tree, which is its number of conditions.
 pub const DEPTH: usize = 3;
 
-/// Maximum trees of one time; this bounds the cost of evaluation at a pick.
+/// The maximum number of trees for each of the two times, which limits the work at a pick.
 pub const TREES_MAX: usize = 8;
 
-/// Number of bins by the size of the median. Each bin has its own p90 factor.
+/// The number of bins of predicted medians. Each bin has its own p90 factor.
 pub const BINS: usize = 8;
 
 /// The smallest prediction, ms.
 pub const MS_MIN: f32 = 0.01;
 
-/// The function from features to one time.
+/// The function from features to TTFT or TPOT.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatencyShape {
     pub weights: [f32; TERMS],
     pub trees: Box<[DecisionTree]>,
 }
 
-/// Three questions, and a correction of the logarithm for each of their eight answers.
+/// Three conditions, and a correction of the logarithm for each of their eight combinations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecisionTree {
-    /// The feature of each question.
+    /// The feature of each condition.
     pub features: [u8; DEPTH],
-    /// The answer is yes if the feature is above this.
+    /// Each condition holds if its feature is above its threshold.
     pub thresholds: [f32; DEPTH],
     pub leaves: [f32; 1 << DEPTH],
 }
 
-/// The p90 as a function of the median: a factor by the size of the median, plus a level.
+/// The p90 as a function of the predicted median: the median times the factor of its bin, plus a
+/// level.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct P90Spread {
-    /// Upper end of each bin except the last, ms.
+    /// The upper end of each bin except the last, ms.
     pub ends: [f32; BINS - 1],
-    /// Factor on the median, by bin.
+    /// The factor on the median, by bin.
     pub factors: [f32; BINS],
     /// The level that is added, ms.
     pub level: f32,
@@ -66,7 +67,7 @@ pub const LEVELS: RangeInclusive<f32> = 0.0..=1e9;
 // === impl LatencyShape ===
 
 impl LatencyShape {
-    /// The sum of the terms alone, ms.
+    /// Returns the weighted sum of the terms, without trees, ms.
     pub fn base_ms(&self, terms: &[f32; TERMS]) -> f32 {
         terms
             .iter()
@@ -76,7 +77,7 @@ impl LatencyShape {
             .max(MS_MIN)
     }
 
-    /// [`Self::correction`] for each of these endpoints.
+    /// Does [`Self::correction`] for each of these endpoints.
     pub(super) fn corrections(&self, columns: &FeatureColumns) -> [f32; LANES] {
         let mut sums = [0.0; LANES];
         for tree in &self.trees {
@@ -85,7 +86,7 @@ impl LatencyShape {
         sums
     }
 
-    /// The correction by the trees, as a logarithm.
+    /// Returns the correction by the trees, as a logarithm.
     pub fn correction(&self, x: &Features) -> f32 {
         self.trees.iter().map(|tree| tree.leaf(x)).sum()
     }
@@ -123,7 +124,7 @@ impl DecisionTree {
         self.leaves.get(at).copied().unwrap_or(0.0)
     }
 
-    /// [`Self::leaf`] for each of these endpoints, without a branch.
+    /// Adds [`Self::leaf`] for each of these endpoints to `sums`, without a branch.
     fn add_leaves(&self, columns: &FeatureColumns, sums: &mut [f32; LANES]) {
         let mut at = [0_u32; LANES];
         for (level, (feature, threshold)) in self.features.iter().zip(&self.thresholds).enumerate()
@@ -156,7 +157,7 @@ impl DecisionTree {
 // === impl P90Spread ===
 
 impl P90Spread {
-    /// A spread with the same factor for all bins.
+    /// Returns a spread with the same factor for all bins.
     pub fn from_factor(factor: f32) -> Self {
         Self {
             ends: [f32::MAX; BINS - 1],
@@ -170,7 +171,7 @@ impl P90Spread {
         ms * self.factor(ms) + self.level
     }
 
-    /// The factor on a median of `ms`.
+    /// Returns the factor on a median of `ms`.
     fn factor(&self, ms: f32) -> f32 {
         let bin: usize = self.ends.iter().map(|end| usize::from(ms > *end)).sum();
         self.factors.get(bin).copied().unwrap_or(1.0)

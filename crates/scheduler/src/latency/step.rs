@@ -1,4 +1,4 @@
-//! The cost of an engine's steps.
+//! The cost of an engine's steps: prefill and decode.
 //!
 //! For `n` prompt tokens with `u` uncached tokens, a prefill takes `c0 + c1 u + c2 (n² - (n-u)²)`
 //! ms: a constant, the work for each uncached token, and the attention of each uncached token to
@@ -11,8 +11,8 @@ use super::words::{InvalidModel, WordReader, put};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 use crate::in_flight::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
 
-/// The cost of the steps of a pool's engines, in ms. The default is rough on purpose. The learner
-/// corrects it within some tens of requests.
+/// The cost of the steps of a pool's engines, in ms. The default is rough, and the learner corrects
+/// it within some tens of requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepModel {
     /// `c0`, `c1`, `c2` of a prefill.
@@ -21,11 +21,11 @@ pub struct StepModel {
     decode: [f32; 3],
     /// Mean output tokens of a request.
     output_tokens: f32,
-    /// Speeds by slot.
+    /// The relative speeds of endpoints, by slot.
     speeds: Box<[EndpointSpeed]>,
 }
 
-/// Relative speed of one endpoint: its time as a multiple of the pool's model. A value above 1 is
+/// The relative speeds of one endpoint: its times as multiples of the pool's. A value above 1 is
 /// slower.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct EndpointSpeed {
@@ -34,8 +34,8 @@ struct EndpointSpeed {
     decode: f32,
 }
 
-/// A pool starts with these numbers. These numbers fit no machine exactly, so nothing may depend on
-/// them. Source: the simulations in which the default policy was tuned.
+/// A pool starts with these numbers. They fit no machine exactly, so nothing may depend on them.
+/// Source: the simulations in which the default policy was tuned.
 const PREFILL_PRIOR: [f32; 3] = [10.0, 0.05, 1e-6];
 const DECODE_PRIOR: [f32; 3] = [11.0, 0.025, 8e-5];
 const OUTPUT_TOKENS_PRIOR: f32 = 200.0;
@@ -46,8 +46,8 @@ const COEFFICIENTS: RangeInclusive<f32> = 0.0..=10_000.0;
 /// Valid range of the mean output, tokens.
 pub const OUTPUT_TOKENS: RangeInclusive<f32> = 1.0..=1_000_000.0;
 
-/// Valid range of a relative speed. A value outside is an error, not an accelerator. A wrong speed
-/// must not make one endpoint attract all requests, or never get a request again.
+/// Valid range of a relative speed. No accelerator is outside. A wrong speed must not make an
+/// endpoint attract all requests, or never get one again.
 pub const SPEEDS: RangeInclusive<f32> = 0.05..=20.0;
 
 const AVERAGE: EndpointSpeed = EndpointSpeed {
@@ -56,7 +56,7 @@ const AVERAGE: EndpointSpeed = EndpointSpeed {
     decode: 1.0,
 };
 
-/// The first word of an encoded step model: its layout.
+/// The first word of an encoded step model, which names its layout.
 const LAYOUT: u32 = 0x5731;
 
 // === impl StepModel ===
@@ -73,8 +73,8 @@ impl Default for StepModel {
 }
 
 impl StepModel {
-    /// A model with these coefficients in ms, where all endpoints are equal. Each number is clamped
-    /// to its valid range; NaN becomes the minimum.
+    /// Returns a model with these coefficients in ms, in which all endpoints are equal. Each number
+    /// is clamped to its valid range; NaN becomes the minimum.
     #[must_use]
     pub fn from_parts(prefill: [f32; 3], decode: [f32; 3], output_tokens: f32) -> Self {
         let within = |coefficients: [f32; 3]| coefficients.map(|c| nearest(c, &COEFFICIENTS));
@@ -111,7 +111,7 @@ impl StepModel {
         }
     }
 
-    /// Returns the model with equal speeds of all endpoints.
+    /// Returns the model without differences between endpoints.
     pub fn without_speeds(&self) -> Self {
         Self {
             speeds: Box::default(),
@@ -119,14 +119,14 @@ impl StepModel {
         }
     }
 
-    /// Time of a prefill of `uncached` of `prompt` tokens at an average endpoint, ms.
+    /// Returns the time of a prefill of `uncached` of `prompt` tokens at an average endpoint, ms.
     pub fn prefill_ms(&self, uncached: f32, prompt: f32) -> f32 {
         let [c0, c1, c2] = self.prefill;
         c0 + uncached * (c1 + c2 * (prompt + prompt - uncached))
     }
 
-    /// Time of a decode step of `batch` requests with `context_tokens` in total at an average
-    /// endpoint, ms.
+    /// Returns the time of a decode step of `batch` requests with `context_tokens` in total at an
+    /// average endpoint, ms.
     pub fn decode_ms(&self, batch: f32, context_tokens: f32) -> f32 {
         let [e0, e1, e2] = self.decode;
         e0 + e1 * batch + e2 * context_tokens
@@ -155,8 +155,8 @@ impl StepModel {
         (first_token, first_token + decode_speed * step * output)
     }
 
-    /// Time to compute prompts that wait at an average endpoint, ms. Prompts are computed together
-    /// in steps, so the constant of a prefill counts once.
+    /// Returns the time in which an average endpoint computes its waiting prompts, ms. Prompts are
+    /// computed together in steps, so the constant `c0` is left out.
     // A time is known to at most seven digits.
     pub fn backlog_ms(&self, pending: &PendingPrefills) -> f32 {
         let [_, per_token, per_pair] = self.prefill;
@@ -164,23 +164,20 @@ impl StepModel {
             + per_pair * pending.attention as f32 * ATTENTION_UNIT as f32
     }
 
-    /// `c0`, `c1`, `c2`.
     pub fn prefill(&self) -> [f32; 3] {
         self.prefill
     }
 
-    /// `e0`, `e1`, `e2`.
     pub fn decode(&self) -> [f32; 3] {
         self.decode
     }
 
-    /// Mean output tokens of a request.
     pub fn output_tokens(&self) -> f32 {
         self.output_tokens
     }
 
-    /// Relative speeds of `endpoint` for a prefill and for a decode step, as multiples of an
-    /// average endpoint's time. Both speeds are 1 if this generation is unknown.
+    /// Returns the relative speeds of `endpoint` for a prefill and for a decode step, as multiples
+    /// of an average endpoint's time. Both are 1 if this generation is unknown.
     pub fn speed(&self, endpoint: EndpointRef) -> (f32, f32) {
         self.learned_speed(endpoint).unwrap_or((1.0, 1.0))
     }
@@ -194,7 +191,7 @@ impl StepModel {
         speed.map(|speed| (speed.prefill, speed.decode))
     }
 
-    /// The model as 32-bit words, as sent to proxies and written to files.
+    /// Encodes the model as 32-bit words, for proxies and files.
     pub fn words(&self) -> Vec<u32> {
         let mut words = vec![LAYOUT];
         self.put_costs(&mut words);

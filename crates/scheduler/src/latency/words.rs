@@ -1,18 +1,17 @@
 //! Models as 32-bit words, as sent to proxies and written to files. One reader checks every number,
 //! so that no impossible number is accepted.
 //!
-//! This layout is here and not in `proto`, because reading a model also checks its private fields.
-//! `proto` has golden words of both models.
+//! The layout is not in the crate `proto`, because reading a model also checks its private fields.
+//! `proto` has golden files with the words of both models.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// Maximum 32-bit words of an encoded model. The whole model is pushed to every proxy, so the limit
-/// is 64 KB.
+/// The maximum number of words of an encoded model: 64 KB, because the daemon pushes whole models
+/// to every proxy.
 pub const WORDS_MAX: usize = 16_384;
 
-/// The reason why words are not a valid model. The sender is at fault, and a retry would fail in
-/// the same way.
+/// The reason why words are not a valid model. The sender is at fault, so a retry would fail too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvalidModel {
     /// More than [`WORDS_MAX`] words.
@@ -49,7 +48,7 @@ impl<'w> WordReader<'w> {
         self.at >= self.words.len()
     }
 
-    /// The next word, unchecked.
+    /// Returns the next word, unchecked.
     pub(super) fn word(&mut self) -> Result<u32, InvalidModel> {
         let word = self
             .words
@@ -59,7 +58,7 @@ impl<'w> WordReader<'w> {
         Ok(*word)
     }
 
-    /// The next word as a count, at most `max`.
+    /// Returns the next word as a count, at most `max`.
     pub(super) fn count(&mut self, max: usize) -> Result<usize, InvalidModel> {
         let at = self.at;
         usize::try_from(self.word()?)
@@ -68,7 +67,7 @@ impl<'w> WordReader<'w> {
             .ok_or(InvalidModel::Word(at))
     }
 
-    /// The next word as a number within a range.
+    /// Returns the next word as a number within a range.
     pub(super) fn number(&mut self, range: &RangeInclusive<f32>) -> Result<f32, InvalidModel> {
         let at = self.at;
         Some(f32::from_bits(self.word()?))
@@ -76,7 +75,7 @@ impl<'w> WordReader<'w> {
             .ok_or(InvalidModel::Word(at))
     }
 
-    /// The next words as numbers within a range.
+    /// Returns the next words as numbers within a range.
     pub(super) fn numbers<const N: usize>(
         &mut self,
         range: &RangeInclusive<f32>,

@@ -1,4 +1,4 @@
-//! `max-score-picker`: ranks by total, highest first.
+//! `max-score-picker`: ranks candidates by total score, highest first.
 
 use crate::candidates::Candidates;
 use crate::decision::RankedList;

@@ -1,4 +1,4 @@
-//! `random-picker`: every candidate with equal probability.
+//! `random-picker`: picks every candidate with equal probability.
 
 use crate::candidates::Candidates;
 use crate::decision::RankedList;

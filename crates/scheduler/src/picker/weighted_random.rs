@@ -1,4 +1,4 @@
-//! `weighted-random-picker`: a sample without replacement, weighted by total.
+//! `weighted-random-picker`: draws a random sample without replacement, weighted by total score.
 
 use crate::candidates::Candidates;
 use crate::decision::RankedList;

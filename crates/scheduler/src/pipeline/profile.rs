@@ -62,7 +62,8 @@ pub(super) fn build(
                 built.listed =
                     picker::list_length(&parameters).map_err(|error| plugin.refuse(error))?;
             }
-            // In llm-d's configuration files, profiles name these plugins.
+            // In llm-d's configuration files, profiles also name these plugins, which need no place
+            // in a profile.
             Plugin::Producer(ProducerSetting::Latency(_) | ProducerSetting::Tracker) => {}
             _ => return Err(no_such("filter, scorer or picker", &part.name, &by())),
         }
@@ -85,7 +86,7 @@ impl ProfilePlugin {
                 plugin: self.name.clone(),
             });
         }
-        // A weight has no more digits than an f32.
+        // An f32 has enough digits for a weight.
         let weight = self.weight as f32;
         Ok(weight)
     }

@@ -6,7 +6,7 @@ use crate::decision::RANKED_MAX;
 use crate::plugin::{InvalidParameter, ParameterValue, Parameters, write_known};
 use crate::registry::{PLUGINS, Plugin, lookup};
 
-/// A pipeline as configured: plain data in the order of the file.
+/// A pipeline as plain data, in the order of the configuration file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineSpec {
     /// Every plugin declared. Names are unique.
@@ -19,8 +19,8 @@ pub struct PipelineSpec {
     pub saturation_detector: String,
     /// Length of the ranked list if a picker does not set it, 1 to [`crate::RANKED_MAX`].
     pub ranked_max: u32,
-    /// Whether latency is predicted. Without predictions, SLOs and plugins that need them have no
-    /// effect.
+    /// Whether latency is predicted. Without predictions, SLOs and the plugins that use SLOs have
+    /// no effect.
     pub latency_prediction: bool,
 }
 
@@ -38,8 +38,8 @@ pub struct PluginSpec {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProfileSpec {
     pub name: String,
-    /// The plugins of the profile: filters run in this order, scores are added up, at most one
-    /// picker (default: max-score-picker).
+    /// The plugins of the profile. Filters run in this order, and scores are added up. At most one
+    /// plugin is a picker (default: max-score-picker).
     pub plugins: Vec<ProfilePlugin>,
 }
 
@@ -51,7 +51,7 @@ pub struct ProfilePlugin {
     pub weight: f64,
 }
 
-/// The reason why a pipeline was refused. The configuration has to change.
+/// The reason why a pipeline was refused. It is refused until the configuration changes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidPipeline {
     /// There is no such plugin type.
@@ -71,7 +71,7 @@ pub enum InvalidPipeline {
     TwoPickers(String, String),
     /// Two plugins, or two profiles, have the same name.
     Duplicate(String),
-    /// No item of that kind has this name.
+    /// The configuration refers to a plugin or profile that does not exist.
     NoSuch {
         /// The kind of plugin or profile: `plugin`, `profile`, `decider` ...
         kind: &'static str,
@@ -93,12 +93,12 @@ pub enum InvalidPipeline {
 /// of them.
 pub const PLUGINS_MAX: usize = 64;
 
-/// Maximum profiles of a pipeline. A request runs at most three; a coordinator chooses among a few
-/// by header.
+/// Maximum number of profiles in a pipeline. A request runs at most three, and a coordinator
+/// chooses among a few by header.
 pub const PROFILES_MAX: usize = 32;
 
-/// The maximum weight of a scorer. Beside a greater weight, the total (an f32) could not
-/// distinguish two scores of a scorer with weight 1.
+/// The maximum weight of a scorer. With a greater weight, the total (an f32) would lose the scores
+/// of a scorer with weight 1.
 pub const WEIGHT_MAX: u32 = 1_000_000;
 
 /// Length of the ranked list in the default pipeline: the pick and two retries.
@@ -107,7 +107,7 @@ const RANKED_DEFAULT: u32 = 3;
 // === impl PipelineSpec ===
 
 impl PipelineSpec {
-    /// A pipeline with one profile of these plugins and their weights.
+    /// Returns a pipeline with one profile of these plugins and their weights.
     #[must_use]
     pub fn of_one_profile(name: &str, plugins: Vec<(PluginSpec, f64)>, ranked_max: u32) -> Self {
         let part = |(plugin, weight): &(PluginSpec, f64)| ProfilePlugin {
@@ -130,7 +130,7 @@ impl PipelineSpec {
 }
 
 impl Default for PipelineSpec {
-    /// The pipeline of a pool without a configured one.
+    /// Returns the pipeline of a pool without a configuration.
     fn default() -> Self {
         let plugins = ["marginal-cost-scorer", "max-score-picker"]
             .map(|plugin_type| (PluginSpec::of_type(plugin_type), 1.0))
@@ -142,7 +142,7 @@ impl Default for PipelineSpec {
 // === impl PluginSpec ===
 
 impl PluginSpec {
-    /// A plugin of this type, named after it, with its defaults.
+    /// Returns a plugin of this type, named after the type, with its defaults.
     #[must_use]
     pub fn of_type(plugin_type: &str) -> Self {
         Self {
@@ -152,7 +152,7 @@ impl PluginSpec {
         }
     }
 
-    /// The name by which profiles refer to the plugin.
+    /// Returns the name by which profiles refer to the plugin.
     pub fn name(&self) -> &str {
         if self.name.is_empty() {
             &self.plugin_type

@@ -1,11 +1,11 @@
 //! Suggests a known name for a misspelt one.
 
-/// The maximum length of a name that is compared. No known name is longer, and the work grows with
-/// the product of both lengths.
+/// Longer names are not compared. No known name is longer, and the work grows with the product of
+/// both lengths.
 const NAME_CHARS_MAX: usize = 64;
 
-/// The name in `known` nearest to `name`, if it is near enough to be a typing error: at most one
-/// edit in three letters.
+/// Returns the name in `known` that is most similar to `name`, if `name` can be a typing error: at
+/// most one edit for each three letters.
 pub fn closest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if name.chars().count() > NAME_CHARS_MAX {
         return None;
@@ -19,8 +19,8 @@ pub fn closest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, other)| other)
 }
 
-/// Levenshtein distance, ignoring ASCII case: row by row, where `row[j]` is the distance to the
-/// first `j` letters of `b`.
+/// Returns the Levenshtein distance, ignoring ASCII case. `row[j]` is the distance to the first `j`
+/// letters of `b`.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.to_ascii_lowercase().chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -22,7 +22,7 @@ pub struct Context<'a> {
     pub predicts: bool,
     /// The predicted latency at each endpoint; computed when the first plugin reads it.
     pub predictions: &'a Predictions,
-    /// See [`Self::affinity_blocks`]; parallel to the table's endpoints.
+    /// The values of [`Self::affinity_blocks`], in the order of the table's endpoints.
     pub(crate) affinity_blocks: &'a [u32],
     /// Whether the pick is for a stage before decode, which generates no output.
     pub(crate) early_stage: bool,
@@ -31,7 +31,7 @@ pub struct Context<'a> {
 // === impl Context ===
 
 impl<'a> Context<'a> {
-    /// The engine's last report; `None` if it is too old.
+    /// Returns the engine's last report; `None` if it is too old.
     pub fn metrics(&self, endpoint: EndpointIndex) -> Option<&EndpointMetrics> {
         if self.local.metrics_stale {
             None
@@ -40,7 +40,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// One number of the engine's last report; `None` if unknown, stale, negative or not finite.
+    /// Returns one number of the engine's last report; `None` if unknown, stale, negative or not
+    /// finite.
     pub fn metric(
         &self,
         endpoint: EndpointIndex,
@@ -51,20 +52,19 @@ impl<'a> Context<'a> {
             .filter(|value| value.is_finite() && *value >= 0.0)
     }
 
-    /// A number that `customMetrics` configures; `None` if unknown, stale or not finite.
+    /// Returns a number that `customMetrics` configures; `None` if unknown, stale or not finite.
     pub fn attribute(&self, endpoint: EndpointIndex, key: &str) -> Option<f32> {
         self.metrics(endpoint)?
             .attribute(key)
             .filter(|value| value.is_finite())
     }
 
-    /// The value of a label of the endpoint.
     pub fn label(&self, endpoint: EndpointIndex, key: &str) -> Option<&str> {
         self.table.endpoint(endpoint)?.label(key)
     }
 
-    /// The agent's session: the value of the first header of `agent-identity` that is present and
-    /// not blank.
+    /// Returns the agent's session: the value of the first header of `agent-identity` that is
+    /// present and not blank.
     pub fn agent_identity(&self) -> Option<&str> {
         let headers = &self.settings.identity.headers;
         headers
@@ -74,7 +74,7 @@ impl<'a> Context<'a> {
             .find(|value| !value.is_empty())
     }
 
-    /// The load in flight at the endpoint, from this proxy and its peers.
+    /// Returns the load in flight at the endpoint, from this proxy and its peers.
     pub fn load(&self, endpoint: EndpointIndex) -> EndpointLoad {
         self.table
             .id(endpoint)
@@ -82,7 +82,7 @@ impl<'a> Context<'a> {
             .unwrap_or_default()
     }
 
-    /// The requests of [`Self::load`].
+    /// Returns the number of requests in [`Self::load`].
     pub fn requests(&self, endpoint: EndpointIndex) -> u32 {
         self.table
             .id(endpoint)
@@ -90,15 +90,14 @@ impl<'a> Context<'a> {
             .unwrap_or_default()
     }
 
-    /// Prompt tokens of the request that are estimated not to be cached at the endpoint.
+    /// Returns the request's prompt tokens that are estimated not to be cached at the endpoint.
     pub fn uncached_tokens(&self, endpoint: EndpointIndex) -> u32 {
         self.tokens_without(self.local.matched_blocks(endpoint))
     }
 
-    /// Blocks of the request's prefix that draw the request to the endpoint: the blocks cached
-    /// there, and at the rendezvous endpoint also the blocks that other proxies may have placed
-    /// there. Plugins that weigh caches use this number. The work left at an endpoint, and the time
-    /// for it, follow from the cached blocks alone.
+    /// Returns the blocks of the request's prefix for which plugins prefer the endpoint: those
+    /// cached there, and at the rendezvous endpoint also those that other proxies may have sent
+    /// there. The prefill work and its time follow from the cached blocks alone.
     pub fn affinity_blocks(&self, endpoint: EndpointIndex) -> u32 {
         self.affinity_blocks
             .get(endpoint.get())
@@ -106,7 +105,7 @@ impl<'a> Context<'a> {
             .unwrap_or(0)
     }
 
-    /// Prompt tokens of the request beyond [`Self::affinity_blocks`].
+    /// Returns the request's prompt tokens beyond [`Self::affinity_blocks`].
     pub fn tokens_without_affinity(&self, endpoint: EndpointIndex) -> u32 {
         self.tokens_without(self.affinity_blocks(endpoint))
     }
@@ -117,7 +116,7 @@ impl<'a> Context<'a> {
             .saturating_sub(blocks.saturating_mul(self.request.prefix_block_tokens))
     }
 
-    /// The predicted latency at the endpoint. `None` if prediction is off, or if the model
+    /// Returns the predicted latency at the endpoint. `None` if prediction is off, or if the model
     /// abstains.
     pub fn prediction(&self, endpoint: EndpointIndex) -> Option<&'a EndpointPrediction> {
         self.predictions

@@ -1,10 +1,11 @@
-//! The parameters of a plugin. Given values replace the defaults of its table.
+//! The parameters of a plugin. Configured values replace the defaults in the plugin's table of
+//! parameters.
 //!
-//! A plugin reads each parameter by name, with the type and range it needs. A name that the plugin
-//! did not declare is an error like any other, so a plugin and its table cannot differ. Error texts
-//! take the allowed range from the parameter's own documentation.
+//! A plugin reads each parameter by name, with the type and range that it needs. To read a name
+//! that is not in the table is an error, so a plugin and its table cannot differ. Error texts take
+//! the allowed range from the parameter's documentation.
 //!
-//! A map inside a structured value is read by the same rules with its own table
+//! A map inside a structured value is read in the same way, with a table of its own
 //! ([`Parameters::nested`], [`Parameters::each`]). So a field three levels down is checked as
 //! strictly as one at the top, and its error names the path to it.
 
@@ -33,12 +34,12 @@ pub enum ParameterValue {
     Map(Vec<(String, ParameterValue)>),
 }
 
-/// Maximum depth of nested lists and maps. The deepest parameter is a list of maps of lists, and
-/// reading recurses.
+/// Maximum depth of nested lists and maps. The deepest parameter is a list of maps of lists.
+/// Reading is recursive, so it needs a limit.
 pub const VALUE_DEPTH_MAX: usize = 8;
 
 /// Maximum number of values in one parameter, over all levels. A selector or a table of thresholds
-/// has a few values, and every request pays for each.
+/// has a few values, and each costs time for every request.
 pub const VALUES_MAX: usize = 256;
 
 /// One parameter of a plugin, for validation and for the printed reference.
@@ -46,28 +47,29 @@ pub const VALUES_MAX: usize = 256;
 pub struct Parameter {
     /// The name of the parameter, as in llm-d's configuration files.
     pub name: &'static str,
-    /// The value when the parameter is not given.
+    /// The value if the configuration has none.
     pub default: ParameterDefault,
     /// Meaning, unit and range, in one line.
     pub doc: &'static str,
 }
 
-/// A default in a static table.
+/// The default of a parameter, as a constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ParameterDefault {
     Number(f64),
     /// true or false.
     Flag(bool),
     Text(&'static str),
-    /// Text without a default. The file must have the text, and it must not be empty.
+    /// Text without a default. The file must contain a text that is not empty.
     Required,
-    /// A number without a default: it must be given.
+    /// A number without a default. The file must contain it.
     RequiredNumber,
-    /// A list or map, absent unless given; its shape as printed in the reference.
+    /// A list or map without a default, which may be absent, and its shape as printed in the
+    /// reference.
     Structured(&'static str),
 }
 
-/// Given parameters over the defaults of a plugin type.
+/// Configured parameters, and the defaults of a plugin type for the others.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters<'a> {
     known: &'static [Parameter],
@@ -93,12 +95,10 @@ impl Parameter {
         }
     }
 
-    /// A number with this default.
     pub(crate) const fn number(name: &'static str, default: f64, doc: &'static str) -> Self {
         Self::new(name, ParameterDefault::Number(default), doc)
     }
 
-    /// A number that must be given.
     pub(crate) const fn required_number(name: &'static str, doc: &'static str) -> Self {
         Self::new(name, ParameterDefault::RequiredNumber, doc)
     }
@@ -107,17 +107,14 @@ impl Parameter {
         Self::new(name, ParameterDefault::Flag(default), doc)
     }
 
-    /// Text with this default.
     pub(crate) const fn text(name: &'static str, default: &'static str, doc: &'static str) -> Self {
         Self::new(name, ParameterDefault::Text(default), doc)
     }
 
-    /// Text that must be given.
     pub(crate) const fn required(name: &'static str, doc: &'static str) -> Self {
         Self::new(name, ParameterDefault::Required, doc)
     }
 
-    /// A list or map of this shape.
     pub(crate) const fn structured(
         name: &'static str,
         shape: &'static str,
@@ -177,7 +174,7 @@ impl<'a> Parameters<'a> {
         Ok(Self { known, given })
     }
 
-    /// A number within `range`.
+    /// Reads a number within `range`.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the number is outside, or the parameter is not a number.
@@ -190,7 +187,7 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Any finite number, as an `f32` like metrics.
+    /// Reads any finite number, as an `f32` like metrics.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the number is not finite or too large, or the parameter is
@@ -202,7 +199,7 @@ impl<'a> Parameters<'a> {
         self.number(name, -max..=max).map(|number| number as f32)
     }
 
-    /// A whole number within `range`.
+    /// Reads a whole number within `range`.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the number is outside or not whole, or the parameter is not
@@ -242,7 +239,7 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// The name of a header, lower-case.
+    /// Reads the name of a header, and returns it lower-case.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the text is empty, or the parameter is not text.
@@ -256,7 +253,7 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// The meaning of one of a few words.
+    /// Reads a text that must be one of a few words, and returns what the word stands for.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the text is not one of these words, or the parameter is not
@@ -274,7 +271,7 @@ impl<'a> Parameters<'a> {
             .ok_or_else(|| self.out_of_range(name))
     }
 
-    /// A list or map as given; `None` if it was not given.
+    /// Returns a list or map as configured; `None` if there is none.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the parameter is not structured.
@@ -286,10 +283,10 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// The entries of a map, in order; empty if it was not given.
+    /// Returns the entries of a map, in order; empty if there is no map.
     ///
     /// # Errors
-    /// Returns [`InvalidParameter`] if the parameter is a list, or the parameter is not structured.
+    /// Returns [`InvalidParameter`] if the parameter is not a map.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn map(&self, name: &str) -> Result<&'a [(String, ParameterValue)], InvalidParameter> {
         match self.structured(name)? {
@@ -299,10 +296,10 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// The values of a list; empty if it was not given.
+    /// Returns the values of a list; empty if there is no list.
     ///
     /// # Errors
-    /// Returns [`InvalidParameter`] if the parameter is a map, or the parameter is not structured.
+    /// Returns [`InvalidParameter`] if the parameter is not a list.
     #[inline(never)] // many callers, and the wasm module should be small
     pub fn list(&self, name: &str) -> Result<&'a [ParameterValue], InvalidParameter> {
         match self.structured(name)? {
@@ -312,7 +309,7 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// A list of texts; empty if it was not given.
+    /// Reads a list of texts; empty if there is none.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the parameter is not a list, or contains anything but text.
@@ -327,7 +324,7 @@ impl<'a> Parameters<'a> {
         self.list(name)?.iter().map(text).collect()
     }
 
-    /// A map of text to text, in the order written; empty if it was not given.
+    /// Reads a map of text to text, in the order written; empty if there is none.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the parameter is not a map, contains anything but text, or
@@ -350,7 +347,7 @@ impl<'a> Parameters<'a> {
         entries.iter().enumerate().map(entry).collect()
     }
 
-    /// A map, read as parameters over the defaults of `known`; `None` if it was not given.
+    /// Reads a map by `read`, as the parameters `known`; `None` if there is none.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the parameter is not a map, if [`Self::check`] refuses an
@@ -369,7 +366,7 @@ impl<'a> Parameters<'a> {
             .map_err(|error| within(name.to_owned(), error))
     }
 
-    /// A map that must be given, read like [`Self::nested`].
+    /// Does [`Self::nested`] for a map that must be given.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] if the map is not given, or as [`Self::nested`] does.
@@ -383,8 +380,7 @@ impl<'a> Parameters<'a> {
             .ok_or_else(|| InvalidParameter::Missing(name.to_owned()))
     }
 
-    /// A list of maps, each read as parameters over the defaults of `known`; empty if it was not
-    /// given.
+    /// Reads a list of maps, each like [`Self::nested`]; empty if there is none.
     ///
     /// # Errors
     /// Returns [`InvalidParameter`] for the first item that is wrong, as [`Self::nested`] does.
@@ -405,12 +401,12 @@ impl<'a> Parameters<'a> {
         self.list(name)?.iter().enumerate().map(item).collect()
     }
 
-    /// The error for a value that is not allowed together with the other values.
+    /// Returns the error for a value that is not allowed together with the other values.
     pub fn out_of_range(&self, name: &str) -> InvalidParameter {
         find(self.known, name).map_or_else(|unknown| unknown, out_of_range)
     }
 
-    /// The written form of the parameter's value, for error texts.
+    /// Returns the shape of the parameter's value, for error texts.
     fn shape(&self, name: &str) -> &'static str {
         match self
             .known

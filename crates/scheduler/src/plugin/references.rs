@@ -2,8 +2,8 @@
 
 use super::parameters::{InvalidParameter, Parameter, Parameters};
 
-/// A reference from a plugin to the producer of its data. Each kind of producer exists once in
-/// Switchpoint, whether it is declared or not, so the name has no effect.
+/// Declares the parameter that names the producer of a plugin's data. Switchpoint has exactly one
+/// producer of each kind, declared or not, so the name has no effect.
 pub(crate) const fn producer_name(name: &'static str) -> Parameter {
     Parameter::text(
         name,
@@ -12,15 +12,15 @@ pub(crate) const fn producer_name(name: &'static str) -> Parameter {
     )
 }
 
-/// The producer of an endpoint's attributes.
+/// The parameter that names the producer of endpoint attributes.
 pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter::text(
     "producer",
     "",
     "core-metrics-extractor or empty: no other plugin produces attributes",
 );
 
-/// The key of an attribute. A key with a slash is the older spelling `KEY/PRODUCER`, which would
-/// match nothing. Such a key is refused unless the producer is given.
+/// Reads the key of an attribute. A key with a slash is the older spelling `KEY/PRODUCER`, which
+/// would match nothing. Such a key is refused unless the producer is given separately.
 pub(crate) fn attribute_key(
     parameters: &Parameters<'_>,
     name: &str,

@@ -1,13 +1,13 @@
-//! Finds the session of a request, and the endpoint of that session. The two strategies store
-//! nothing, so every worker and every proxy agree, also after a restart:
+//! Finds the session of a request, and the endpoint of that session. Both strategies store nothing,
+//! so all workers and proxies agree, even after a restart:
 //!
-//! - `encoded_endpoint_header`: the client names the endpoint. Each response carries a token: the
-//!   name of the served endpoint in base64. The client sends the token with the next request.
+//! - `encoded_endpoint_header`: the client names the endpoint. Each response has a token, the name
+//!   of the endpoint that served in base64, and the client sends the token with the next request.
 //! - `session_id`: the client sends its own id in a header. The session's endpoint is the candidate
 //!   with the highest hash of id and endpoint (rendezvous hashing). When an endpoint leaves, only
-//!   its sessions move. Each moves to the same second choice in every proxy, and moves back when
-//!   the endpoint returns. An endpoint that joins takes an equal share. llm-d instead keeps a table
-//!   from id to endpoint in each replica, with a time to live.
+//!   its sessions move: each to the same second choice in every proxy, until the endpoint returns.
+//!   An endpoint that joins gets an equal part of the sessions. llm-d instead keeps a table from id
+//!   to endpoint in each replica, with a time to live.
 //!
 //! Source: llm-d-router, scheduling/util/sessionaffinity. Thaler and Ravishankar, "Using name-based
 //! mappings to increase hit rates", 1998.
@@ -135,8 +135,8 @@ impl SessionAffinity {
         })
     }
 
-    /// The endpoint among `endpoints` that belongs to the request's session. `None` if the request
-    /// has no session, or if the session's endpoint is not among `endpoints`.
+    /// Returns the endpoint of the request's session. `None` if the request has no session, or if
+    /// the endpoint that its token names is not among `endpoints`.
     pub(crate) fn endpoint(
         &self,
         context: &Context<'_>,
@@ -168,12 +168,12 @@ impl SessionAffinity {
         }
     }
 
-    /// Names of the request headers that the plugin reads.
+    /// Returns the names of the request headers that the plugin reads.
     pub(crate) fn headers(&self) -> &[Box<str>] {
         &self.headers
     }
 
-    /// The response header that clients send back, if the strategy has one.
+    /// Returns the response header that clients send back, if the strategy has one.
     pub(crate) fn token(&self) -> Option<&SessionToken> {
         if let SessionStrategy::Token(token) = &self.strategy {
             Some(token)
@@ -189,7 +189,7 @@ impl SessionIdSource {
     fn headers(&self) -> Vec<Box<str>> {
         match self {
             Self::Header(name) => vec![name.clone()],
-            // The pipeline itself declares the headers of agent-identity.
+            // The pipeline itself reads the headers of agent-identity.
             Self::AgentIdentity => Vec::new(),
         }
     }
@@ -219,7 +219,7 @@ fn sources(config: &Parameters<'_>) -> Result<Vec<SessionIdSource>, InvalidParam
     })
 }
 
-/// The hash of a session and an endpoint. Source: the finalizer of SplitMix64, as in
+/// Returns the hash of a session and an endpoint. Source: the finalizer of SplitMix64, as in
 /// [`crate::Rng`].
 fn weight(id: u64, endpoint: u64) -> u64 {
     Rng::seeded(id ^ endpoint).next_u64()

@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-/// Writes a plugin's `Debug`. If `Debug` itself were the supertrait, the vtable of each plugin
-/// would keep its code in the wasm module. This code of all plugins would have 10 KB, although the
-/// module prints no plugin.
+/// Writes a plugin as its `Debug` does. If `Debug` itself were the supertrait of plugins, their
+/// vtables would keep 10 KB of `Debug` code in the wasm module, which prints no plugin.
 pub trait PluginDebug {
     /// Writes the plugin. In the wasm module, it writes nothing.
     ///

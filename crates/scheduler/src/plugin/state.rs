@@ -4,14 +4,14 @@ use std::fmt;
 
 use crate::metrics::MetricDefinition;
 
-/// State that a plugin needs to distinguish endpoints.
+/// State by which a plugin distinguishes endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredState {
     /// A number that engines report.
     Metric(&'static MetricDefinition),
     /// LoRA adapters, as engines report them.
     Adapters,
-    /// LoRA adapters of recent picks, by endpoint.
+    /// The LoRA adapters that recent picks have used at each endpoint.
     AdapterRooms,
     /// Metrics that `customMetrics` configures.
     Attributes,
@@ -20,9 +20,9 @@ pub enum RequiredState {
     PrefixIndex,
     /// The learned cost of engine steps.
     StepModel,
-    /// The last pick of each endpoint for a prompt that was cached nowhere.
+    /// When each endpoint was last picked for a prompt that was cached nowhere.
     ColdPicks,
-    /// Length and parts of the request's own prompt.
+    /// Length and parts of the request's prompt.
     Prompt,
     /// Labels of endpoints.
     Labels,

@@ -1,5 +1,4 @@
-//! Reads the conditions of a pick from the scheduler's inputs. Prediction and learning both use
-//! this one function.
+//! Reads the conditions of a pick from the scheduler's inputs, for both prediction and learning.
 
 use crate::endpoint::EndpointIndex;
 use crate::endpoint_table::EndpointTable;
@@ -11,9 +10,9 @@ use crate::request::Request;
 // === impl Conditions ===
 
 impl Conditions {
-    /// The present conditions of `request` and of the endpoint at `index`, without the load of the
-    /// request itself. The default for a position outside the table. Scraped numbers that are too
-    /// old are unknown.
+    /// Returns the present conditions of `request` and of the endpoint at `index`, without the load
+    /// of the request itself. Returns the default for a position outside the table. Scraped numbers
+    /// that are too old are unknown.
     #[must_use]
     pub fn at_pick(
         table: &EndpointTable,

@@ -1,12 +1,12 @@
-//! How much of one class of entries an endpoint still has, by their age.
+//! Estimates by age how many entries of one class (confirmed or claimed) are still in an endpoint's
+//! cache.
 //!
 //! An engine's cache is nearly least-recently-used. So the blocks of the entries are counted by the
 //! epoch of their last touch, in a few *age bands*. The newest bands that together fill the
-//! capacity are estimated to be cached, and older bands to be evicted. Because only whole bands are
-//! distinguished, the estimate covers seven to eight eighths of the capacity. An estimate that is
-//! rather too small is right, because the engine needs room for generated tokens too. That room
-//! varies, so the boundary is not sharp: of the blocks beyond it, up to twice the capacity, about
-//! half are still cached (`maybe_cached`).
+//! capacity are estimated to be cached, and older bands to be evicted. Only whole bands count, so
+//! the estimate is seven to eight eighths of the capacity. It should be rather too small, because
+//! the engine needs room for generated tokens too. That room varies, so the boundary is not sharp:
+//! of the blocks beyond it, up to twice the capacity, about half are still cached (`maybe_cached`).
 
 use super::owners::ReuseDistance;
 use super::table::BlockEntry;
@@ -14,15 +14,14 @@ use super::table::BlockEntry;
 /// The capacity of an owner is divided into this many age bands.
 pub(super) const PARTS: u32 = 8;
 
-/// The number of bands: those of the capacity, the band being filled, four for `maybe_cached`
-/// entries, and one for everything evicted. Any band may have shrunk because its entries were
-/// touched again.
+/// The number of bands: [`PARTS`] for the capacity, the band being filled, four for `maybe_cached`
+/// entries, and one for everything evicted.
 const AGE_BANDS: usize = 14;
 
-/// Multiples of the capacity within which an entry may be cached.
+/// Entries within this many times the capacity may be cached.
 const DOUBTED_CAPACITIES: u32 = 2;
 
-/// Stages of an entry: evicted, maybe cached, cached.
+/// The number of stages of an entry: evicted, maybe cached, cached.
 const STAGES: u32 = 3;
 
 /// Whether an entry counts as cached, and whether it may be cached.
@@ -39,7 +38,7 @@ pub(super) struct AgeBands {
     oldest: u64,
     /// Entries touched in this epoch or later may be cached.
     oldest_stale: u64,
-    /// Oldest first; the bands from `len` on are unused. Never empty for a live owner.
+    /// The bands, oldest first. Those from `len` on are unused. A live owner has at least one.
     bands: [AgeBand; AGE_BANDS],
     len: usize,
 }
@@ -48,14 +47,14 @@ pub(super) struct AgeBands {
 struct AgeBand {
     /// The first epoch of the band.
     start: u64,
-    /// Blocks of the entries last touched in it.
+    /// The blocks of the entries that were last touched in the band.
     blocks: u32,
 }
 
 // === impl AgeBands ===
 
 impl AgeBands {
-    /// The bands of an owner that has no entries.
+    /// The bands of an owner without entries.
     pub(super) const NONE: Self = Self {
         oldest: u64::MAX,
         oldest_stale: u64::MAX,
@@ -79,7 +78,7 @@ impl AgeBands {
         new
     }
 
-    /// The state of an entry last touched in `epoch`.
+    /// Returns the state of an entry last touched in `epoch`.
     pub(super) fn state(&self, epoch: u64) -> EntryState {
         EntryState {
             cached: epoch >= self.oldest,
@@ -112,7 +111,7 @@ impl AgeBands {
             .fold(0_u32, |sum, band| sum.saturating_add(band.blocks))
     }
 
-    /// How many blocks were touched after an entry whose last touch was in `epoch`.
+    /// Returns how many blocks were touched after an entry whose last touch was in `epoch`.
     pub(super) fn reuse(&self, epoch: u64) -> Option<ReuseDistance> {
         let live = self.live();
         let own = live
@@ -129,9 +128,8 @@ impl AgeBands {
         })
     }
 
-    /// Starts an age band with the next epoch when the newest has an eighth of the capacity. The
-    /// band does not start with the current epoch, because entries with the stamp of that epoch
-    /// stay in their band.
+    /// Starts an age band when the newest has an eighth of the capacity. The band starts with the
+    /// next epoch, because entries of the current epoch stay in their band.
     pub(super) fn age(&mut self, epoch: u64, capacity: u32) {
         let Some(newest) = self.live().last() else {
             return;
@@ -151,18 +149,19 @@ impl AgeBands {
         }
     }
 
-    /// Recomputes the boundary of what counts as cached: the newest bands that fill all but the
+    /// Recomputes which entries count as cached: those of the newest bands that fill all but the
     /// last eighth of the capacity.
     pub(super) fn settle(&mut self, capacity: u32) {
         self.oldest = self.newest_of(capacity - capacity / PARTS);
-        // The boundary never moves back, because blocks older than it may share an age band with
-        // everything evicted.
+        // This boundary never moves back, because older blocks may share an age band with evicted
+        // ones.
         self.oldest_stale = self
             .newest_of(capacity.saturating_mul(DOUBTED_CAPACITIES))
             .max(self.oldest_stale);
     }
 
-    /// [`Self::settle`] for a new capacity: entries that were evicted may be cached again.
+    /// Does [`Self::settle`] for a new capacity, with which entries that counted as evicted may be
+    /// cached.
     pub(super) fn settle_anew(&mut self, capacity: u32) {
         self.oldest_stale = 0;
         self.settle(capacity);
@@ -185,9 +184,9 @@ impl AgeBands {
         live.get_mut(newest_not_after)
     }
 
-    /// Merges two neighbouring bands. Two evicted bands come first, because their age does not
-    /// matter. Otherwise the function merges the pair of maybe-cached bands with the fewest blocks,
-    /// and if there is none, the pair of cached bands with the fewest blocks.
+    /// Merges two neighbouring bands. Prefers evicted bands, whose age does not matter, then the
+    /// pair of maybe-cached bands with the fewest blocks, and then the pair of cached bands with
+    /// the fewest blocks.
     fn merge(&mut self) {
         let stage = |start| u32::from(start >= self.oldest_stale) + u32::from(start >= self.oldest);
         let pairs = (0..).zip(self.live().iter().zip(self.live().iter().skip(1)));
@@ -216,7 +215,8 @@ impl AgeBands {
         self.len -= 1;
     }
 
-    /// The first epoch of the newest age bands that together have `blocks` blocks, or of all bands.
+    /// Returns the first epoch of the newest age bands that together have `blocks` blocks, or of
+    /// all bands.
     fn newest_of(&self, blocks: u32) -> u64 {
         let mut sum = 0_u32;
         let mut oldest = u64::MAX;

@@ -1,4 +1,5 @@
-//! The estimate of an endpoint's cache at a pick, and its correction by the endpoint's reply.
+//! The estimate at a pick of how much of the prompt an endpoint has cached, and its correction by
+//! the endpoint's reply.
 
 use super::hash::blocks_of;
 use super::index::PrefixIndex;
@@ -11,13 +12,13 @@ use crate::endpoint::EndpointRef;
 #[derive(Clone, Copy, Debug)]
 pub struct CacheEstimate {
     endpoint: EndpointRef,
-    /// Hashes of the prompt, from the first, that were estimated to be cached.
+    /// The number of hashes, from the first, that were estimated to be cached.
     known: usize,
     held: CachedPart,
     may_hold: CachedPart,
 }
 
-/// A part of the prompt, and how long ago the endpoint received the last block of that part.
+/// The beginning of a prompt, and how long ago the endpoint received its last block.
 #[derive(Clone, Copy, Debug)]
 struct CachedPart {
     blocks: u32,
@@ -32,7 +33,7 @@ impl CacheEstimate {
         self.endpoint
     }
 
-    /// The hashes of the prompt that were not estimated to be cached.
+    /// Returns the hashes of the prompt that were not estimated to be cached.
     #[must_use]
     pub fn new_hashes<'h>(&self, hashes: &'h [u64]) -> &'h [u64] {
         hashes.get(self.known..).unwrap_or_default()
@@ -42,8 +43,8 @@ impl CacheEstimate {
 // === impl PrefixIndex ===
 
 impl PrefixIndex {
-    /// Claims that `endpoint` gets a prompt with these hashes; `known` is the part of it that was
-    /// estimated to be cached before.
+    /// Records a claim that `endpoint` gets a prompt with these hashes. `known` is the part of the
+    /// prompt that was estimated to be cached before.
     pub fn place(
         &mut self,
         endpoint: EndpointRef,
@@ -65,7 +66,8 @@ impl PrefixIndex {
         } else {
             held
         };
-        // Confirmed blocks need no claim. Blocks that were only claimed before are claimed again.
+        // Confirmed blocks need no claim. If the last of the cached blocks is only claimed, all are
+        // claimed again.
         let claimed_from = match held.reuse {
             Some(_) => known.cached as usize,
             None => 0,
@@ -82,10 +84,10 @@ impl PrefixIndex {
         }
     }
 
-    /// Corrects the estimated capacity by a reply: the engine reported `cached` of `prompt` tokens
-    /// for a prompt of `blocks` blocks. The engine counts other tokens than the estimate, but the
-    /// cached share of the prompt is equal. A sixteenth is tolerated for chat templates and block
-    /// ends. A miss in the maybe-cached part is expected and changes nothing.
+    /// Corrects the estimated capacity by a reply: the engine had cached `cached` of `prompt`
+    /// tokens in a prompt of `blocks` blocks. Its token counts differ from the estimate's, so only
+    /// the cached share is compared. A sixteenth is tolerated for chat templates and block ends. A
+    /// miss in the maybe-cached part changes nothing.
     pub fn correct(&mut self, belief: &CacheEstimate, blocks: u32, cached: u32, prompt: u32) {
         let Some(held) = (u64::from(cached) * u64::from(blocks)).checked_div(u64::from(prompt))
         else {
@@ -93,7 +95,8 @@ impl PrefixIndex {
         };
         let slack = |part: CachedPart| 1 + u64::from(part.blocks / 16);
         let has = |part: CachedPart| held + slack(part) >= u64::from(part.blocks);
-        // A difference within the slack is not significant.
+        // If the maybe-cached part is longer by no more than the slack, it is not judged
+        // separately.
         let doubts = u64::from(belief.may_hold.blocks)
             > u64::from(belief.held.blocks) + slack(belief.may_hold);
         let part = if doubts && has(belief.may_hold) {
@@ -120,8 +123,8 @@ mod tests {
     };
 
     /// Records thirty prompts of 100 blocks, so that eight to nine are cached and ten more maybe
-    /// cached. Repeats number `again`, which should match `believed`; the engine reports `cached`
-    /// of its 6,400 tokens. Returns the estimated capacity after that.
+    /// cached. Sends prompt number `again` once more, which should match `believed`. The engine
+    /// reports `cached` of its 6,400 tokens. Returns the estimated capacity after that.
     fn capacity(again: usize, believed: MatchLength, cached: u32) -> u32 {
         let mut index = PrefixIndex::with_capacity(100_000);
         index.set_capacity(ENGINE, 1_000);

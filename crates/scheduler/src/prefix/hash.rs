@@ -10,43 +10,43 @@
 //!           lowest bit: 0 for one block, 1 for four
 //! ```
 //!
-//! Each hash covers all bytes before it, so equal hashes mean equal prefixes. Summing every prefix
-//! from its start takes one pass over the text, because xxh64 gives a digest at any point of its
-//! stream. The four running lanes of xxh64 (256 bits) also chain more state than feeding a 64-bit
-//! hash into the next block would. Model and cache salt are part of each hash, because engines
-//! share no KV block between two models, adapters or salts.
+//! Each hash covers all bytes before it, so equal hashes mean equal prefixes. The sums of all
+//! prefixes take one pass over the text, because xxh64 gives a digest at any point of its stream.
+//! Its four lanes (256 bits) also carry more state from block to block than a 64-bit hash would.
+//! Model and cache salt are part of each hash, because engines share no KV block between two
+//! models, adapters or salts.
 //!
 //! **Before the whole prompt is known.** Clients write the fields of a body in any order: many
-//! write `messages` first, and `model` and `tools` after them. So each section is summed by itself
-//! ([`SectionSums`]) while its bytes arrive. The model and the other sections are added at the end
-//! ([`block_hashes`]), for each kept block and not for each byte. To make that possible, each
-//! section begins a block of its own. The bytes behind the last kept block of a section enter only
-//! `whole`, and have a hash of their own only where the prompt ends.
+//! write `messages` first, and `model` and `tools` after them. So each section is hashed by itself
+//! ([`SectionSums`]) while its bytes arrive. At the end, the model and the other sections are added
+//! to each kept block ([`block_hashes`]). To make that possible, each section begins a block of its
+//! own. The bytes behind the last kept block of a section enter only `whole`, and have a hash of
+//! their own only where the prompt ends.
 //!
-//! A deployment has one secret of 128 bits. Hashes leave the process, and xxh64 is not a keyed
-//! function: a reader who knows the text of one sum can compute the seed, and then try other texts.
-//! So the hasher publishes only a pseudorandom function of each sum, keyed by the secret. A reader
+//! A deployment has one secret of 128 bits. Hashes leave the process, and xxh64 does not protect
+//! its seed: a reader who knows the text of one sum can compute the seed, and then try other texts.
+//! So each published hash is a pseudorandom function of a sum, keyed by the secret. A reader
 //! without the secret learns which hashes are equal, but no prompt, whatever prompts it can guess.
 //!
 //! Each of the first [`DENSE_BLOCKS`] blocks has a hash. After them only every [`STRIDE`]th block
 //! has a hash, which represents that block and the blocks since the previous hash. Positions are
 //! counted from the start, so a prompt and its extension have hashes at the same positions. The
-//! shared part of a long prompt is therefore found too short by less than [`STRIDE`] blocks, at
-//! most 2 % of it. In return, storing, looking up and sending hashes costs a third. In every
+//! shared part of a long prompt is therefore estimated too short by less than [`STRIDE`] blocks, at
+//! most 2 % of it. In return, hashes cost a third of the memory, time and messages. In every
 //! message and table, the lowest bit of a hash says how many blocks the hash represents
 //! ([`blocks_of`]).
 //!
 //! A trailing partial block has a hash, as in llm-d's approximate prefix producer. An engine caches
-//! only full blocks, but its blocks are smaller (16 tokens, ours 64), so it caches most of the
-//! tail. A prompt shorter than one block also keeps its affinity. For prompts that are repeated
+//! only full blocks, but its blocks are smaller (16 tokens, here 64), so it caches most of this
+//! block. A prompt shorter than one block also keeps its affinity. For prompts that are repeated
 //! unchanged, the estimate is therefore too long by less than a block (after the first
 //! [`DENSE_BLOCKS`], by less than [`STRIDE`]).
 
 use super::siphash::SipHash;
 use super::xxh64::{STRIPE_BYTES, Xxh64};
 
-/// Default block size, bytes: 64 tokens of 4 bytes, the smallest block that llm-d's producer
-/// allows.
+/// The default block size in bytes: 64 tokens of 4 bytes, the smallest block that llm-d's
+/// approximate prefix producer allows.
 pub const BLOCK_BYTES_DEFAULT: usize = 256;
 
 /// The smallest block size, bytes: one stripe of xxh64, about 8 tokens. No engine caches in smaller
@@ -57,10 +57,10 @@ pub const BLOCK_BYTES_MIN: usize = STRIPE_BYTES;
 /// fit into one block and match all or nothing.
 pub const BLOCK_BYTES_MAX: usize = 65_536;
 
-/// Maximum blocks of one prompt: a prompt of 1M tokens at [`BLOCK_BYTES_DEFAULT`]. llm-d stops at
-/// 131,072 tokens (2,048 blocks), but today's agents send 200,000 tokens in the median, and tokens
-/// beyond the limit would look uncached everywhere. The cost at the limit is bounded: 128 KB of
-/// hashes and about half a millisecond to record, for a prompt whose prefill takes minutes.
+/// The maximum number of blocks of one prompt: 1M tokens at [`BLOCK_BYTES_DEFAULT`]. llm-d stops at
+/// 131,072 tokens (2,048 blocks). But today's agents send 200,000 tokens in the median, and tokens
+/// beyond the limit would look uncached everywhere. A prompt at the limit, whose prefill takes
+/// minutes, has 34 KB of hashes, which are recorded in about half a millisecond.
 pub const BLOCKS_MAX: usize = 16_384;
 
 /// The number of blocks, from the first of a prompt, that have a hash of their own: 8,192 tokens at
@@ -77,8 +77,8 @@ const WIDE: u64 = 1;
 /// text.
 const SEPARATOR: [u8; 1] = [0xFF];
 
-/// The text of one section of a prompt, summed at the ends of its blocks. The result does not
-/// depend on how the bytes are divided into calls of [`update`](Self::update).
+/// One section of a prompt, hashed up to the end of each block. The result does not depend on how
+/// the bytes are divided into calls of [`update`](Self::update).
 #[derive(Clone, Debug)]
 pub struct SectionSums {
     text: Xxh64,
@@ -86,15 +86,15 @@ pub struct SectionSums {
     empty: Xxh64,
     block_bytes: usize,
     blocks_max: usize,
-    /// The number of blocks before those that the next sum represents.
+    /// The number of blocks before those of the next sum.
     blocks: usize,
-    /// Bytes until the next sum is due.
+    /// The number of bytes until the next sum is due.
     bytes_left: usize,
     sums: Vec<u64>,
 }
 
-/// A piece whose token count does not follow from its bytes (an image, by its data URI). A piece of
-/// any length counts as the 8 bytes of its hash.
+/// A piece whose token count does not follow from its bytes, such as the data URI of an image. It
+/// counts as the 8 bytes of its hash, whatever its length.
 #[derive(Clone, Debug)]
 pub struct OpaquePiece(Xxh64);
 
@@ -104,7 +104,7 @@ pub fn is_wide(hash: u64) -> bool {
     hash & WIDE != 0
 }
 
-/// The number of blocks that the first `count` of these hashes of a prompt represent.
+/// Returns the number of blocks that the first `count` of these hashes of a prompt represent.
 #[must_use]
 pub fn blocks_of(hashes: &[u64], count: usize) -> u32 {
     let hashes = hashes.get(..count).unwrap_or(hashes);
@@ -155,7 +155,7 @@ pub fn block_hashes(
 // === impl SectionSums ===
 
 impl SectionSums {
-    /// A section without text. `block_bytes` is clamped to
+    /// Creates a section without text. `block_bytes` is clamped to
     /// [`BLOCK_BYTES_MIN`]`..=`[`BLOCK_BYTES_MAX`] and rounded down to a multiple of
     /// [`BLOCK_BYTES_MIN`]; `blocks_max` limits the blocks of the prompt, to at most
     /// [`BLOCKS_MAX`].
@@ -176,7 +176,7 @@ impl SectionSums {
         }
     }
 
-    /// The memory of the sums, in bytes.
+    /// Returns the memory of the sums, in bytes.
     pub fn memory(&self) -> usize {
         self.sums.capacity() * size_of::<u64>()
     }
@@ -219,8 +219,8 @@ impl SectionSums {
         self.text = self.empty.clone();
     }
 
-    /// Appends the hashes of the section to those of `blocks` blocks before it. Returns the sum of
-    /// the whole section. `None` if the prompt has no room for more hashes.
+    /// Appends the hashes of the section to `hashes`, which represent `blocks` blocks. Returns the
+    /// sum of the whole section, or `None` if the prompt may have no more blocks.
     fn hash(
         &self,
         keyed: &SipHash,
@@ -228,7 +228,7 @@ impl SectionSums {
         hashes: &mut Vec<u64>,
         is_last: bool,
     ) -> Option<u64> {
-        // A multiple of the stride, so that each later hash represents as many blocks.
+        // It is a multiple of the stride, so that each later hash represents [`STRIDE`] blocks.
         let dense = DENSE_BLOCKS
             .saturating_sub(*blocks)
             .next_multiple_of(STRIDE);
@@ -262,7 +262,6 @@ impl SectionSums {
         Some(whole)
     }
 
-    /// The number of blocks that the next sum represents.
     fn span(&self) -> usize {
         if self.blocks < DENSE_BLOCKS {
             1
@@ -451,7 +450,8 @@ mod tests {
         assert_eq!(all.len(), 7);
     }
 
-    /// Inverts xxh64 of a text shorter than one stripe: each of its steps is invertible.
+    /// Computes the seed from the xxh64 of a text shorter than one stripe: each step of xxh64 is
+    /// invertible.
     fn seed_of(sum: u64, text: &[u8]) -> u64 {
         const PRIMES: [u64; 5] = [
             0x9E37_79B1_85EB_CA87,
@@ -497,8 +497,8 @@ mod tests {
             sums.separator();
             sent.extend(block_hashes(secret, b"llama", b"", &[sums]));
         }
-        // The attempts that are possible without the secret: seeds computed back from the known
-        // hash, with both values of the lowest bit, and weak secrets.
+        // Without the secret, an attacker can try weak secrets, and seeds computed back from the
+        // known hash with both values of its lowest bit.
         let mut seeds: Vec<u64> = [sent[0], sent[0] | 1]
             .map(|hash| seed_of(hash, b"hi\xFF"))
             .into();

@@ -2,18 +2,18 @@
 //!
 //! Each pick writes the index: the picked endpoint will have cached the prompt's blocks when its
 //! prefill is done, and the next request with the same beginning must know that already. Each pick
-//! also reads the index: how many blocks of this chain does each candidate have cached? Blocks that
-//! an endpoint has not confirmed are only claimed: see [`super::placing`].
+//! also reads the index: how many blocks of this chain does each candidate have cached? Until the
+//! endpoint's reply confirms a block, the block is only claimed: see [`super::placing`].
 //!
-//! The estimate for an endpoint is the position of the deepest block found for it, so a lost block
-//! within a chain changes nothing. Endpoints are looked up in regions of eight, whose entries of
-//! one block lie together; [`IndexLookup`] finds eight lengths at once.
+//! The estimate for an endpoint is the position of the last block found for it, so a lost block
+//! within a chain changes nothing. Endpoints are looked up in groups of eight (regions), whose
+//! entries of one block lie together, so [`IndexLookup`] finds eight lengths at once.
 //!
-//! Age is counted in touches, not in time: an epoch is a fixed number of touches, and an entry
-//! carries the low 16 bits of the epoch of its last touch. When both buckets of a block are full,
-//! its entry replaces a dead or expired entry, or the oldest entry if none is dead or expired. In
-//! every epoch a few buckets are swept: entries too old for their stamp are dropped, so that no old
-//! entry ever looks young.
+//! Age is counted in touches (blocks recorded), not in time. An epoch is a fixed number of touches,
+//! and an entry's stamp is the low 16 bits of the epoch of its last touch. When both buckets of a
+//! block are full, its entry replaces a dead or expired entry, or else the oldest. In every epoch a
+//! few buckets are swept: entries too old for a stamp are dropped, so that no old entry ever looks
+//! young.
 
 use super::age_bands::EntryState;
 use super::lookup::{IndexLookup, MatchLength};
@@ -23,43 +23,43 @@ use crate::endpoint::EndpointRef;
 use std::fmt;
 
 /// Default number of entries. 100 endpoints with 6,600 blocks each (of 64 tokens: 422,000 tokens of
-/// KV cache) need 660,000 entries. With 2.4 places for each of these entries, 0.005 % are lost. As
-/// many entries again may be `maybe_cached`, and are replaced first. Index and owner table take
-/// 13.7 MB in every VM that picks.
+/// KV cache) need 660,000 entries. The table has 2.4 times as many places, so that 0.005 % of these
+/// entries are lost. As many entries again may be `maybe_cached`, and are replaced first. In every
+/// VM that picks, the index takes 13.7 MB.
 pub const ENTRIES_DEFAULT: usize = 1_572_864;
 
-/// Maximum number of entries: 512 MB, far more than a VM should hold, and well within 32 bits of
-/// buckets.
+/// Maximum number of entries. They take 512 MB, far more than a VM should hold, and bucket numbers
+/// stay well within 32 bits.
 pub const ENTRIES_MAX: usize = 1 << 26;
 
-/// The number of epochs in which as many blocks are touched as the table has places. A shorter
-/// epoch measures age, and how often a prefix is requested, more finely: at the default an epoch is
-/// 192 blocks, two or three prompts. A longer epoch reaches further back before the 16 bits wrap:
-/// [`AGE_MAX`] is four tables full of touches. By default that is 6 million touches, ten times what
-/// the endpoints that the table is sized for can cache.
+/// The number of epochs in which as many blocks are touched as the table has places. By default an
+/// epoch is 192 blocks, two or three prompts. A shorter epoch measures more finely how old a prefix
+/// is, and how often it is requested. A longer epoch reaches further back before the 16 bits wrap.
+/// [`AGE_MAX`] is four tables full of touches: by default 6 million, ten times the blocks that the
+/// endpoints can cache for which the table is sized.
 const EPOCHS_PER_TABLE: usize = 8192;
 
-/// The maximum age of an entry: it is dropped if it is not touched for this many epochs. This is
-/// half the range of a stamp.
+/// The maximum age of an entry: it is dropped if it is not touched for this many epochs, half the
+/// range of a stamp.
 const AGE_MAX: u16 = 1 << 15;
 
-/// The sweep covers the whole table once in this many epochs. The sum of this and [`AGE_MAX`] stays
+/// The sweep covers the whole table once in this many epochs. Together with [`AGE_MAX`] they stay
 /// below 2^16, where stamps repeat.
 const EPOCHS_PER_SWEEP: usize = 1 << 14;
 
 /// The reuse interval of a prefix that was requested at most once: longer than any other.
 pub const REQUESTED_ONCE: f32 = 1e9;
 
-/// The prefix index of a pool, with one writer.
+/// The prefix index of a pool. It has one writer.
 pub struct PrefixIndex {
     pub(super) table: BlockTable,
     pub(super) owners: OwnerTable,
-    /// Blocks touched so far, by class.
+    /// The number of blocks touched so far, by class (confirmed or claimed).
     pub(super) touches: ByClass<u64>,
     pub(super) epoch_touches: u64,
     /// The current epochs.
     pub(super) epochs: ByClass<u64>,
-    /// Buckets swept so far; the position of the next follows from it.
+    /// The number of buckets swept so far, which says where the next sweep begins.
     swept: u64,
     pub(super) evictions: u64,
 }
@@ -84,9 +84,9 @@ pub struct PrefixStats {
 // === impl PrefixIndex ===
 
 impl PrefixIndex {
-    /// An index of `entries` (endpoint, block) pairs, at most [`ENTRIES_MAX`], rounded up to whole
-    /// cache lines. Allocates all its memory here, zeroed. With 0 entries, the index holds no
-    /// memory, remembers nothing and never matches. A VM that serves no requests uses this.
+    /// Creates an index of `entries` (endpoint, block) pairs, at most [`ENTRIES_MAX`], rounded up
+    /// to whole cache lines. Allocates all its memory now, zeroed. With 0 entries, for a VM that
+    /// serves no requests, the index takes no memory and remembers nothing.
     #[must_use]
     pub fn with_capacity(entries: usize) -> Self {
         let table = BlockTable::new(entries.min(ENTRIES_MAX));
@@ -103,14 +103,13 @@ impl PrefixIndex {
         }
     }
 
-    /// Allocated memory, bytes; constant.
     pub fn bytes(&self) -> usize {
         self.table.bytes() + self.owners.bytes()
     }
 
-    /// Replaces `out` by the number of these hashes, counted from the first, that each of
-    /// `endpoints` is estimated to have cached; `out` runs parallel to `endpoints`. An endpoint
-    /// that was never recorded has 0. [`MatchLength::blocks`] converts hashes to blocks.
+    /// Sets `out` to the number of these hashes, from the first, that each of `endpoints` is
+    /// estimated to have cached, in the order of `endpoints`. An endpoint that was never recorded
+    /// has 0. [`MatchLength::blocks`] converts hashes to blocks.
     pub fn matched(&self, blocks: &[u64], endpoints: &[EndpointRef], out: &mut Vec<MatchLength>) {
         out.clear();
         // Until their lengths are known, `out` holds the owner ids of the endpoints.
@@ -163,20 +162,19 @@ impl PrefixIndex {
         }
     }
 
-    /// Sets how many blocks of KV cache `endpoint` has, in blocks of the prompt hashes (from the
-    /// engine's `cache_config_info`: engine blocks times tokens of each, over the tokens of one
-    /// block here). Unlimited until set. Beyond the capacity the endpoint's least recently touched
-    /// blocks become `maybe_cached`, in steps of an eighth of the capacity; beyond twice the
-    /// capacity they are evicted. Generated tokens fill the cache too, but the index does not count
-    /// them.
+    /// Sets the size of the KV cache of `endpoint`, converted from the engine's blocks
+    /// (`cache_config_info`) to blocks of this index. The size is unlimited until it is set. Beyond
+    /// the capacity the endpoint's least recently touched blocks become `maybe_cached`, in steps of
+    /// an eighth of the capacity; beyond twice the capacity they are evicted. Generated tokens fill
+    /// the cache too, but the index does not count them.
     pub fn set_capacity(&mut self, endpoint: EndpointRef, blocks: u32) {
         if let Some(owner) = self.owner(endpoint) {
             self.owners.set_capacity(owner, blocks);
         }
     }
 
-    /// How long ago `endpoint` received this block, counted in blocks. `None` if the index has no
-    /// record of that, or only a claim.
+    /// Returns how long ago `endpoint` received this block, counted in blocks. `None` if the index
+    /// has no record of the block, or only a claim.
     pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<ReuseDistance> {
         let owner = self.owners.get(endpoint)?;
         let key = self.table.key(block, region(owner));
@@ -187,10 +185,10 @@ impl PrefixIndex {
         self.owners.reuse(owner, self.epoch_of(entry))
     }
 
-    /// How rarely the longest cached prefix of these hashes is requested: the mean number of
-    /// prompts of this length that each of `endpoints` receives between two requests for the
+    /// Returns how rarely the longest cached prefix of these hashes is requested: the mean number
+    /// of prompts of this length that each of `endpoints` receives between two requests for the
     /// prefix. [`REQUESTED_ONCE`] if there was no second request. `known` is the result of
-    /// [`matched`](Self::matched), parallel to `endpoints`.
+    /// [`matched`](Self::matched) for `endpoints`.
     pub fn reuse_interval(
         &self,
         blocks: &[u64],
@@ -221,10 +219,10 @@ impl PrefixIndex {
         let Some(usual) = entry.interval.epochs() else {
             return REQUESTED_ONCE;
         };
-        // A prefix that is no longer requested becomes rare while it waits.
+        // The interval of a prefix that is no longer requested grows with time.
         let since = (self.epochs.of(entry.class) - self.epoch_of(entry)) as f32;
         let touches = usual.max(since) * self.epoch_touches as f32;
-        // Requests for a prefix with several holders go to each in turn.
+        // If several endpoints hold the prefix, each gets only its share of the requests for it.
         touches / blocks.len() as f32 / (endpoints.len() * holders().count()) as f32
     }
 
@@ -249,9 +247,8 @@ impl PrefixIndex {
         self.owners.capacity(self.owners.get(endpoint)?)
     }
 
-    /// Drops everything `endpoint` has cached, because it was removed. The endpoint's entries are
-    /// invisible at once, and [`sweep`](Self::sweep) frees them. The entries of another generation
-    /// at the same slot stay.
+    /// Forgets the blocks of `endpoint`, which was removed. Its entries no longer match, and
+    /// [`sweep`](Self::sweep) frees them. Those of another generation at the same slot stay.
     pub fn forget(&mut self, endpoint: EndpointRef) {
         if self.owners.get(endpoint).is_some() {
             self.retire_slot(endpoint);
@@ -259,8 +256,8 @@ impl PrefixIndex {
     }
 
     /// Sweeps `budget_buckets` buckets (of eight entries) and frees the entries of forgotten
-    /// endpoints there. Returns true when none is left to free. A bucket takes about 20 ns: 4 ms
-    /// for the whole default table, so pass a few thousand per tick.
+    /// endpoints there. Returns true when none is left to free. A bucket takes about 20 ns, and the
+    /// whole default table 4 ms, so pass a few thousand per tick.
     pub fn sweep(&mut self, budget_buckets: usize) -> bool {
         if self.owners.retired() > 0 {
             self.look_at(budget_buckets);
@@ -268,12 +265,11 @@ impl PrefixIndex {
         self.owners.retired() == 0
     }
 
-    /// Former generations whose entries are not swept yet.
     pub fn retired(&self) -> usize {
         self.owners.retired()
     }
 
-    /// The fill level. Walks the owners, not the entries.
+    /// Returns the fill level, from the owners' counts and without a walk of the entries.
     pub fn stats(&self) -> PrefixStats {
         let (owners, entries) = self.owners.totals();
         PrefixStats {
@@ -286,8 +282,8 @@ impl PrefixIndex {
         }
     }
 
-    /// The owner id of `endpoint`; assigns one if it has none. `None` for a slot beyond the table,
-    /// and in an index without room.
+    /// Returns the owner id of `endpoint`, and assigns one if it has none. `None` for a slot beyond
+    /// the table, and in an index without entries.
     pub(super) fn owner(&mut self, endpoint: EndpointRef) -> Option<u16> {
         if let Some(owner) = self.owners.get(endpoint) {
             return Some(owner);
@@ -314,12 +310,11 @@ impl PrefixIndex {
         self.owners.holding(entry, self.epoch_of(entry))
     }
 
-    /// The epoch of the entry's last touch.
     pub(super) fn epoch_of(&self, entry: BlockEntry) -> u64 {
         epoch_of(entry.stamp, *self.epochs.of(entry.class))
     }
 
-    /// Sweeps the share of the table that is due after `epochs` more epochs.
+    /// Sweeps the part of the table that is due after `epochs` more epochs.
     pub(super) fn look_through(&mut self, epochs: u64) {
         if epochs > 0 {
             let share = self.table.buckets().div_ceil(EPOCHS_PER_SWEEP);
@@ -356,8 +351,8 @@ impl fmt::Debug for PrefixIndex {
     }
 }
 
-/// The largest number of these hashes that an endpoint has cached, and the last of those hashes;
-/// `None` if no endpoint has any cached.
+/// Returns the largest number of these hashes that an endpoint has cached, and the last of them.
+/// `None` if no endpoint has any.
 fn longest(blocks: &[u64], known: &[MatchLength]) -> Option<(u32, u64)> {
     let longest = known.iter().map(|known| known.cached).max()?;
     Some((longest, *blocks.get((longest as usize).checked_sub(1)?)?))

@@ -4,27 +4,26 @@
 //! An owner of a block had all earlier blocks when it was recorded, so "has block i cached" is true
 //! up to some length and false beyond. A binary search finds this length, for eight owners at once.
 //! But the table can lose blocks, and such a hole looks like the end. A binary search that meets a
-//! hole converges on exactly that place, since everything before it is cached. So where it ends,
-//! one look at the next block distinguishes the end from a hole, and beyond a hole the search
-//! continues.
+//! hole ends exactly there, since everything before it is cached. So at its end the search looks at
+//! one more block. If the owner has that block, there was a hole, and the search continues beyond
+//! it.
 //!
 //! Blocks received long ago are only maybe cached, and an owner that receives a block also receives
-//! all earlier blocks. So the maybe-cached blocks begin where the cached blocks end; that position
-//! is searched only if the last block found is maybe cached. (Other proxies send only the end of a
-//! prompt if they sent its head before. A head that only they request ages here, and so do the
-//! blocks after it.)
+//! all earlier blocks. So the maybe-cached blocks begin where the cached blocks end. That position
+//! is searched only if the last block found is maybe cached. (Other proxies report only the end of
+//! a prompt if they reported its beginning before. A beginning that only they request ages in this
+//! index, and so do the blocks after it.)
 
 use super::age_bands::EntryState;
 use super::hash::blocks_of;
 use super::owners::{OwnerTable, REGION_OWNERS, region, region_bit};
 use super::table::{BlockTable, ByClass, epoch_of};
 
-/// The maximum number of holes that a look-up steps over. In a table that has lost 7 % of its
-/// entries, one in two look-ups of 400 blocks meets a hole. So a look-up does not meet eight holes
-/// by chance.
+/// The maximum number of holes that a look-up steps over. Even if the table has lost 7 % of its
+/// entries, only one in two look-ups of 400 blocks meets any hole.
 const HOLES_MAX: u32 = 8;
 
-/// One look-up.
+/// A look-up of one chain of blocks for the owners of one region.
 pub(super) struct IndexLookup<'a> {
     pub(super) table: &'a BlockTable,
     pub(super) owners: &'a OwnerTable,
@@ -38,7 +37,7 @@ pub(super) struct IndexLookup<'a> {
 pub struct MatchLength {
     /// Hashes that are estimated to be cached.
     pub cached: u32,
-    /// `cached`, and the hashes given so long ago that about half of them are still cached.
+    /// `cached` plus the hashes received so long ago that only about half of them are still cached.
     pub maybe_cached: u32,
 }
 
@@ -47,10 +46,10 @@ pub(super) type MatchLengths = [MatchLength; REGION_OWNERS];
 
 /// The lengths during a binary search.
 struct MatchBounds {
-    /// Whether the binary search looks for cached blocks, or for those that may be cached.
+    /// Whether the search looks for cached blocks only, or for those that may be cached too.
     cached: bool,
     lengths: [u32; REGION_OWNERS],
-    /// Owners whose deepest block seen so far is only maybe cached.
+    /// Owners whose last block found so far is only maybe cached, as bits.
     stale: u8,
 }
 
@@ -64,8 +63,8 @@ struct OwnerBits {
 // === impl MatchLength ===
 
 impl MatchLength {
-    /// The number of blocks of a prompt with these hashes. Half of the maybe-cached blocks are
-    /// added.
+    /// Returns the number of cached blocks of a prompt with these hashes, plus half of the
+    /// maybe-cached blocks.
     #[must_use]
     pub fn blocks(self, hashes: &[u64]) -> u32 {
         let held = blocks_of(hashes, self.cached as usize);
@@ -76,14 +75,14 @@ impl MatchLength {
 // === impl IndexLookup ===
 
 impl IndexLookup<'_> {
-    /// Writes the length for each owner of the region: one more than the position of the deepest
-    /// block found.
+    /// Writes the length for each owner of the region: one more than the position of the last block
+    /// found.
     pub(super) fn run(&self, found: &mut MatchLengths) {
         let Some(last) = self.blocks.len().checked_sub(1) else {
             return;
         };
-        // Most regions have nothing cached and are done. The second block is read in case the first
-        // is lost, which happens only if its bucket was full.
+        // Most regions have nothing cached, and the look-up ends below. The second block is read
+        // too if the first may be lost, which happens only if its bucket was full.
         let mut any = self.seen_once(0);
         if self
             .blocks
@@ -123,8 +122,8 @@ impl IndexLookup<'_> {
         }
     }
 
-    /// Searches where the owners in `wanted` have at least `low` blocks and, except for holes, at
-    /// most `high`.
+    /// Searches the lengths of the owners in `wanted`, which have at least `low` blocks and, except
+    /// for holes, at most `high`.
     fn bisect(
         &self,
         mut low: usize,
@@ -162,13 +161,13 @@ impl IndexLookup<'_> {
         self.bisect(low + 2, last, holed, holes_left.saturating_sub(1), reach);
     }
 
-    /// [`Self::seen`] for places outside the inner loop; not inlined, to keep the code small.
+    /// Does [`Self::seen`] outside the inner loop. It is not inlined, to keep the code small.
     #[inline(never)]
     fn seen_once(&self, at: usize) -> OwnerBits {
         self.seen(at)
     }
 
-    /// The owners of the region that have the block at `at`.
+    /// Returns the owners of the region that have the block at `at`.
     #[inline(always)]
     fn seen(&self, at: usize) -> OwnerBits {
         let Some(&block) = self.blocks.get(at) else {
@@ -217,7 +216,7 @@ impl MatchBounds {
         }
     }
 
-    /// Records that these owners have this block, the deepest found for them so far.
+    /// Records that these owners have this block, the last found for them so far.
     fn note(&mut self, seen: OwnerBits, owners: u8) {
         self.stale = self.stale & !owners | owners & !seen.cached;
     }

@@ -1,17 +1,17 @@
-//! The owners of entries: internal ids for generations of endpoints, and an estimate of how much
-//! each has cached.
+//! The owners of index entries. An owner is an internal id for one generation of an endpoint, with
+//! an estimate of how much the endpoint has cached.
 //!
 //! Entries carry an id of 11 bits. Each (slot, generation) pair gets its own id, so that entries of
-//! a former generation stop matching at once, without a walk of the table. An id is reused only
-//! after a whole sweep has passed since it was retired.
+//! a former generation stop matching at once, without a walk of the table. A retired id is reused
+//! only after a sweep of the whole table.
 //!
-//! How much each owner has cached is estimated by class, from the ages of its entries
+//! The estimate follows from the ages of the owner's entries, for each class
 //! ([`super::age_bands`]).
 //!
-//! The capacity that an engine reports is nominal: its blocks hold more or less text than ours, and
-//! generated tokens fill the cache as well. The cached tokens that the engine's replies report
-//! correct the capacity: an evicted block bounds the capacity, and a cached block beyond the
-//! estimate raises it.
+//! The capacity that an engine reports is nominal: its blocks hold more or less text than the
+//! index's, and generated tokens fill the cache as well. So the cached tokens in the engine's
+//! replies correct it: an evicted block bounds the capacity, and a cached block beyond the estimate
+//! raises it.
 
 use super::age_bands::{AgeBands, EntryState, PARTS};
 use super::table::{BlockEntry, ByClass, EntryClass, NO_OWNER};
@@ -26,19 +26,19 @@ pub(super) const OWNERS_MAX: usize = 2 * ENDPOINTS_MAX;
 const _: () = assert!(OWNERS_MAX <= 1 << 11, "ids fit into an entry");
 
 /// The number of owners whose entries of a block share buckets, so that one probe answers for all
-/// of them. The price is that blocks which every endpoint has cached crowd together: if all blocks
-/// were like that, 5 % would be lost at the load the default table is sized for. With four owners
-/// it would be 0.9 %, at twice the probes of every look-up.
+/// of them. The price is that entries of a block that every endpoint has cached crowd together. If
+/// all blocks were like that, 5 % would be lost at the load for which the default table is sized.
+/// With four owners it would be 0.9 %, but each look-up would need twice as many probes.
 pub(super) const REGION_OWNERS: usize = 8;
 
 pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
 
-/// Limit of the true capacity relative to the nominal one: text with two bytes per token, where
-/// Switchpoint assumes four.
+/// The maximum of the true capacity as a multiple of the reported one: text with two bytes per
+/// token, where Switchpoint assumes four.
 const CAPACITY_FACTOR_MAX: u32 = 2;
 
 /// How long ago an endpoint received a block, counted in blocks that it received since. Only the
-/// age band is known, so this is a range.
+/// block's age band is known, so the count is a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReuseDistance {
     /// Lower bound, in blocks.
@@ -51,21 +51,21 @@ pub struct ReuseDistance {
 pub(super) struct OwnerTable {
     /// Owners by id.
     rows: Vec<Owner>,
-    /// The current generation of each slot, and its id: [`NO_OWNER`] if it has none.
+    /// The current generation of each slot, and its id, or [`NO_OWNER`] if it has none.
     by_slot: Vec<(Generation, u16)>,
-    /// Ids whose entries are being swept, oldest first, each with the count of swept buckets at
-    /// which it becomes free.
+    /// Ids whose entries are being swept, oldest first. Each becomes free when this many buckets
+    /// have been swept since the start.
     retired: VecDeque<(u16, u64)>,
-    /// Ids below this were in use at some time.
+    /// All ids that were ever in use are below this one.
     used: usize,
 }
 
 #[derive(Clone, Copy)]
 struct Owner {
     state: OwnerState,
-    /// Capacity of the endpoint's cache, blocks, as reported.
+    /// The capacity of the endpoint's cache as reported, in blocks.
     nominal: u32,
-    /// The capacity as corrected by the hits that engines report.
+    /// The capacity, corrected by the cached tokens that the engine reports.
     capacity: u32,
     bands: ByClass<AgeBands>,
     entries: u32,
@@ -82,7 +82,7 @@ pub(super) fn region(owner: u16) -> u16 {
     owner / REGION_OWNERS as u16
 }
 
-/// The bit of an owner within its region.
+/// Returns the bit of an owner in a byte for the owners of its region.
 pub(super) fn region_bit(owner: u16) -> u8 {
     1 << (owner % REGION_OWNERS as u16)
 }
@@ -90,8 +90,8 @@ pub(super) fn region_bit(owner: u16) -> u8 {
 // === impl OwnerTable ===
 
 impl OwnerTable {
-    /// A table without owners. `present` is false for an index of zero entries, which needs no room
-    /// for them.
+    /// Creates a table without owners. `present` is false for an index of zero entries, which needs
+    /// no room for owners.
     pub(super) fn new(present: bool) -> Self {
         let (owners, slots) = if present {
             (OWNERS_MAX, ENDPOINTS_MAX)
@@ -112,7 +112,7 @@ impl OwnerTable {
             + self.rows.len() * size_of::<(u16, u64)>()
     }
 
-    /// The id of `endpoint`, if it has one.
+    /// Returns the id of `endpoint`, if it has one.
     pub(super) fn get(&self, endpoint: EndpointRef) -> Option<u16> {
         let &(generation, id) = self.by_slot.get(usize::from(endpoint.slot.0))?;
         (id != NO_OWNER && generation == endpoint.generation).then_some(id)
@@ -153,7 +153,7 @@ impl OwnerTable {
         }
     }
 
-    /// Frees the ids that a whole sweep has passed over. Returns true when no id is left waiting.
+    /// Frees the ids that are due after this many swept buckets. Returns true when no id waits.
     pub(super) fn swept(&mut self, buckets: u64) -> bool {
         while let Some(&(id, clean_at)) = self.retired.front()
             && clean_at <= buckets
@@ -176,20 +176,19 @@ impl OwnerTable {
             .is_some_and(|row| row.state == OwnerState::Retired)
     }
 
-    /// The number of regions in which an owner has, or had, entries.
+    /// Returns the number of regions in which an owner has, or had, entries.
     pub(super) fn regions(&self) -> u16 {
         self.used.div_ceil(REGION_OWNERS) as u16
     }
 
-    /// The state of `entry`, last touched in `epoch`; neither cached nor maybe cached if the owner
-    /// is not live.
+    /// Returns the state of `entry`, last touched in `epoch`; neither cached nor maybe cached if
+    /// the owner is not live.
     pub(super) fn holding(&self, entry: BlockEntry, epoch: u64) -> EntryState {
         self.row(entry.owner).map_or(EntryState::default(), |row| {
             row.bands.of(entry.class).state(epoch)
         })
     }
 
-    /// Counts an entry touched in `epoch`.
     pub(super) fn gained(&mut self, entry: BlockEntry, epoch: u64) {
         if let Some(row) = self.rows.get_mut(usize::from(entry.owner)) {
             row.entries = row.entries.saturating_add(1);
@@ -197,7 +196,6 @@ impl OwnerTable {
         }
     }
 
-    /// Discounts an entry last touched in `epoch`.
     pub(super) fn lost(&mut self, entry: BlockEntry, epoch: u64) {
         if let Some(row) = self.rows.get_mut(usize::from(entry.owner)) {
             row.entries = row.entries.saturating_sub(1);
@@ -230,13 +228,12 @@ impl OwnerTable {
         self.row(id).map(|row| row.capacity)
     }
 
-    /// How many blocks `id` is known to have received after a confirmed entry whose last touch was
-    /// in `epoch`.
+    /// Returns how many blocks `id` has received after a confirmed entry whose last touch was in
+    /// `epoch`.
     pub(super) fn reuse(&self, id: u16, epoch: u64) -> Option<ReuseDistance> {
         self.row(id)?.bands.confirmed.reuse(epoch)
     }
 
-    /// Learns that a block of this age was cached (`there`) or evicted.
     pub(super) fn learn(&mut self, id: u16, reuse: ReuseDistance, there: bool) {
         let Some(row) = self.rows.get_mut(usize::from(id)) else {
             return;
@@ -248,7 +245,6 @@ impl OwnerTable {
         }
     }
 
-    /// Learns that more was cached than was estimated.
     pub(super) fn learn_more(&mut self, id: u16) {
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
             row.grow();
@@ -265,7 +261,6 @@ impl OwnerTable {
         }
     }
 
-    /// The number of live owners and of their entries.
     pub(super) fn totals(&self) -> (usize, usize) {
         let live = self.rows.iter().filter(|row| row.state == OwnerState::Live);
         live.fold((0, 0), |(owners, entries), row| {
@@ -273,7 +268,6 @@ impl OwnerTable {
         })
     }
 
-    /// Number of ids waiting for the sweep.
     pub(super) fn retired(&self) -> usize {
         self.retired.len()
     }
@@ -324,11 +318,11 @@ impl Owner {
         self.settle();
     }
 
-    /// Lowers the capacity to what fits according to one reported miss, but by at most an eighth,
-    /// the same step as `grow`. A larger step could be wrong, because running requests take cache
-    /// memory only for a while. If the capacity falls too low, no request goes to the blocks beyond
-    /// it, so no report could raise it again. A missing block that is too recent to have been
-    /// evicted was not computed yet, and is ignored.
+    /// Lowers the capacity to what one reported miss suggests, but by at most an eighth, like
+    /// `grow`. A larger step could be wrong, because running requests take cache memory only for a
+    /// while. If the capacity falls too low, no request is sent to the blocks beyond it, so no
+    /// report could raise it again. A missing block that is too recent to be evicted was not
+    /// computed yet, and is ignored.
     fn shrink(&mut self, ReuseDistance { at_least, at_most }: ReuseDistance) {
         let held = self.bands.confirmed.blocks();
         let believed = self.capacity.min(held);

@@ -1,11 +1,11 @@
-//! How blocks enter the index, and leave it again.
+//! Records blocks in the index, and removes them again.
 //!
 //! Until the reply of an endpoint shows work, the blocks of a prompt are only *claimed*, because
 //! the endpoint may refuse the prompt. A claim counts as cached like a *confirmed* block, but takes
-//! no place from one. Each class has its own ages, clock and boundary, and in the table a claim
-//! replaces no confirmed block that is, or may be, cached. So a claim that is withdrawn, or was
-//! never true, has changed nothing for confirmed blocks. Placements from a peer beyond its share
-//! are claims as well.
+//! no place from one. Each of the two classes has its own ages, epochs and estimate of what is
+//! cached, and in the table no claim replaces a confirmed block that is, or may be, cached. So a
+//! claim that is withdrawn, or was never true, has changed nothing for confirmed blocks. If a peer
+//! (another proxy) reports more picks than its share, the rest are claims as well.
 
 use super::age_bands::EntryState;
 use super::hash::{BLOCKS_MAX, blocks_of, is_wide};
@@ -14,12 +14,12 @@ use super::owners::region;
 use super::table::{BlockEntry, BlockKey, EntryClass, EntryPosition, TouchInterval, age};
 use crate::endpoint::EndpointRef;
 
-/// Added to the rank of entries that are only `maybe_cached`, more than any age: they are replaced
-/// before any cached one.
+/// Added to the rank of entries that are only `maybe_cached`. It is more than any age, so they are
+/// replaced before any cached entry.
 const DOUBTED: u32 = 1 << 16;
 
-/// Added to the rank of claims: they are replaced before any confirmed entry that is, or may be,
-/// cached.
+/// Added to the rank of claims, so that they are replaced before any confirmed entry that is, or
+/// may be, cached.
 const CLAIMED: u32 = 2 * DOUBTED;
 
 /// The number of blocks whose cache lines are fetched together. The table is far larger than the
@@ -27,12 +27,12 @@ const CLAIMED: u32 = 2 * DOUBTED;
 /// misses at a time.
 const AT_ONCE: usize = 64;
 
-/// Blocks that no reply has confirmed here.
+/// The origin of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockClaim {
-    /// The pick of a request whose endpoint has not answered. The claim may be withdrawn.
+    /// A pick whose endpoint has not answered. The claim may be withdrawn.
     Unconfirmed,
-    /// The claim of a peer that places more than its share.
+    /// A report of a peer that reports more picks than its share.
     OverShare,
 }
 
@@ -46,8 +46,8 @@ impl PrefixIndex {
         let _ = self.confirm(endpoint, blocks);
     }
 
-    /// Does [`Self::record`]. Returns how many of the hashes, from the first, were confirmed and
-    /// cached before.
+    /// Does [`Self::record`], and returns how many of the hashes, from the first, were confirmed
+    /// and cached before.
     pub fn confirm(&mut self, endpoint: EndpointRef, blocks: &[u64]) -> usize {
         let mut known = 0;
         self.touch_all(
@@ -113,8 +113,8 @@ impl PrefixIndex {
     }
 
     /// Removes the claims of these blocks of `endpoint`, which refused their prompt. Confirmed
-    /// blocks and placements from peers stay. Blocks that other prompts have claimed there since
-    /// are removed too, until they are recorded again.
+    /// blocks and claims of peers stay. Blocks that other prompts have also claimed there are
+    /// removed too, until they are recorded again.
     pub fn withdraw(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
         let Some(owner) = self.owners.get(endpoint) else {
             return;
@@ -192,7 +192,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Replaces `old` at `place` by `new` of the same class, touched once more.
+    /// Replaces `old` at `place` by `new`, which is the same entry, touched once more.
     fn refresh(&mut self, place: EntryPosition, old: BlockEntry, mut new: BlockEntry) {
         let epoch = *self.epochs.of(new.class);
         let last = self.epoch_of(old);
@@ -204,7 +204,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Writes a new entry to an unused place, or replaces the entry that matters least. A claim
+    /// Writes a new entry to an unused place, or replaces the entry with the highest rank. A claim
     /// does not replace a confirmed entry that is, or may be, cached.
     fn insert(&mut self, key: BlockKey, new: BlockEntry) {
         let rank = |entry: BlockEntry| {

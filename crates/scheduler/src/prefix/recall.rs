@@ -1,24 +1,24 @@
-//! The traces of blocks that no endpoint has cached any more: why a part of a prompt is missed.
+//! Finds entries of blocks that no endpoint has cached any more, which show why a part of a prompt
+//! is not cached.
 //!
-//! An entry outlives its block. The entries of blocks that an endpoint has evicted stay in the
-//! table until others need their places. The entries of an endpoint that restarted or was removed
-//! stay until a sweep frees them ([`PrefixIndex::sweep`]). A prompt that is found only there was
-//! given to an endpoint before.
+//! An entry outlives its block. Entries of evicted blocks stay in the table until others need their
+//! places. The entries of an endpoint that restarted or was removed stay until a sweep frees them
+//! ([`PrefixIndex::sweep`]). A prompt that is found only there was given to an endpoint before.
 
 use super::index::PrefixIndex;
 use super::owners::region;
 
-/// How much of a prompt any endpoint ever received, in hashes from the first.
+/// How much of a prompt endpoints have ever received, in hashes from the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecalledLength {
-    /// Hashes received by an endpoint that is still in the pool: at least the `cached` ones.
+    /// The most that an endpoint that is still in the pool received; at least the `cached` hashes.
     pub given: usize,
-    /// Hashes received by an endpoint, even one that has restarted since or is gone: at least
+    /// The most that any endpoint received, even if it has restarted since or was removed; at least
     /// `given`.
     pub lost: usize,
 }
 
-/// The owners that have an entry of a block.
+/// Whether live owners, and former ones, have an entry of a block.
 #[derive(Clone, Copy, Default)]
 struct BlockTraces {
     live: bool,
@@ -26,10 +26,10 @@ struct BlockTraces {
 }
 
 impl PrefixIndex {
-    /// Finds how far the traces of these hashes reach beyond the first `cached`, which an endpoint
-    /// has or may have cached. If the next block was never seen, the search takes one probe for
-    /// each region. Otherwise it is a binary search, because an endpoint that received a block also
-    /// received all earlier blocks.
+    /// Finds how many of these hashes have entries beyond the first `cached`, which an endpoint has
+    /// or may have cached. If the next block has none, the search takes one probe for each region.
+    /// Otherwise it is a binary search, because an endpoint that received a block also received all
+    /// earlier blocks.
     pub fn recall(&self, blocks: &[u64], cached: usize) -> RecalledLength {
         let beyond = |from: usize, is_there: &dyn Fn(BlockTraces) -> bool| {
             let rest = blocks.get(from..).unwrap_or_default();

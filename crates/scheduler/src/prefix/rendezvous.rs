@@ -1,12 +1,12 @@
-//! Chooses an endpoint for a prompt that is cached nowhere: rendezvous hashing on its head, with
-//! bounded load.
+//! Chooses an endpoint for a prompt that is cached nowhere, by rendezvous hashing on the prompt's
+//! beginning, with bounded load.
 //!
 //! Proxies without a connection to each other agree on the choice, since slots and generations come
-//! from the daemon and are the same everywhere. Each endpoint draws a number from the head and its
-//! own identity. The highest number wins, unless that endpoint already has more than its share of
-//! the load; then the next highest wins. So an endpoint that joins or leaves moves only its own
-//! prompts, and a prompt that every client sends overflows to other endpoints and does not overload
-//! one endpoint.
+//! from the daemon and are the same everywhere. A hash of the beginning and of an endpoint's
+//! identity gives the endpoint a number. The highest number wins, unless that endpoint already has
+//! more than its share of the load; then the next highest wins. So an endpoint that joins or leaves
+//! moves only its own prompts, and a prompt that every client sends overflows to other endpoints
+//! and does not overload one endpoint.
 //!
 //! Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998);
 //! Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads" (2018).
@@ -14,13 +14,14 @@
 use crate::endpoint::EndpointRef;
 use crate::rng::Rng;
 
-/// How far above the mean load an endpoint may be and still get more: c = 1 + 1/4 of the paper.
+/// The maximum load of an endpoint that still gets requests, as a multiple of the mean: the c of
+/// the second paper, 5/4.
 const SHARE_NUMERATOR: u64 = 5;
 const SHARE_DENOMINATOR: u64 = 4;
 
-/// The position among `endpoints` of the rendezvous endpoint of prompts that begin with `head`.
-/// `requests` gives the requests in flight at a position, or `None` if that endpoint may not be
-/// picked. Returns `None` if no endpoint may be picked.
+/// Returns the position among `endpoints` of the rendezvous endpoint for prompts that begin with
+/// `head`. `requests` gives the requests in flight at a position, or `None` if that endpoint may
+/// not be picked. Returns `None` if no endpoint may be picked.
 #[must_use]
 pub fn rendezvous_endpoint(
     head: u64,
@@ -31,8 +32,8 @@ pub fn rendezvous_endpoint(
     let (count, total) = may().fold((0_u64, 0_u64), |(count, total), (_, requests)| {
         (count + 1, total + requests)
     });
-    // The total includes the request to place. At least one endpoint has no more than the mean, and
-    // so is within the bound.
+    // The total includes the request to place. At least one endpoint has no more than the mean, so
+    // it is within the bound.
     let bound = ((total + 1) * SHARE_NUMERATOR).div_ceil(count.max(1) * SHARE_DENOMINATOR);
     let within = may().filter(|(_, requests)| *requests < bound);
     within

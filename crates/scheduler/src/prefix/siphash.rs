@@ -1,10 +1,10 @@
-//! SipHash-2-4 of messages of whole words: a pseudorandom function with a key of 128 bits. Without
+//! SipHash-2-4 for messages of whole words: a pseudorandom function with a key of 128 bits. Without
 //! the key, a digest reveals nothing about the message.
 //!
 //! Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF" (2012). With little-endian
 //! words of 8 bytes, the digests equal the paper's.
 
-/// Rounds after each word, and at the end.
+/// The numbers of rounds after each word, and at the end.
 const COMPRESSION_ROUNDS: u32 = 2;
 const FINAL_ROUNDS: u32 = 4;
 
@@ -56,7 +56,7 @@ impl SipHash {
         }
     }
 
-    /// The digest of the message with one more word.
+    /// Returns the digest of the message with one more word.
     #[inline(never)] // three callers, and the wasm module should be small
     pub(super) fn of_word(&self, word: u64) -> u64 {
         let mut hash = self.clone();
@@ -65,7 +65,7 @@ impl SipHash {
     }
 
     pub(super) fn digest(mut self) -> u64 {
-        // The message's length in bytes, modulo 256, in the highest byte.
+        // The highest byte of the last word is the message's length in bytes, modulo 256.
         self.mix(self.words << 59);
         self.v[2] ^= 0xff;
         self.rounds(FINAL_ROUNDS);

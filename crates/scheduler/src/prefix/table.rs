@@ -3,14 +3,15 @@
 //!
 //! A bucket is one 64-byte cache line with eight entries: eight 32-bit fingerprints, then eight
 //! words of class, interval, owner and stamp. The lowest bit of a fingerprint says how many blocks
-//! the entry represents, as in the block's hash. An entry of a key lies in the key's first bucket
-//! or, if that bucket was ever full, in the second. So a look-up touches one line until the table
-//! fills up. A bucket was ever full if its last fingerprint is set, because freeing an entry clears
-//! only its owner and not its fingerprint.
+//! the entry represents, as in the block's hash. An entry lies in the first bucket of its key or,
+//! if that bucket was ever full, in the second. So a look-up reads one line until the table fills
+//! up. The last fingerprint of a bucket says whether it was ever full, because freed entries keep
+//! their fingerprints.
 //!
 //! In measurements, the table takes a third of the memory and a quarter of the insertion time of a
-//! hash map of owner sets, and never pauses for milliseconds to grow. Two buckets for each key
-//! matter: at a load of 0.6, 0.25 % of the entries are lost, and with one bucket 2.5 %.
+//! hash map of owner sets, and never pauses for milliseconds to grow. Each key has two buckets,
+//! because with 60 % of the places in use 0.25 % of the entries are lost, and with one bucket 2.5
+//! %.
 
 use super::hash::{STRIDE, is_wide};
 
@@ -26,7 +27,7 @@ pub(super) const NO_OWNER: u16 = 0;
 /// The word of an unused entry.
 const FREE: u32 = 0;
 
-/// The bit of a fingerprint that marks an entry of several blocks.
+/// The bit of a fingerprint that is set if the entry represents several blocks.
 const WIDE: u32 = 1;
 
 /// Replaces the fingerprint 0, which marks a place that was never used.
@@ -36,10 +37,10 @@ type TableLine = [u32; LINE_WORDS];
 
 /// The hash table of entries.
 pub(super) struct BlockTable {
-    /// Zeroed at allocation, so that untouched pages cost nothing where the operating system
-    /// allocates them lazily.
+    /// The memory is zeroed at allocation, so that unused pages cost nothing where the operating
+    /// system allocates them lazily.
     words: Vec<u32>,
-    /// Words before the first cache line boundary.
+    /// The number of words before the first cache line boundary.
     offset: usize,
     buckets: usize,
 }
@@ -53,7 +54,7 @@ pub(super) struct BlockKey {
     second: usize,
 }
 
-/// The evidence for an entry: see [`super::placing`].
+/// Whether a reply has confirmed an entry: see [`super::placing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EntryClass {
     Confirmed,
@@ -67,24 +68,24 @@ pub(super) struct ByClass<T> {
     pub(super) claimed: T,
 }
 
-/// An (owner, block) pair, without its fingerprint.
+/// The entry of an (owner, block) pair, without its fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockEntry {
-    /// Below 2^11.
+    /// The id of the owner, below 2^11.
     pub(super) owner: u16,
     pub(super) class: EntryClass,
     /// Whether the entry represents several blocks.
     pub(super) wide: bool,
-    /// How often it is touched.
+    /// How often the entry is touched.
     pub(super) interval: TouchInterval,
     /// The low bits of the epoch of its last touch.
     pub(super) stamp: u16,
 }
 
-/// How many epochs lie between the touches of an entry: 0 means less than one epoch, i means at
-/// least 2^(i-1) and less than 2^i epochs, and 15 means unknown. The value moves by one step
-/// towards the interval of each touch, so it stays near the median interval, and a single touch
-/// changes little. 13 and 14 mark entries that may be withdrawn. Takes 4 bits.
+/// The time between the touches of an entry, in 4 bits: 0 means less than one epoch, i means at
+/// least 2^(i-1) and less than 2^i epochs, and 15 means unknown. Each touch moves the value by one
+/// step towards its own interval, so the value stays near the median. 13 and 14 mark claims that
+/// may be withdrawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TouchInterval(u8);
 
@@ -115,7 +116,7 @@ impl<T> ByClass<T> {
 // === impl BlockTable ===
 
 impl BlockTable {
-    /// A table for `entries` entries, rounded up to whole buckets.
+    /// Creates a table for `entries` entries, rounded up to whole buckets.
     pub(super) fn new(entries: usize) -> Self {
         let buckets = entries.div_ceil(LANES);
         let spare = if buckets == 0 { 0 } else { LINE_WORDS };
@@ -137,14 +138,14 @@ impl BlockTable {
     }
 
     pub(super) fn key(&self, block: u64, region: u16) -> BlockKey {
-        // The block is a hash already, so it only needs the region mixed into every bit. Odd
-        // multipliers (from SplitMix64) keep different blocks different. The first bucket is
-        // computed from the high bits, the fingerprint from the low ones.
+        // The block is a hash already, so only the region must be mixed into every bit. Odd
+        // multipliers (from SplitMix64) keep different blocks different. The high bits give the
+        // first bucket, and the low bits the fingerprint.
         let x = (block ^ u64::from(region).wrapping_mul(0x9E37_79B9_7F4A_7C15))
             .wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let y = (x ^ (x >> 32)).wrapping_mul(0x94D0_49BB_1331_11EB);
         BlockKey {
-            // The lowest bit of x says no more than whether the block is wide.
+            // The lowest bit of x only says whether the block is wide.
             fingerprint: match x as u32 & !WIDE | u32::from(is_wide(block)) {
                 0 => NARROW_ZERO,
                 fingerprint => fingerprint,
@@ -154,8 +155,8 @@ impl BlockTable {
         }
     }
 
-    /// Reads a word of the first bucket of each block and region, so that later reads find them in
-    /// the CPU caches.
+    /// Reads a word of the first bucket of each block and region, so that the buckets are in the
+    /// CPU caches when they are needed.
     pub(super) fn fetch(&self, keys: impl Iterator<Item = (u64, u16)>) {
         let word = |(block, region)| {
             self.line(self.key(block, region).first)
@@ -381,7 +382,7 @@ impl TouchInterval {
     /// The longest known interval: 2^11 epochs or more, a quarter of a table full of touches.
     const LONGEST: u8 = 12;
 
-    /// The interval after a touch that comes `epochs` after the touch before it.
+    /// Returns the interval after a touch that comes `epochs` after the touch before it.
     pub(super) fn after(self, epochs: u64) -> Self {
         let seen = (u64::BITS - epochs.leading_zeros()).min(u32::from(Self::LONGEST)) as u8;
         match self {
@@ -395,7 +396,7 @@ impl TouchInterval {
         }
     }
 
-    /// The middle of its range, epochs; `None` if it is unknown.
+    /// Returns the middle of the interval's range, in epochs; `None` if it is unknown.
     pub(super) fn epochs(self) -> Option<f32> {
         match self.lasting() {
             Self::UNKNOWN => None,
@@ -409,8 +410,8 @@ impl TouchInterval {
         matches!(self, Self::CLAIMED | Self::CLAIMED_AGAIN)
     }
 
-    /// The interval if the claim is not withdrawn. Claims that wait for the same reply come within
-    /// an epoch.
+    /// Returns the interval of an entry that can no longer be withdrawn. Several claims that waited
+    /// for a reply count as less than an epoch apart.
     pub(super) fn lasting(self) -> Self {
         match self {
             Self::CLAIMED => Self::UNKNOWN,
@@ -420,24 +421,24 @@ impl TouchInterval {
     }
 }
 
-/// Epochs since an entry was stamped.
+/// Returns the number of epochs since an entry was stamped.
 pub(super) fn age(stamp: u16, epoch: u64) -> u16 {
     (epoch as u16).wrapping_sub(stamp)
 }
 
-/// The epoch in which an entry was stamped.
+/// Returns the epoch in which an entry was stamped.
 pub(super) fn epoch_of(stamp: u16, epoch: u64) -> u64 {
     epoch.saturating_sub(u64::from(age(stamp, epoch)))
 }
 
-/// A bit for each lane with that fingerprint.
+/// Returns a bit for each entry of a bucket that has this fingerprint.
 #[inline(always)]
 fn hits(line: &TableLine, fingerprint: u32) -> u32 {
     line.first_chunk()
         .map_or(0, |fingerprints| equal(fingerprints, fingerprint))
 }
 
-/// A bit for each equal word. Written so that it compiles to two vector compares, natively and in
+/// Returns a bit for each equal word. The code compiles to two vector compares, natively and in
 /// wasm.
 #[inline(always)]
 fn equal(words: &[u32; LANES], word: u32) -> u32 {
@@ -568,9 +569,9 @@ mod tests {
         );
     }
 
-    /// A compared entry agrees by chance on k bits of fingerprint with probability 2^-k. To see 32
-    /// bits fail would take days, so this counts agreement on 12 of them among the entries that
-    /// look-ups of absent blocks compare.
+    /// By chance, an entry agrees on k bits of the fingerprint with probability 2^-k. To see
+    /// agreement on 32 bits would take days, so this test looks up absent blocks and counts
+    /// agreement on 12 bits.
     #[test]
     fn false_positives_are_as_rare_as_theory_says() {
         let mut table = BlockTable::new(100_000);

@@ -1,10 +1,10 @@
 //! xxHash64, streaming, with a digest at any point of the stream.
 //!
-//! Source: Yann Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md, XXH64. Measurements
-//! chose this hash: it is the fastest 64-bit hash in wasm, which has no wide multiply. The state of
-//! the hash carries over from block to block, so chaining takes no extra time.
+//! Source: Yann Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md, XXH64. In measurements
+//! it was the fastest 64-bit hash in wasm, which has no wide multiply. Its state carries over from
+//! block to block, so chaining takes no extra time.
 
-/// Bytes that the four lanes process at a time.
+/// The number of bytes that the four lanes process at a time.
 pub(super) const STRIPE_BYTES: usize = 32;
 
 const PRIME_1: u64 = 0x9E37_79B1_85EB_CA87;
@@ -13,7 +13,7 @@ const PRIME_3: u64 = 0x1656_67B1_9E37_79F9;
 const PRIME_4: u64 = 0x85EB_CA77_C2B2_AE63;
 const PRIME_5: u64 = 0x27D4_EB2F_1656_67C5;
 
-/// The hash of `bytes`, unseeded.
+/// Returns the hash of `bytes` with seed 0.
 pub(crate) fn xxh64(bytes: &[u8]) -> u64 {
     let mut hash = Xxh64::new(0);
     hash.write(bytes);
@@ -65,12 +65,11 @@ impl Xxh64 {
         self.keep(rest);
     }
 
-    /// The number of bytes so far.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
 
-    /// The hash of all bytes so far. More may follow.
+    /// Returns the hash of all bytes so far. More may follow.
     pub(super) fn digest(&self) -> u64 {
         let [a, b, c, d] = self.lanes;
         let mut hash = if self.len < STRIPE_BYTES as u64 {
@@ -115,7 +114,7 @@ impl Xxh64 {
         avalanche(hash)
     }
 
-    /// Completes the pending stripe as far as `bytes` reach; returns the rest.
+    /// Fills the pending stripe from `bytes`. Returns the rest of `bytes`.
     fn fill_pending<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         let (head, rest) = bytes.split_at(bytes.len().min(STRIPE_BYTES - self.pending_len));
         self.keep(head);

@@ -1,4 +1,4 @@
-//! `agent-identity`: the headers that identify an agent's session.
+//! `agent-identity`: sets the headers that identify an agent's session.
 
 use crate::plugin::{InvalidParameter, Parameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
@@ -21,7 +21,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// Headers that agents send by themselves.
+/// The headers that known agents send without configuration.
 const KNOWN: [&str; 4] = [
     "x-claude-code-session-id",
     "x-session-affinity",

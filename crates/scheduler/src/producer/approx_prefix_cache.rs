@@ -1,5 +1,5 @@
-//! `approx-prefix-cache-producer`: how prompts are cut into blocks, and how many blocks the prefix
-//! index keeps.
+//! `approx-prefix-cache-producer`: sets how prompts are cut into blocks, and how many blocks the
+//! prefix index keeps.
 
 use crate::plugin::{InvalidParameter, Parameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};

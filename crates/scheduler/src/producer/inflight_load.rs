@@ -1,4 +1,4 @@
-//! `inflight-load-producer`: the load with which a request is counted while it is in flight.
+//! `inflight-load-producer`: sets the load with which a request is counted while it is in flight.
 
 use crate::plugin::{
     InvalidParameter, Parameter, Parameters, RequiredState, producer_name, readable,

@@ -1,8 +1,8 @@
-//! `predicted-latency-producer` and `slo-request-tracker`: how latency is predicted and compared
-//! with SLOs.
+//! `predicted-latency-producer` and `slo-request-tracker`: set how latency is predicted and
+//! compared with SLOs.
 //!
-//! Predictions and the queues of running requests exist whether a plugin is declared or not; a
-//! declared one changes settings. The daemon's flag switches prediction on.
+//! Predictions and the queues of running requests do not need these plugins, which only change
+//! settings. A flag of the daemon switches prediction on.
 
 use crate::plugin::{
     InvalidParameter, Parameter, Parameters, RequiredState, producer_name, readable,

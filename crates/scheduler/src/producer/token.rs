@@ -1,6 +1,6 @@
 //! `token-producer`: estimates the tokens of a prompt. The producer neither runs nor calls a
-//! tokenizer. Four bytes per token is right within a factor of two over languages and code, replies
-//! correct this number, and plugins only compare endpoints for one prompt.
+//! tokenizer. Four bytes per token is right within a factor of two over languages and code. Replies
+//! correct the number, and plugins only compare endpoints for one prompt.
 
 use crate::plugin::{InvalidParameter, Parameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};

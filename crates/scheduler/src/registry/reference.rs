@@ -1,4 +1,4 @@
-//! The plugin reference in the documentation, printed from the same table that the scheduler uses.
+//! Prints the plugin reference of the documentation from the table that the scheduler uses.
 
 use std::fmt::Write;
 
@@ -28,16 +28,16 @@ const NO_EFFECT: &str = "no effect";
 /// Width of the lines of the page, except tables.
 const WIDTH: usize = 120;
 
-/// The start of the source of most plugins. The page names it once and leaves out the paths.
+/// The start of the `source` of most plugins, which the page states once.
 const LLM_D: &str = "llm-d-router, ";
 
 /// The beginning of the description of state that engines report.
 const SCRAPED: &str = "scraped: ";
 
-/// The minimum number of equal parameters for which a plugin refers to an earlier plugin.
+/// A plugin with at least this many parameters of an earlier plugin refers to it.
 const SHARED_MIN: usize = 2;
 
-/// Every plugin with its formula, source, parameters and defaults, as Markdown.
+/// Returns every plugin with its formula, source, parameters and defaults, as Markdown.
 #[must_use]
 pub fn reference_markdown() -> String {
     let mut page = format!("{}\n\n", wrap(&introduction()));
@@ -77,7 +77,7 @@ fn write_plugin(page: &mut String, plugin: &PluginType, earlier: &[&PluginType])
             .filter(|parameter| other.parameters.contains(parameter))
             .count()
     };
-    // The first of those that share most.
+    // The first of the earlier plugins that share most parameters.
     let like = earlier
         .iter()
         .rev()
@@ -117,7 +117,7 @@ fn write_plugin(page: &mut String, plugin: &PluginType, earlier: &[&PluginType])
     }
 }
 
-/// Facts that apply to many plugins.
+/// Returns the facts that apply to many plugins.
 fn introduction() -> String {
     let mut names: Vec<&str> = Vec::new();
     for parameter in PLUGINS
@@ -131,13 +131,14 @@ fn introduction() -> String {
     }
     format!(
         "\"Needs\" lists the state that a plugin reads; scraped state is reported by the engines. \"No effect\" lists \
-        parameters that are accepted and ignored. So are the names of producers (`{}`): each producer exists once, \
-        declared or not.",
+        parameters that are accepted and ignored. So are the names of producers (`{}`), because each producer exists \
+        once, declared or not.",
         names.join("`, `")
     )
 }
 
-/// The source of a plugin, if it is not llm-d-router alone, and the state that it reads.
+/// Returns the source of a plugin, if it is not llm-d-router alone, and the state that the plugin
+/// reads.
 fn origin(plugin: &PluginType) -> String {
     let llm_d_alone = plugin.source.starts_with(LLM_D) && !plugin.source.contains([';', '(']);
     let source = if llm_d_alone {
@@ -167,7 +168,7 @@ fn origin(plugin: &PluginType) -> String {
         .join(" ")
 }
 
-/// Parameters without effect, those with the same reason together.
+/// Lists the parameters without effect, those with the same reason together.
 fn without_effect(idle: &[&Parameter]) -> String {
     let mut reasons: Vec<&str> = idle.iter().map(|parameter| parameter.doc).collect();
     reasons.dedup();
@@ -236,7 +237,7 @@ mod tests {
             TITLES.len(),
             "each kind once"
         );
-        // Files do not declare the section flowControl as a plugin.
+        // In configuration files, the section flowControl is not declared as a plugin.
         let declared = || {
             PLUGINS
                 .iter()

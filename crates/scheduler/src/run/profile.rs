@@ -1,4 +1,4 @@
-//! Profiles ready to run: filters, weighted scorers, a picker.
+//! Profiles that are ready to run: filters, weighted scorers and a picker.
 
 use crate::plugin::{Decider, Filter, Picker, Scorer, Shedder};
 
@@ -11,7 +11,7 @@ pub(crate) struct Profile {
     pub(crate) scorers: Vec<(Box<str>, f32, Box<dyn Scorer>)>,
     pub(crate) shedders: Vec<Box<dyn Shedder>>,
     pub(crate) picker: Box<dyn Picker>,
-    /// The length of the list, if the picker's parameters set it.
+    /// The length of the ranked list, if the picker's parameters set it.
     pub(crate) listed: Option<usize>,
     /// The maximum number of endpoints in the profile's ranked list.
     pub(crate) ranked_max: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Profiles {
 // === impl Profile ===
 
 impl Profile {
-    /// Whether the profile ranks endpoints that would be late behind all others.
+    /// Whether the profile ranks endpoints that would miss SLOs behind all others.
     pub(crate) fn puts_late_last(&self) -> bool {
         !self.shedders.is_empty()
     }
@@ -47,7 +47,6 @@ impl Profiles {
         self.deciders.push((name.into(), decider));
     }
 
-    /// The number of profiles.
     pub(crate) fn count(&self) -> usize {
         self.profiles.len()
     }

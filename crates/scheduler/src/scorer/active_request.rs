@@ -1,5 +1,5 @@
-//! `active-request-scorer`: an endpoint with fewer requests in flight is better. The ledger counts
-//! them, so they are never stale and never unknown.
+//! `active-request-scorer`: an endpoint with fewer requests in flight is better. The in-flight
+//! ledger counts them, so their number is never stale or unknown.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
@@ -45,7 +45,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl ActiveRequestScorer {
     fn rate(&self, requests: f32, max: f32) -> f32 {
-        // Above the threshold, `requests` is above 0, and so is `max`.
+        // If `requests` exceeds the threshold, it is above 0, and so is `max`.
         if requests <= self.idle_threshold {
             1.0
         } else {
@@ -67,7 +67,6 @@ impl Scorer for ActiveRequestScorer {
     }
 }
 
-/// A count as an f32: exact up to 16 million, and in order beyond.
 // The cast is exact up to 2^24, and no proxy has so many requests in flight.
 fn whole(count: u32) -> f32 {
     count as f32

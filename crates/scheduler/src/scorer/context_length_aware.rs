@@ -1,10 +1,10 @@
 //! `context-length-aware`: prefers endpoints that are set up for prompts of this length, by their
 //! label.
 //!
-//! An endpoint whose range contains the prompt always beats one whose range does not. Among
-//! endpoints in range, narrower ranges and more room above the prompt are better. Among the others,
-//! nearer ranges are better. With `enableFiltering` it also drops endpoints whose range excludes
-//! the prompt, before any scorer runs.
+//! The label names a range of prompt lengths. An endpoint whose range contains the prompt always
+//! beats one whose range does not. Among the former, narrower ranges and more room above the prompt
+//! are better. Among the latter, nearer ranges are better. With `enableFiltering` the plugin also
+//! drops endpoints whose range excludes the prompt, before any scorer runs.
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
@@ -41,12 +41,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The boundary between the best score out of range and the worst in range.
+/// Scores out of range reach up to this number, and scores in range begin at it.
 const OUT_OF_RANGE_BELOW: f64 = 0.3;
 /// The share of the score in range that the width of the range decides; the room above the prompt
 /// decides the rest.
 const WIDTH_SHARE: f64 = 0.7;
-/// Tokens of width, and of distance, that halve the score.
+/// The width of a range, and the distance from it, that halve the score.
 const WIDTH_SCALE_TOKENS: f64 = 10_000.0;
 const DISTANCE_SCALE_TOKENS: f64 = 1_000.0;
 

@@ -1,7 +1,7 @@
-//! `latency-scorer` and `slo-scorer`: prefer endpoints that meet all SLOs, by the headroom that
-//! remains.
+//! `latency-scorer` and `slo-scorer`: prefer endpoints that meet all SLOs, and rank them by
+//! headroom (SLO minus predicted latency).
 //!
-//! Endpoints are in tiers, and only the best tier with any endpoint is scored:
+//! Each endpoint is in a tier, and only the endpoints of the best tier in use are scored:
 //!
 //! ```text
 //!  Meets      all SLOs are met: the request's own, and the lowest of the requests there
@@ -12,8 +12,8 @@
 //! ```
 //! Within a tier, both headrooms are scaled to 0..1 (min-max) and blended. A headroom that is equal
 //! everywhere has no effect. If SLOs are met, the strategy decides whether little headroom is
-//! better (pack, and keep room for large requests) or much headroom (spread). Otherwise the
-//! smallest excess is better.
+//! better (pack, which keeps room for large requests) or much (spread). Otherwise the smallest
+//! excess is best.
 //!
 //! An endpoint without a prediction gets the mean of the scored endpoints. If there is no
 //! prediction at all, a mix of KV cache, queue and prefix is used (llm-d's composite).
@@ -164,7 +164,7 @@ struct SloScorer {
     exploration_share: f64,
 }
 
-/// Sheds requests below a priority that no endpoint would serve in time.
+/// Sheds requests below a priority if no endpoint would serve them in time.
 #[derive(Debug)]
 struct SloShedder {
     below_priority: i32,
@@ -194,7 +194,6 @@ impl LatencyScorer {
             number(&COMPOSITE_PREFIX)?,
         ];
         let sum: f64 = weights.iter().sum();
-        // Makes each weight a share of their sum.
         let composite = if sum > 0.0 {
             weights.map(|weight| (weight / sum) as f32)
         } else {
@@ -208,8 +207,8 @@ impl LatencyScorer {
         })
     }
 
-    /// Scores the best tier. Other tiers get 0, and endpoints without a prediction get the mean of
-    /// the tier. Returns false if there is no prediction at all.
+    /// Scores the endpoints of the best tier. Those of other tiers get 0, and endpoints without a
+    /// prediction the mean of the best tier. Returns false if there is no prediction at all.
     fn score_best_tier(
         &self,
         context: &Context<'_>,
@@ -254,7 +253,8 @@ impl LatencyScorer {
         true
     }
 
-    /// A headroom that is equal everywhere gets no weight.
+    /// Returns the weights of both headrooms. If only one of them differs between endpoints, the
+    /// other gets 0.
     fn weights(&self, ttft: HeadroomRange, tpot: HeadroomRange) -> (f64, f64) {
         let sum = self.ttft_weight + self.tpot_weight;
         match (ttft.separates(), tpot.separates()) {
@@ -265,7 +265,7 @@ impl LatencyScorer {
         }
     }
 
-    /// The score of an endpoint if no endpoint has a prediction.
+    /// Computes the scores if no endpoint has a prediction.
     fn score_composite(
         &self,
         context: &Context<'_>,
@@ -292,7 +292,7 @@ impl LatencyScorer {
                 }
             })
         };
-        // Prompts have far fewer blocks than an f32 has digits.
+        // The casts are exact, because prompts have far fewer than 2^24 blocks.
         let held = |endpoint| {
             Some(if blocks == 0 {
                 0.0
@@ -330,7 +330,7 @@ impl Scorer for SloScorer {
         let total: f32 = scores.iter().sum();
         let others = scores.iter().filter(|score| **score <= 0.0).count();
         if others > 0 {
-            // The other endpoints together have this share of all weights, divided equally. The
+            // The other endpoints together get this share of all weights, in equal parts. The
             // result is at most the total of the scores, so an f32 is precise enough.
             let each = (self.exploration_share / (1.0 - self.exploration_share) * f64::from(total)
                 / others as f64) as f32;
@@ -359,7 +359,6 @@ impl Shedder for SloShedder {
 // === impl HeadroomRange ===
 
 impl HeadroomRange {
-    /// Smaller differences, in ms, are not significant.
     const NOTHING: f64 = 1e-9;
 
     fn from_headrooms(headrooms: impl Iterator<Item = Headroom>) -> Self {
@@ -380,8 +379,8 @@ impl HeadroomRange {
         self.greatest - self.least > Self::NOTHING
     }
 
-    /// The position between minimum and maximum, 0 to 1: 0.5 if the range is not significant, 1
-    /// without a limit.
+    /// Returns the position of `headroom` between minimum and maximum, 0 to 1: 0.5 if both are
+    /// nearly equal, 1 without a limit.
     fn place(self, headroom: Headroom) -> f64 {
         let size = size(headroom);
         if !self.separates() {

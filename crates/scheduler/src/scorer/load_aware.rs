@@ -23,8 +23,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// The score of an empty queue. Other endpoints may be better by measures that this scorer does not
-/// know.
+/// The score of an empty queue. The rest up to 1 is left to other scorers.
 const IDLE: f32 = 0.5;
 
 #[derive(Debug)]
@@ -33,7 +32,7 @@ struct LoadAwareScorer {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    // No queue is so long that its last digits count.
+    // The cast is exact up to 2^24, and no queue is longer.
     let threshold = parameters.integer("threshold", 1..=u32::MAX)? as f32;
     Ok(Plugin::Scorer(Box::new(LoadAwareScorer { threshold })))
 }

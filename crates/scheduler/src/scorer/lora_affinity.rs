@@ -1,12 +1,12 @@
 //! `lora-affinity-scorer`: prefers endpoints that have the adapter loaded, then those with room for
 //! it.
 //!
-//! An engine reports the adapters in use at the moment of the scrape. Between two requests an
-//! adapter is not reported, although it is still in memory. With these reports alone, every request
-//! of a rare adapter would go to an endpoint that has to load it, and would evict an adapter that
-//! is needed next. So the scorer also uses the adapters of past requests ([`AdapterRoom`]). An
-//! adapter stays where it was used last. If an adapter must be evicted, the scorer chooses the
-//! adapter that the pool has not used for longest.
+//! An engine reports only the adapters in use at the moment of the scrape. Between two requests for
+//! an adapter, it does not report the adapter, although it still has it in memory. With these
+//! reports alone, every request of a rare adapter would be sent to an endpoint that has to load it,
+//! and would evict an adapter that is needed next. So the scorer also uses the adapters of past
+//! requests ([`AdapterRoom`]). An adapter stays where it was used last. If an adapter must be
+//! evicted, the scorer chooses the adapter that the pool has not used for longest.
 
 use crate::endpoint::EndpointIndex;
 use crate::local_state::AdapterRoom;
@@ -34,8 +34,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 const LOADED: f32 = 1.0;
 const ROOM: f32 = 0.8;
 const WAITING: f32 = 0.6;
-/// The maximum is below [`WAITING`], because waiting in a queue costs less than two loads: of the
-/// request's adapter now, and of the evicted adapter later.
+/// The maximum score of an endpoint that must evict an adapter. It is below [`WAITING`], because to
+/// wait in a queue costs less than two loads: of the request's adapter now, and of the evicted one
+/// later.
 const DISPLACING_MAX: f32 = 0.5;
 const FULL: f32 = 0.0;
 
@@ -70,7 +71,8 @@ impl AdapterReport {
     }
 }
 
-/// `displaced`: the last use of the adapter that each candidate would evict, sorted.
+/// Returns the score of an endpoint. `displaced` is the last use of the adapter that each candidate
+/// would evict, sorted.
 fn score(report: Option<AdapterReport>, room: AdapterRoom, displaced: &[u64]) -> Option<f32> {
     Some(match (report, room) {
         (None, AdapterRoom::Unknown) => return None,

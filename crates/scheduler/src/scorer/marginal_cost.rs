@@ -1,5 +1,5 @@
-//! `marginal-cost-scorer`: the request costs least at the best endpoint. The cost is the request's
-//! own time, and the time by which it delays the requests already there.
+//! `marginal-cost-scorer`: the best endpoint is where the request costs least. The cost is the
+//! request's own time, and the time by which it delays the requests already there.
 //!
 //! [`cost`] has the formula, its terms and its symbols. Most inputs are known at the pick from the
 //! in-flight ledger, the prefix index and the step model, which the daemon learns online. Metrics
@@ -12,10 +12,10 @@
 //!   that. Among equal endpoints, the endpoint with the fewest requests in flight is best, then the
 //!   endpoint that was picked least recently. So endpoints that all seem free still get an even
 //!   load.
-//! - The tokens that are recomputed here although another endpoint has them cached (`u - m`) delay
-//!   the requests of this endpoint. Where memory is scarce, they also evict tokens that will be
-//!   computed again. This keeps requests where their prefix is cached. A prefix that many requests
-//!   share is charged to all of them, so it is copied to endpoints with less load.
+//! - Tokens that an endpoint recomputes although another one has them cached (`u - m`) delay its
+//!   requests. Where memory is scarce, they also evict tokens that will be computed again. These
+//!   costs keep requests where their prefix is cached. The cost of a prefix that many requests
+//!   share is divided among them, so the prefix is copied to endpoints with less load.
 //! - An endpoint that fails at once has no requests in flight and would look cheapest. So the term
 //!   `failure` adds the time that a patient client would have waited for a reply.
 //! - An adapter that is loaded, or that this proxy used there recently, costs nothing. Loading an
@@ -43,7 +43,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
     kind: PluginKind::Scorer,
     doc: readable(
-        "Lowest cost / cost. [The cost](#the-cost-of-marginal-cost-scorer) is the time in ms that the request takes, and takes from others.",
+        "The lowest cost of the candidates / the endpoint's cost. [The cost](#the-cost-of-marginal-cost-scorer) is the time in ms that the request takes, plus the delay of others.",
     ),
     source: readable("Switchpoint; [routing-quality.md](routing-quality.md)"),
     parameters: &[
@@ -88,7 +88,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// A parameter of the previous version, which configurations may still set.
+/// Declares a parameter of the previous version, which configurations may still set.
 const fn without_effect(name: &'static str) -> Parameter {
     Parameter::number(
         name,
@@ -100,8 +100,8 @@ const fn without_effect(name: &'static str) -> Parameter {
 /// The time to load an adapter is multiplied by this number if the adapter evicts another.
 const EVICTING_LOAD_FACTOR: f32 = 16.0;
 
-/// Costs that exceed the lowest by at most this share, or by this many ms, are equal, because the
-/// step model is no more exact than that.
+/// Costs that exceed the lowest by at most this share, or by [`EQUAL_MS`], count as equal, because
+/// the step model is no more exact.
 const EQUAL_SHARE: f32 = 0.02;
 const EQUAL_MS: f32 = 1.0;
 
@@ -152,7 +152,7 @@ impl Scorer for MarginalCostScorer {
         let mut lowest = f32::INFINITY;
         for (score, endpoint) in scores.iter_mut().zip(&inputs) {
             let cost = Cost::estimate(&self.weights, &request, endpoint).total();
-            // Extreme coefficients can overflow. In that case no endpoint is the best.
+            // Extreme coefficients can make the cost overflow.
             *score = if cost.is_finite() { cost } else { f32::MAX };
             lowest = lowest.min(*score);
         }
@@ -189,7 +189,7 @@ impl Scorer for MarginalCostScorer {
 }
 
 impl MarginalCostScorer {
-    /// The inputs of each candidate, in order.
+    /// Returns the inputs of each candidate, in order.
     fn endpoint_inputs(
         &self,
         context: &Context<'_>,
@@ -255,8 +255,8 @@ fn request_inputs<'a>(context: &Context<'a>, endpoints: &[EndpointInputs]) -> Re
     }
 }
 
-/// KV memory as the engine reports it. `None` if the engine does not report it, or if the metrics
-/// are stale.
+/// Returns the KV memory as the engine reports it. `None` if the engine does not report it, or if
+/// the metrics are stale.
 fn kv_memory(context: &Context<'_>, endpoint: EndpointIndex) -> Option<KvMemory> {
     let metrics = context.metrics(endpoint)?;
     let capacity = float(u64::from(metrics.kv_blocks?) * u64::from(metrics.kv_block_tokens?));
@@ -267,8 +267,8 @@ fn kv_memory(context: &Context<'_>, endpoint: EndpointIndex) -> Option<KvMemory>
     (capacity > 0.0).then_some(KvMemory { capacity, used })
 }
 
-/// Scores endpoints with equal cost by their key, lowest first. The first one gets 1, and equal
-/// keys get equal scores.
+/// Scores endpoints with equal cost by their key. The lowest key gets 1, and equal keys get equal
+/// scores.
 fn score_equals(mut equals: Vec<((u32, u64), &mut f32)>) {
     sort_by(&mut equals, |(one, _), (other, _)| one < other);
     let count = float(equals.len() as u64);

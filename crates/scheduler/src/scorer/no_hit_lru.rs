@@ -2,8 +2,8 @@
 //! evenly. The longer ago an endpoint got such a request, the better.
 //!
 //! The plugin holds no state, because the proxy records picks of uncached requests
-//! ([`crate::LocalState::last_cold_picks`]). llm-d gives endpoints without such a pick different
-//! scores by their position. This scorer gives all of them the best score, so the choice is random.
+//! ([`crate::LocalState::last_cold_picks`]). Endpoints without such a pick all get the best score,
+//! so the choice among them is random. llm-d scores them by their position.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
@@ -45,8 +45,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl NoHitLruScorer {
-    /// Writes the score for each of these picks. The numbers grow with every pick, and 0 means
-    /// never.
+    /// Writes a score for each endpoint from the number of its last such pick. The numbers grow
+    /// with every pick, and 0 means never.
     fn rate(&self, picks: &[u64], scores: &mut [f32]) {
         let mut sorted = picks.to_vec();
         sort_by(&mut sorted, |a, b| a < b);

@@ -1,4 +1,5 @@
-//! `prefix-cache-scorer`: an endpoint that has more of the prompt cached, as estimated, is better.
+//! `prefix-cache-scorer`: the more of the prompt an endpoint is estimated to have cached, the
+//! better.
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{

@@ -179,6 +179,32 @@ impl SimulatedPeer {
         Ok(self.out.send(message).await?)
     }
 
+    /// Places 25,000 blocks that no prompt has at each of these servers, within about a second.
+    pub(super) async fn place_invented(&self, servers: std::ops::Range<usize>) -> Result<()> {
+        let endpoints = servers
+            .map(|server| self.endpoint(server))
+            .collect::<Result<Vec<_>>>()?;
+        // A hash is even, like that of a single block.
+        let mut hashes = (1_u64..).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) & !1);
+        for _ in 0..50 {
+            let mut placements = Vec::new();
+            for endpoint in &endpoints {
+                let blocks: Vec<u64> = hashes.by_ref().take(500).collect();
+                proto::placements::push(&mut placements, *endpoint, &blocks);
+            }
+            let share = state::LoadReport {
+                pool: "default".into(),
+                placements,
+                ..state::LoadReport::default()
+            };
+            self.out
+                .send(proxy_message::Message::LoadReport(share))
+                .await?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
     /// The block hashes of each prompt in the received placements.
     pub(super) fn placed(&self) -> Vec<Vec<u64>> {
         let message =

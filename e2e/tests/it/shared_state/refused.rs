@@ -2,18 +2,27 @@
 
 use std::time::Duration;
 
-use testbed::Result;
 use testbed::model_server::ModelServerOptions;
 use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
+use super::outsider::LIMIT;
 use super::{WORKERS, warm};
 use crate::echo;
 
 /// KV blocks of each engine: 2,048 blocks of the prefix index.
 const KV_BLOCKS: u32 = 8_192;
 
-/// Eight of these, of 16,384 blocks each, are 16 times the memory of all four engines.
-const REFUSED_BYTES: usize = 4_200_000;
+/// The engines take prompts of up to 512 blocks of the prefix index.
+const CONTEXT_TOKENS: u32 = 32_768;
+
+/// Bytes and number of the prompts that are refused. A prompt of 16,384 blocks fits no engine's
+/// memory. A prompt of 1,560 blocks fits, and is placed until the engine refuses it.
+const REFUSED: [(usize, usize); 2] = [(4_200_000, 8), (400_000, 16)];
+
+/// More entries than the answered prompts have, and half of those that the refused prompts would
+/// have.
+const ENTRIES_MAX: f64 = 3_500.0;
 
 async fn server_of(stack: &Stack, prompt: &str) -> Result<usize> {
     let reply = stack
@@ -23,11 +32,22 @@ async fn server_of(stack: &Stack, prompt: &str) -> Result<usize> {
     stack.server_of(&reply)
 }
 
+/// The sum of the rows of a metric of the daemon that contain `label`.
+async fn metric(stack: &Stack, name: &str, label: &str) -> Option<f64> {
+    let page = stack.daemon.as_ref()?.admin("/metrics").await.ok()?.text();
+    let rows = page
+        .lines()
+        .filter(|line| line.starts_with(name) && line.contains(label));
+    rows.map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        .sum()
+}
+
 #[tokio::test]
 async fn prompts_that_engines_refuse_take_no_engine_from_others() -> Result<()> {
     let options = ModelServerOptions {
         models: vec!["demo".into()],
         num_gpu_blocks: Some(KV_BLOCKS),
+        max_model_len: CONTEXT_TOKENS,
         speed: 0.0,
         ..ModelServerOptions::default()
     };
@@ -45,17 +65,27 @@ async fn prompts_that_engines_refuse_take_no_engine_from_others() -> Result<()> 
     for prompt in &prompts {
         servers.push(server_of(&stack, prompt).await?);
     }
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    for attempt in 0..8 {
-        let refused = format!("{attempt} {}", "x".repeat(REFUSED_BYTES));
-        let reply = stack
-            .post("/v1/chat/completions", &echo::chat(&refused))
-            .await?;
-        assert_eq!(reply.status, 400, "longer than the engine's context");
+    let mut refusals = 0;
+    for (bytes, prompts_refused) in REFUSED {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        for attempt in 0..prompts_refused {
+            let refused = format!("{attempt} {}", "x".repeat(bytes));
+            let reply = stack
+                .post("/v1/chat/completions", &echo::chat(&refused))
+                .await?;
+            assert_eq!(reply.status, 400, "longer than the engine's context");
+        }
+        refusals += prompts_refused;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        for (prompt, server) in prompts.iter().zip(&servers) {
+            assert_eq!(server_of(&stack, prompt).await?, *server, "{bytes} bytes");
+        }
     }
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    for (prompt, server) in prompts.iter().zip(servers) {
-        assert_eq!(server_of(&stack, prompt).await?, server);
-    }
-    Ok(())
+    // Reports in which all refusals are counted show what the workers still know.
+    let withdrawn = || async {
+        let counted = metric(&stack, "llm_d_epp_request_error_total", "\"400\"").await?;
+        let entries = metric(&stack, "llm_d_epp_prefix_indexer_size{", "").await?;
+        (counted >= refusals as f64 && (1.0..ENTRIES_MAX).contains(&entries)).then_some(())
+    };
+    wait_for(LIMIT, "the refused prompts to be withdrawn", withdrawn).await
 }

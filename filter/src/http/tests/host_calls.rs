@@ -1,8 +1,8 @@
-//! The budget of host calls: which calls one request makes in each phase, how often, and how many
-//! bytes they pass. `docs/reference/host-calls.md` has the table. A test compares it with the code,
+//! The budget of host calls: which host calls one request makes in each phase, how often, and how
+//! many bytes they pass. A test compares the table in `docs/reference/host-calls.md` with the code,
 //! so that a new call on the request path is a visible decision.
 //!
-//! `UPDATE_DOCS=1` writes the present table into the page; read the diff before committing it.
+//! `UPDATE_DOCS=1` writes the measured table into that page; read the diff before committing it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -61,8 +61,8 @@ impl PhaseCalls {
     }
 }
 
-/// Returns a worker of two that share their load, and a request that the other worker still has.
-/// The last request of the first worker ended 3 ms ago.
+/// Returns a worker that shares its load with another worker, and a request that runs at the other
+/// worker. The last request of the first worker ended 3 ms ago.
 fn two_workers() -> (HttpWorld, HttpStreamContext<FakeHost>) {
     let world = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
     world.state("default");
@@ -144,7 +144,7 @@ fn one_request(world: &HttpWorld) -> Vec<PhaseCalls> {
     phases
 }
 
-/// Describes a call in the words of the table.
+/// Describes a host call in the words of the table.
 fn meaning(call: FakeCall) -> &'static str {
     match call {
         FakeCall::Clock => "read the clock",

@@ -1,11 +1,11 @@
-//! Bodies that are read while they come.
+//! Request bodies that are read while they arrive.
 
 use super::*;
 use crate::fake::{FakeCall, RecordedCall};
 
 const PIECE: usize = 40_000;
 
-/// A chat whose model stands behind its messages, as many clients write it.
+/// Returns a chat request with the model after the messages, as many clients write it.
 fn chat(model: &str, bytes: usize) -> String {
     let text = "The quick brown fox \\n jumps over the \u{e9} dog. ".repeat(bytes / 46);
     format!(
@@ -13,7 +13,7 @@ fn chat(model: &str, bytes: usize) -> String {
     )
 }
 
-/// Delivers a body in pieces, as Envoy buffers it. Returns what the filter read of it.
+/// Delivers a body in pieces, as Envoy buffers it. Returns how much of it the filter read.
 fn deliver(
     world: &HttpWorld,
     stream: &mut HttpStreamContext<FakeHost>,
@@ -79,7 +79,7 @@ fn each_byte_is_read_once_and_the_pick_is_that_of_the_whole_body() {
     }
 }
 
-/// A decompressor may make a piece of any length of a few bytes.
+/// A decompressor may turn a few bytes into a piece of any length.
 #[test]
 fn a_very_long_piece_is_read_in_parts() {
     let world = HttpWorld::ready();
@@ -94,7 +94,7 @@ fn a_very_long_piece_is_read_in_parts() {
     assert!(world.request_header(DESTINATION).is_some());
 }
 
-/// The name comes with the first piece, or with the last.
+/// The model's name comes with the first piece or with the last.
 #[test]
 fn a_body_with_a_very_long_name_is_read_when_it_is_whole() {
     let world = HttpWorld::ready();

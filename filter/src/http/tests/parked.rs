@@ -1,6 +1,7 @@
 //! Requests that come before the first state of their pool.
 
 use super::*;
+use crate::root::retry;
 
 /// Runs the next tick, like the root context.
 fn tick(world: &HttpWorld) {
@@ -54,6 +55,32 @@ fn without_state_until_the_deadline_it_is_refused_or_sent_anywhere() {
 }
 
 #[test]
+fn a_callback_refuses_some_requests_and_the_next_one_the_rest() {
+    let world = HttpWorld::new(
+        r#"{"pools": [{"name": "default"}], "failure_mode": "close", "cold_start_wait_ms": 300}"#,
+    );
+    let parked = || {
+        let (mut stream, _) = world.post("/v1/chat/completions");
+        assert_eq!(world.body(&mut stream, CHAT), Action::Pause);
+        stream
+    };
+    let streams: Vec<_> = (0..100).map(|_| parked()).collect();
+    world.host.take_log();
+    world.host.pass_ms(300);
+    let refused = [(); 3].map(|()| {
+        world.host.pass_ms(100);
+        let due = world.vm.borrow_mut().tick(1);
+        retry(&world.vm, due);
+        let log = world.host.take_log();
+        log.iter()
+            .filter(|line| line.starts_with("reply 503"))
+            .count()
+    });
+    assert_eq!(refused, [64, 36, 0]);
+    drop(streams);
+}
+
+#[test]
 fn a_client_that_leaves_while_it_waits_is_forgotten() {
     let world = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
     let (mut stream, _) = world.post("/v1/chat/completions");
@@ -84,8 +111,8 @@ fn a_vm_that_replaces_a_lost_one_has_its_state_before_its_first_tick() {
     assert_eq!(healed.host.metric_value("switchpoint_parked_total"), 0);
 }
 
-/// Requests that are decided at their headers, without waiting for their bodies. Some bodies have
-/// no end.
+/// Requests that are decided at their headers, without waiting for their bodies. Some of these
+/// bodies never end.
 const UNREAD: [&[(&str, &str)]; 3] = [
     &[(":method", "POST"), (":path", "/pictures")],
     &[
@@ -127,7 +154,8 @@ fn a_parked_request_is_decided_when_state_comes_however_much_of_its_body_is_in()
                 "no byte is sent twice"
             );
             assert_eq!(world.in_flight(), 1);
-            // After held pieces, Envoy up to 1.39 drops the next piece if it passes alone.
+            // If pieces were held before, Envoy up to 1.39 drops the next piece when it passes
+            // alone.
             let next = if pieces == 0 {
                 Action::Continue
             } else {

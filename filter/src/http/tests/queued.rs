@@ -11,10 +11,10 @@ use crate::shared_data::load_sharing::SharingOccasion;
 const SEATS: f64 = 1.0;
 const LOADED: &str = "10.0.0.1:8000";
 
-/// Workers of one process whose pool has two endpoints with a seat each.
+/// Workers of one process whose pool has two endpoints that have room for one request each.
 struct Workers(Vec<HttpWorld>);
 
-/// A pool update with flow control. The objective `batch` may be given up for others.
+/// A pool update with flow control. Requests of the objective `batch` may be given up for others.
 fn update(version: Version) -> Vec<u8> {
     let bytes = pool_update_message("default", version, &[LOADED, "10.0.0.2:8000"]);
     let message = state::DaemonMessage::decode(bytes.as_slice())
@@ -158,7 +158,7 @@ impl Workers {
         self.0.iter().map(HttpWorld::in_flight).sum()
     }
 
-    /// Requests that were given up.
+    /// Counts the requests that were given up.
     fn given_up(&self) -> u64 {
         let given_up = |worker: &HttpWorld| -> u64 {
             let replica = worker.vm.borrow().replica("default").unwrap();
@@ -258,8 +258,8 @@ fn a_worker_that_sees_room_wakes_the_one_whose_request_came_first() {
     assert_eq!((workers.held(), workers.running()), (0, 0));
 }
 
-/// The worker of each batch request, the worker of the waiting request, and the VM that gives up a
-/// request.
+/// Each case has the worker of each batch request, the worker of the waiting request, and the VM
+/// that gives up a request.
 #[test]
 fn a_batch_request_is_given_up_by_the_worker_that_has_it() {
     let cases = [
@@ -374,7 +374,7 @@ fn a_worker_that_learns_first_that_flow_control_has_ended_rests() {
     release_queued(first);
     workers.wake();
     workers.tick();
-    assert_eq!((workers.held(), workers.running()), (0, 3));
+    assert_eq!((workers.held(), workers.running()), (0, 2), "it is refused");
     drop((running, waiting));
 }
 
@@ -411,7 +411,7 @@ fn a_worker_that_finds_nothing_to_resume_waits_for_the_next_tick_at_last() {
     drop((running, waiting));
 }
 
-/// Each call here is paid for each request that another worker releases.
+/// These calls are made each time that another worker releases a request.
 #[test]
 fn a_release_by_another_worker_makes_few_calls() {
     let workers = Workers::new(2);

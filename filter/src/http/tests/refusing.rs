@@ -1,5 +1,5 @@
-//! A proxy that may refuse any call at any time, with two VMs, their requests and their daemon, in
-//! any order. Nothing panics, and when the proxy works again, everything else works again.
+//! Tests a proxy that may refuse any call at any time. Two VMs, their requests and their daemon act
+//! in any order. Nothing panics, and once the proxy accepts calls again, everything works again.
 
 use proptest::prelude::*;
 use proto::state::{self, daemon_message};
@@ -45,7 +45,7 @@ const PATHS: [&str; 4] = [
 
 #[derive(Clone, Debug)]
 enum RefusalStep {
-    /// Every call of these kinds fails until the next such step.
+    /// Makes every call of these kinds fail until the next such step.
     Fail(Vec<usize>),
     FailAfter(u32),
     Tick(usize),
@@ -349,7 +349,7 @@ impl RefusalProcess {
         }
     }
 
-    /// Runs this many ticks in which the proxy accepts every call, and the daemon answers.
+    /// Runs this many ticks in which the proxy accepts every call, and in which the daemon answers.
     fn heals(&mut self, ticks: usize) {
         self.host.fail(&[]);
         self.host.fail_after(u32::MAX);
@@ -392,8 +392,8 @@ proptest! {
     fn a_proxy_that_refuses_anything_at_any_time_stops_nothing_for_good(http: bool, steps in prop::collection::vec(step(), 0..80)) {
         let mut world = RefusalProcess::new(if http { "http" } else { "grpc" });
         steps.into_iter().for_each(|step| world.act(step));
-        // Six seconds are enough for a lease to expire, a silence to be noticed, and the longest
-        // pause between attempts to pass.
+        // Within six seconds a lease expires, the VM notices a silence, and the longest pause
+        // between attempts ends.
         world.heals(60);
         for (vm, _) in &world.vms {
             prop_assert_eq!(vm.borrow().parked_count(), 0, "no request waits, because state has come");

@@ -1,9 +1,9 @@
-//! The tags of the proxy's span.
+//! Tests the tags that the filter adds to the proxy's trace span.
 
 use super::*;
 
-/// A stream with this reason in its request id and this `traceparent` flag, and the tags that it
-/// sets.
+/// Returns the tags set by a stream with this trace reason in its request id and this `traceparent`
+/// flag.
 fn tags(config: &str, reason: char, flag: char) -> Vec<String> {
     let world = HttpWorld::new(config);
     world.state("default");

@@ -1,5 +1,5 @@
-//! Unfinished work costs other requests nothing: replies that their client does not read, and
-//! bodies that have not come whole.
+//! Unfinished work costs other requests nothing. Such work is a reply that its client does not
+//! read, or a body that has not arrived completely.
 
 use super::*;
 use crate::root::check_streams;
@@ -10,7 +10,7 @@ fn second(world: &HttpWorld) {
     check_streams(&world.vm, world.host.now());
 }
 
-/// A chat request whose reply of 100 KB has begun.
+/// Returns a chat request whose reply of 100 KB has begun.
 fn long_reply(world: &HttpWorld) -> HttpStreamContext<FakeHost> {
     let (mut stream, _) = world.post("/v1/chat/completions");
     assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
@@ -66,12 +66,12 @@ fn a_reply_that_ends_is_not_looked_at_any_more() {
     assert_eq!(world.host.metric_value("switchpoint_unread_total"), 0);
 }
 
-/// A proxy with room for 50,000 bytes of bodies in progress.
+/// Returns a proxy with room for 50,000 bytes of unfinished bodies.
 fn narrow() -> HttpWorld {
     narrow_with("")
 }
 
-/// The same proxy with these additional fields in its configuration.
+/// Returns the same proxy with these additional fields in its configuration.
 fn narrow_with(fields: &str) -> HttpWorld {
     let world = HttpWorld::new(&format!(
         r#"{{"pools": [{{"name": "default"}}], "body_limit_bytes": 40000, "bodies_in_progress_bytes": 50000{fields}}}"#
@@ -99,7 +99,7 @@ fn begin_as(world: &HttpWorld, address: &str, tenant: &str) -> HttpStreamContext
     stream
 }
 
-/// The replies since the last call, by status.
+/// Returns the replies since the last call, by status.
 fn replies(world: &HttpWorld) -> Vec<String> {
     let log = world.host.take_log();
     log.iter()
@@ -144,6 +144,24 @@ fn a_client_makes_room_for_another_one() {
     assert_eq!(replies(&world), ["413"]);
     first.on_done();
     other.on_done();
+}
+
+#[test]
+fn a_callback_refuses_some_bodies_and_the_next_one_the_rest() {
+    let world = HttpWorld::new(
+        r#"{"pools": [{"name": "default"}], "body_limit_bytes": 3000000, "bodies_in_progress_bytes": 6000000}"#,
+    );
+    world.state("default");
+    let held: Vec<_> = (0..200).map(|_| begin(&world, "10.1.1.1")).collect();
+    let mut other = begin(&world, "10.2.2.2");
+    assert_eq!(other.on_http_request_body(3_000_000, false), Action::Pause);
+    let refused = [(); 3].map(|()| {
+        world.vm.borrow_mut().watched().begin_callback();
+        check_streams(&world.vm, world.host.now());
+        replies(&world).len()
+    });
+    assert_eq!(refused, [64, 36, 0], "the other client gets its half");
+    drop(held);
 }
 
 #[test]

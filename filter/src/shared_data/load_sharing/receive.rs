@@ -1,4 +1,4 @@
-//! Reads the reports and placements of the other VMs and of the other proxies.
+//! Reads the load reports and placements of the other VMs and of the other proxies.
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::{LoadReportHead, PeerLoadReport, PeerReport};
@@ -10,28 +10,28 @@ use crate::host::Host;
 use crate::shared_data::RingOwner;
 use crate::shared_data::placement_ring::{PlacementRingReader, ReadBudget};
 
-/// A report expires if it was not written for this time, in ms: ten ticks. A VM with load writes
-/// its report at each tick. So the load of a VM that trapped with open streams disappears.
+/// A report expires if its VM has not written it for this time, in ms (ten ticks). A VM with load
+/// writes its report at each tick. So the load of a VM that trapped with open streams disappears.
 pub const ROW_EXPIRY_MS: u64 = 1_000;
 /// At a pick, reports of other VMs are read again if the last reading is this old, in ms.
 pub(super) const ROWS_MS: u64 = 2;
 /// At the end of a request, when no request waits, reports of other VMs are read again if the last
 /// reading is this old, in ms.
 const ROWS_AT_END_MS: u64 = 1;
-/// The maximum number of reports read per millisecond, which matters with more than 64 workers. A
-/// report costs 1 to 2 µs, so reading takes at most a twentieth of a worker's time. With 192
+/// The maximum number of reports that a VM reads per millisecond, which matters beyond 64 workers.
+/// A report costs 1 to 2 µs, so reading takes at most a twentieth of a worker's time. With 192
 /// workers the last reading is up to 6 ms old, with 511 up to 15 ms.
 pub(super) const ROWS_A_MS: u64 = 32;
 /// Reports of VMs that do not pick, and of all other proxies together, are read again if the last
-/// reading is this old, in ms. The daemon does not send them more often.
+/// reading is this old, in ms. The daemon does not send the load of other proxies more often.
 pub(super) const SLOW_ROWS_MS: u64 = 5;
-/// At a pick, rings are read again if the last reading is this old, in ms.
+/// At a pick, the VMs' placement rings are read again if the last reading is this old, in ms.
 pub(super) const RINGS_AT_PICK_MS: u64 = 10;
 /// At the end of a request, when no request waits, rings are read again if the last reading is this
 /// old, in ms.
 const RINGS_AT_END_MS: u64 = 5;
-/// The maximum number of blocks read at a pick, which takes up to 50 µs. The next reading reads the
-/// rest.
+/// The maximum number of prompt blocks read from rings at a pick, which takes up to 50 µs. The next
+/// reading reads the rest.
 const BLOCKS_AT_PICK: usize = 2_048;
 /// The maximum number of blocks read at the end of a request, which takes up to 0.2 ms.
 const BLOCKS_AT_END: usize = 8_192;
@@ -55,7 +55,7 @@ pub(super) struct PeerVm {
     /// The token of the last write that was read.
     token: Option<u32>,
     pub(super) report: PeerReport,
-    /// Whether the VM is known to pick.
+    /// Whether this VM knows that the other VM picks endpoints.
     serves: bool,
     ring: PlacementRingReader,
 }
@@ -63,8 +63,8 @@ pub(super) struct PeerVm {
 // === impl LoadSharing ===
 
 impl LoadSharing {
-    /// Reads the reports and rings of the other VMs that are due. Returns the number of ring
-    /// segments that were lost.
+    /// Reads the reports and rings of the other VMs whose next reading is due. Returns the number
+    /// of ring segments that were lost.
     pub fn receive<H: Host>(
         &mut self,
         host: &H,
@@ -88,7 +88,7 @@ impl LoadSharing {
             || due(self.read.reports, rows_ms.max(spread_ms))
         {
             self.read.reports = Some(now);
-            // Without other proxies, this only has to notice when one appears.
+            // Without other proxies, the reading only has to notice when one appears.
             let slow_ms = if self.remote_peers().proxies > 1 {
                 SLOW_ROWS_MS
             } else {
@@ -118,7 +118,7 @@ impl LoadSharing {
         }
     }
 
-    /// Reads the reports of VMs that pick, and the `slow` ones that are due.
+    /// Reads the reports of VMs that pick, and the reports that `slow` selects.
     fn receive_load_reports<H: Host>(
         &mut self,
         host: &H,
@@ -271,8 +271,8 @@ impl PeerVm {
         RingPosition::of_word(self.report().head().ring)
     }
 
-    /// Reads the report if it was written since the last time. The report of a VM that does not
-    /// pick is read only if `slow`. Returns whether SLOs must be computed again.
+    /// Reads the report if it was written since the last time. Reads the report of a VM that does
+    /// not pick only if `slow` is set. Returns whether SLOs must be computed again.
     fn receive<H: Host>(
         &mut self,
         host: &H,

@@ -1,4 +1,4 @@
-//! Tests with several VMs of one process in memory, each with its own streams.
+//! Tests with several VMs of one process in memory. Each VM has its own streams.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -239,8 +239,8 @@ fn looks_are_no_closer_than_two_ms() {
     assert_eq!(world.look(1).requests, 1);
 }
 
-/// All 192 workers of the largest hosts share, and the cost of their readings is bounded and not
-/// quadratic.
+/// All 192 workers of the largest hosts share their loads. The cost of reading these loads is
+/// bounded, not quadratic in the number of workers.
 #[test]
 fn of_many_workers_all_are_heard_and_none_looks_at_more_than_so_many_rows_a_millisecond() {
     let world = SharingWorld::new(193, "");
@@ -392,7 +392,7 @@ fn a_placement_is_known_to_the_others_within_ten_ms_and_the_leader_keeps_none() 
     world.host.pass_ms(RINGS_AT_PICK_MS);
     world.look(2);
     assert_eq!(world.matched(2, &blocks), blocks.len() as u32);
-    // The leader creates no index.
+    // The leader creates no prefix index.
     world.tick();
     let leader = world.workers[0].borrow().replica("default").unwrap();
     assert_eq!(leader.borrow().pool.prefixes().bytes(), 0);
@@ -424,7 +424,7 @@ fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_count
                 world.look(worker);
             }
         }
-        // Time stands still from here on, so neither worker sees the other's picks.
+        // The clock stands still from this point on, so neither worker sees the other's picks.
         [1, 2].map(|worker| {
             let home = |number: usize| {
                 let (mut stream, list) = world.request(worker, &prompt(number));
@@ -485,7 +485,7 @@ fn keys_are_a_fixed_set() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// For any order of begins and ends at any worker, all workers agree on the sum of open
+    /// For any order of request begins and ends at any worker, all workers agree on the sum of open
     /// requests, and in the end every report is empty.
     #[test]
     fn all_agree_and_in_the_end_nothing_is_left(steps in prop::collection::vec((0..3_usize, any::<bool>(), 0..2_u8, 0..300_u64), 1..60)) {

@@ -1,9 +1,11 @@
-//! The cost of flow control for a request: CPU of Envoy over all threads, and the time in the VMs.
+//! Measures the cost of flow control for a request: CPU of all threads of Envoy, and the time in
+//! the wasm VMs.
 //!
-//! One engine answers each request after 4 ms, and flow control lets it have [`SEATS`] requests.
-//! With this many connections nothing is held. With [`CONNECTIONS`], each request waits for the end
-//! of an earlier one. In both cases the same number of requests run and are answered per second, so
-//! the difference is the cost of holding and releasing a request. Cases take turns in each round.
+//! One engine answers each request after 4 ms, and flow control lets it have [`SEATS`] requests. A
+//! client with this many connections has no request held. With [`CONNECTIONS`], each request waits
+//! for the end of an earlier one. In both cases the same number of requests run and are answered
+//! per second, so the difference is the cost of holding and releasing a request. The cases
+//! alternate in each round.
 //!
 //! The time in the VMs is measured by a test build of the module, which reads the clock around each
 //! call of the proxy. CPU is measured with the shipped module.
@@ -38,18 +40,18 @@ pub(crate) struct FlowCostRow {
     pub(crate) requests: u64,
     /// Share of the requests that were held.
     pub(crate) held_share: f64,
-    /// CPU of Envoy for each request: the difference to the case without holding, per held request
-    /// if any was held.
+    /// CPU of Envoy for each request. The added cost is the difference to the case in which none is
+    /// held, for each held request if there are any.
     pub(crate) cpu: AddedCost,
-    /// The time in the VMs for each request, in the same way.
+    /// The time in the VMs for each request, computed in the same way.
     pub(crate) vm: AddedCost,
-    /// Share of the calls of the VMs, per request, that the kernel interrupted. `vm` does not
-    /// contain these calls.
+    /// The calls of the VMs that the kernel interrupted, for each request. `vm` does not contain
+    /// them.
     pub(crate) interrupted: f64,
     pub(crate) errors: u64,
 }
 
-/// A cost, in µs.
+/// A cost and its base, in µs.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct AddedCost {
     pub(crate) us: f64,
@@ -58,7 +60,7 @@ pub(crate) struct AddedCost {
     pub(crate) iqr_us: f64,
 }
 
-/// A case: flow control, connections, and how the engine answers.
+/// A case: the limit of flow control, the number of connections, and how the engine answers.
 #[derive(Clone, Copy, Debug)]
 struct CostCase {
     seats: Option<usize>,
@@ -66,7 +68,7 @@ struct CostCase {
     query: &'static str,
 }
 
-/// No request is held: without flow control, and with it.
+/// The cases in which no request is held, without flow control and with it.
 const UNHELD: [CostCase; 2] = [
     CostCase {
         seats: None,
@@ -93,7 +95,7 @@ const HELD: [CostCase; 2] = [
     },
 ];
 
-/// The module of a stack.
+/// The wasm module that an Envoy loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Module {
     Shipped,
@@ -181,7 +183,7 @@ impl CostStack {
         })
     }
 
-    /// Measures two cases, which take turns.
+    /// Measures two cases, alternately.
     async fn measure(&mut self, cases: [CostCase; 2], rounds: usize) -> Result<PairedRuns> {
         let mut runs = PairedRuns::default();
         for round in 0..rounds {
@@ -213,7 +215,7 @@ impl CostStack {
         }
         .run(self.folder.path())
         .await?;
-        // Workers add their counts at their next tick.
+        // Workers publish their counts at their next tick.
         tokio::time::sleep(Duration::from_millis(200)).await;
         let after = self.counters().await?;
         let per_request = |at: usize| (after[at] - before[at]) as f64 / figures.requests as f64;
@@ -258,7 +260,8 @@ impl CostStack {
     }
 }
 
-/// A scheduling configuration that holds requests beyond `seats`; `None` holds none.
+/// Returns a scheduling configuration that holds requests beyond `seats`. With `None` it holds
+/// none.
 fn config(seats: Option<usize>) -> String {
     let head = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n";
     let plugins = "plugins:\n- type: marginal-cost-scorer\n- type: max-score-picker\n";

@@ -13,14 +13,14 @@ pub(super) const MODEL: &str = "demo";
 pub(super) struct TrafficClass {
     pub(super) name: &'static str,
     objective: &'static str,
-    /// Requests/s while requests arrive.
+    /// The rate in requests/s while requests arrive.
     rate: f64,
     prompt_tokens: usize,
     output_tokens: usize,
 }
 
-/// Chat takes somewhat less than half of the engines. The tenants of batch request about 0.5 and
-/// 0.35. The small tenant requests a bit more than half of what chat leaves.
+/// Chat takes somewhat less than half of the engines' capacity. The two batch tenants request about
+/// 0.5 and 0.35 of it, so the small one requests a bit more than half of what chat leaves.
 pub(super) const CLASSES: [TrafficClass; 3] = [
     TrafficClass {
         name: "chat",
@@ -48,13 +48,12 @@ pub(super) const CLASSES: [TrafficClass; 3] = [
 // === impl TrafficClass ===
 
 impl TrafficClass {
-    /// Tokens of a request.
     #[expect(clippy::cast_precision_loss, reason = "a few thousand tokens")]
     pub(super) fn tokens(&self) -> f64 {
         (self.prompt_tokens + self.output_tokens) as f64
     }
 
-    /// The tokens/s that the class requests.
+    /// Returns the tokens/s that the class requests.
     pub(super) fn offered(&self) -> f64 {
         self.rate * self.tokens()
     }
@@ -67,8 +66,8 @@ impl TrafficClass {
         ]
     }
 
-    /// The arrivals at random times, with distinct prompts. Batch requests arrive in a wave, and
-    /// chats all the time.
+    /// Returns arrivals at random times, with distinct prompts. Batch requests arrive in a wave,
+    /// and chats all the time.
     pub(super) fn arrivals(&self, wave: Duration, seed: u64) -> Vec<Arrival> {
         let (begin, end) = if self.objective == "chat" {
             (Duration::ZERO, WAVE_BEGINS + wave + CHAT_AFTER)
@@ -100,7 +99,7 @@ impl TrafficClass {
     }
 }
 
-/// A number from 0 to 1 that looks random (splitmix64).
+/// Returns a pseudorandom number from 0 to 1 (SplitMix64).
 #[expect(clippy::cast_precision_loss, reason = "53 bits")]
 fn unit(seed: u64) -> f64 {
     let mut mixed = seed

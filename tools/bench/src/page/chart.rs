@@ -7,7 +7,7 @@ use testbed::Result;
 
 const COLOURS: [RGBColor; 2] = [RGBColor(0, 170, 102), RGBColor(204, 68, 0)];
 
-/// Draws lines by name; all their points are above 0.
+/// Draws named lines, whose coordinates must all be above 0.
 ///
 /// # Errors
 /// Fails if the picture cannot be written.
@@ -48,7 +48,7 @@ fn try_draw(
     Ok(())
 }
 
-/// The range of the values, rounded out to powers of ten.
+/// Returns the range of the values, extended to powers of ten.
 fn decades(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
     let (low, high) = values.fold((10.0_f64, 1.0_f64), |(low, high), value| {
         (low.min(value), high.max(value))

@@ -152,7 +152,8 @@ const fn micros(
 // === impl BenchResults ===
 
 impl BenchResults {
-    /// The filter's row at the centre, compared with the minimal Envoy.
+    /// Returns the filter's row in the standard case of this body size, compared with the minimal
+    /// Envoy.
     fn filter(&self, body_bytes: usize) -> Option<&OverheadRow> {
         self.request(Filter, Minimal, OverheadCase::around(body_bytes))
     }
@@ -186,7 +187,8 @@ impl BenchResults {
         })
     }
 
-    /// The filter's CPU over the shipped configuration, in units of the minimal Envoy's CPU.
+    /// Returns the CPU that the filter adds to the shipped configuration, as a multiple of the
+    /// minimal Envoy's CPU.
     fn filter_alone(&self) -> Option<FoundFigure> {
         let case = OverheadCase::around(CENTRES[0]);
         let over = self.request(Filter, Shipped, case)?;
@@ -197,7 +199,7 @@ impl BenchResults {
         })
     }
 
-    /// Both figures are measured in separate runs, so the spread is the sum of both spreads.
+    /// Compares two figures from separate runs, so the spread is the sum of both spreads.
     fn four_workers(&self) -> Option<FoundFigure> {
         let of = |workers| {
             self.request(
@@ -233,7 +235,7 @@ impl BenchResults {
         })
     }
 
-    /// The difference between two pool sizes. The sizes are measured in separate runs, so the
+    /// Returns the difference between two pool sizes. They are measured in separate runs, so the
     /// spread is the sum of both.
     fn growth(&self) -> Option<FoundFigure> {
         let of = |endpoints| {
@@ -320,7 +322,7 @@ impl FigureUnit {
     }
 }
 
-/// The targets, with the measured figures.
+/// Returns the table of targets with the measured figures.
 pub(super) fn table(measured: &BenchResults) -> Result<String> {
     let mut text = String::from(
         "| the filter, relative to the minimal Envoy | target | measured (spread) | |\n|---|---|---|---|\n",

@@ -82,7 +82,7 @@ impl ValuesWriter<'_> {
         map(pool)
     }
 
-    /// The InferencePool that exists.
+    /// Returns the values that name an existing InferencePool.
     fn reference(&mut self, picker: &LlmdPicker) -> YamlValue {
         if !is_name(&picker.name, POOL_CHARACTERS_MAX) {
             self.note(
@@ -104,7 +104,7 @@ impl ValuesWriter<'_> {
         map(reference)
     }
 
-    /// The labels and ports of an InferencePool that the chart makes.
+    /// Returns the labels and ports of an InferencePool that the chart makes.
     fn model_servers(&mut self, items: &GivenItems) -> YamlValue {
         let selector = items
             .get("--endpoint-selector")

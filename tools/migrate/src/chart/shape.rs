@@ -64,7 +64,7 @@ pub(super) fn text(text: &str) -> YamlValue {
     YamlValue::Text(text.to_owned())
 }
 
-/// Whether the chart takes this name: small letters, digits and `-`.
+/// Whether the chart accepts this name, which may have small letters, digits and `-`.
 pub(super) fn is_name(name: &str, characters_max: usize) -> bool {
     let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     !name.is_empty()
@@ -74,7 +74,7 @@ pub(super) fn is_name(name: &str, characters_max: usize) -> bool {
         && !name.ends_with('-')
 }
 
-/// The name of a pool in our chart.
+/// Returns the name of a pool in our chart.
 pub(super) fn pool_name(name: &str) -> String {
     let inside = name.chars().map(|c| {
         if c.is_ascii_alphanumeric() {
@@ -95,7 +95,7 @@ pub(super) fn pool_name(name: &str) -> String {
     }
 }
 
-/// A map whose values are text, as labels and annotations must be.
+/// Returns a map whose values are text, as labels and annotations must be.
 pub(super) fn labels(entries: &[(YamlKey, YamlNode)]) -> Option<YamlValue> {
     let scalar = |value: &YamlValue| !matches!(value, YamlValue::Map(_) | YamlValue::List(_));
     let all = entries.iter().map(|(key, node)| {
@@ -104,7 +104,7 @@ pub(super) fn labels(entries: &[(YamlKey, YamlNode)]) -> Option<YamlValue> {
     Some(map(all.collect::<Option<Vec<_>>>()?))
 }
 
-/// `app=vllm,env=prod` as a map.
+/// Returns a text such as `app=vllm,env=prod` as a map.
 pub(super) fn equalities(text: &str) -> Option<YamlValue> {
     let pair = |term: &str| {
         let (name, value) = term.split_once('=')?;
@@ -120,7 +120,7 @@ pub(super) fn equalities(text: &str) -> Option<YamlValue> {
         .collect()))
 }
 
-/// Ports in every form that the charts know: `8000`, `8000,8001`, `[{number: 8000}]`.
+/// Returns the ports from every form that the charts know: `8000`, `8000,8001`, `[{number: 8000}]`.
 pub(super) fn ports(value: &YamlValue) -> Vec<f64> {
     let port =
         |number: f64| (number.fract() == 0.0 && (1.0..65536.0).contains(&number)).then_some(number);
@@ -141,8 +141,8 @@ pub(super) fn ports(value: &YamlValue) -> Vec<f64> {
     }
 }
 
-/// The port for clients among further ports of llm-d's Service: the port named `http`, else the
-/// first port.
+/// Returns the port for clients among further ports of llm-d's Service: the port named `http`, else
+/// the first port.
 pub(super) fn client_port(value: &YamlValue) -> Option<f64> {
     let YamlValue::List(items) = value else {
         return None;

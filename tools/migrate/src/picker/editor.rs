@@ -1,4 +1,4 @@
-//! Changes a configuration, and notes each change.
+//! Changes llm-d's configuration so that Switchpoint accepts it, and reports each change.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ pub(super) const REPLACEMENTS: &[(&str, &str)] = &[
     ("model-server-protocol-metrics", "core-metrics-extractor"),
 ];
 
-/// The configuration under change, and the answers so far.
+/// The configuration that is being changed, and the report so far.
 pub(super) struct ConfigEditor {
     pub(super) tree: YamlNode,
     pub(super) entries: Vec<ReportEntry>,
@@ -151,7 +151,7 @@ impl ConfigEditor {
         Ok(())
     }
 
-    /// Removes parts that are empty now.
+    /// Removes `featureGates` and `parameters` that are empty now.
     fn tidy(&mut self) {
         let empty = |node: &YamlNode| {
             matches!(&node.value, YamlValue::Map(entries) if entries.is_empty())
@@ -172,8 +172,8 @@ impl ConfigEditor {
         }
     }
 
-    /// The item to remove for an error at this path. Without its type or reference, an item has no
-    /// meaning.
+    /// Returns the item to remove for an error at this path. Without its type or reference, an item
+    /// has no meaning.
     fn removable(mut steps: Vec<PathStep>) -> Vec<PathStep> {
         if steps.len() > 1
             && matches!(steps.last(), Some(PathStep::Key(key)) if ["type", "name", "pluginRef"].contains(&key.as_str()))
@@ -276,7 +276,7 @@ impl ConfigEditor {
         ));
     }
 
-    /// The parameters of a replaced plugin.
+    /// Returns the parameters of a replaced plugin.
     fn parameters(&self, at: usize, new: &str) -> Vec<(YamlKey, YamlNode)> {
         let old = tree::at(
             &self.tree,
@@ -347,7 +347,7 @@ impl ConfigEditor {
         Some(list.len() - 1)
     }
 
-    /// The name and type of a plugin.
+    /// Returns the name and type of a plugin.
     fn plugin(&self, at: usize) -> Option<(String, String)> {
         let node = tree::at(
             &self.tree,
@@ -378,7 +378,7 @@ impl ConfigEditor {
         self.plugins().map(|(_, plugin_type)| plugin_type).collect()
     }
 
-    /// The path of an item with names instead of numbers: `plugin queue-scorer, parameters.weight`.
+    /// Returns an item's path with names for numbers: `plugin queue-scorer, parameters.weight`.
     fn title(&self, path: &str) -> String {
         let steps = tree::steps(path);
         let (title, rest) = match steps.as_slice() {

@@ -1,4 +1,5 @@
-//! The rows of the endpoint picker's command-line flags and environment variables.
+//! The rows of the migration table for the endpoint picker's command-line flags and environment
+//! variables.
 //!
 //! Sources: llm-d-router `pkg/epp/server/options.go` and
 //! `pkg/common/observability/logging/options.go` of August 2026; the endpoint picker of the Gateway

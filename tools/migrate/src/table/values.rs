@@ -1,4 +1,4 @@
-//! The rows of the charts' values.
+//! The rows of the migration table for the charts' values.
 //!
 //! Sources: `config/charts` of llm-d-router (`llm-d-router-gateway`, `llm-d-router-standalone`,
 //! `routerlib`) of August 2026; `inferencepool` and `standalone` of the Gateway API Inference

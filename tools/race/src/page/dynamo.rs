@@ -1,4 +1,4 @@
-//! The cells with Dynamo's engines.
+//! The page's section on the cells (workload and load) with Dynamo's engines.
 
 use super::{MarkdownTable, cell_text, counts_of};
 use crate::results::{FigureResult, RaceResults};
@@ -8,11 +8,12 @@ pub(super) const GROUP: &str = "dynamo";
 
 const HEAD: &str = "## Engines that we did not write
 
-The engines are three of Dynamo's mockers, which have a scheduler, a KV cache and a speed of their own. The load is half
-of what round robin serves. Switchpoint and smg have a frontend before each mocker; `dynamo-kv` is one frontend with
-`--router-mode kv` before all three. The routers ran one after the other on a busy machine, without a second Switchpoint
-run, so a small difference means nothing. Only end-to-end times are compared, because the frontends delay single tokens
-(no `TCP_NODELAY`). vllm-router 0.1.17 fails here, because the frontend refuses parameters that vllm-router adds.
+The engines are three of Dynamo's mockers (simulated engines), which have a scheduler, a KV cache and a speed of their
+own. The load is half of what round robin serves. Switchpoint and smg have a frontend before each mocker; `dynamo-kv` is
+one frontend with `--router-mode kv` before all three. The routers ran one after the other on a busy machine, without a
+second Switchpoint run, so a small difference means nothing. Only end-to-end times are compared, because the frontends
+delay single tokens (no `TCP_NODELAY`). vllm-router 0.1.17 fails here, because the frontend refuses parameters that
+vllm-router adds.
 
 ";
 

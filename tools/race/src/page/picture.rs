@@ -1,5 +1,5 @@
-//! The picture of a workload. For each cell it has the ratio of Switchpoint's time to the rival's,
-//! and to a second run of Switchpoint, with intervals. Left of 1, Switchpoint is faster.
+//! Draws a workload. For each cell, the picture has the ratios of Switchpoint's time to the rival's
+//! and to that of a second run of Switchpoint, with intervals. Left of 1, Switchpoint is faster.
 
 use std::path::Path;
 
@@ -8,16 +8,16 @@ use testbed::Result;
 
 use crate::results::{AGAIN, CellResult, OURS};
 
-/// Height of a row, and of what is above and below the rows.
+/// The height of a row, and of the space above and below the rows.
 const ROW: u32 = 34;
 const FRAME: u32 = 110;
-/// The range of the axis. A ratio outside is drawn at the edge.
+/// The range of the axis. A ratio outside this range is drawn at the edge.
 const RATIOS: std::ops::Range<f64> = 0.25..2.0;
-/// Blue for a rival, grey for ours against ours.
+/// Blue for a rival, grey for the second run of Switchpoint.
 const RIVAL: RGBColor = RGBColor(0, 114, 178);
 const SAME: RGBColor = RGBColor(140, 140, 140);
 
-/// The figures shown, by their position in a result.
+/// The figures shown, by their index in a result.
 const FIGURES: [(usize, &str); 3] = [(0, "end to end"), (1, "TTFT mean"), (2, "TTFT p99")];
 
 /// Draws the warm rows of these cells.
@@ -29,7 +29,7 @@ pub(super) fn draw(cells: &[&CellResult], title: &str, path: &Path) -> Result<()
         .map_err(|error| format!("{}: {error}", path.display()).into())
 }
 
-/// A row: its label, whether it is ours against ours, and ratio, low and high.
+/// A row: its label, whether it is of the second run of Switchpoint, and ratio, low and high.
 type Row = (String, bool, [f64; 3]);
 
 fn rows(cells: &[&CellResult]) -> Vec<Row> {

@@ -1,4 +1,5 @@
-//! All cells in two tables, warm and cold: ours, and its ratio to smg.
+//! Two tables of all cells, for warm and cold caches: Switchpoint's figures, and their ratio to
+//! those of smg.
 
 use race_cells::{Cell, CellSource};
 
@@ -16,10 +17,10 @@ cells with our own workloads, at half load or more. Hits and failures are those 
 /// The last columns of the first table.
 const COUNTS: [&str; 4] = ["hits", "smg's", "failed", "smg's"];
 
-/// The second table has only the first figures: end to end and TTFT.
+/// The number of figures in the second table: end to end and TTFT.
 const COLD_FIGURES: usize = 3;
 
-/// The minimum load of the cells in the mean, in per cent.
+/// The minimum load, in per cent, of the cells that count in the mean.
 const HALF_LOAD: u32 = 50;
 
 /// The figures of a router for cold or for warm sessions.
@@ -42,7 +43,7 @@ pub(super) fn section(results: &RaceResults) -> String {
     format!("{HEAD}{warm}\n{cold}\n")
 }
 
-/// Ours and smg in a cell; `None` without runs of smg.
+/// Returns the results of Switchpoint and of smg in a cell; `None` without runs of smg.
 fn pair(result: &CellResult) -> Option<[&RouterResult; 2]> {
     let router = |name: &str| result.routers.iter().find(|router| router.router == name);
     Some([router(OURS)?, router("smg")?])
@@ -102,7 +103,7 @@ fn has_half_load(cell: &str) -> bool {
     matches!(source, Some(CellSource::Random { load_percent, .. }) if load_percent >= HALF_LOAD)
 }
 
-/// The geometric mean of the ratios of a figure.
+/// Returns the geometric mean of a figure's ratios.
 fn mean(cells: &[&[FigureResult]], figure: usize) -> f64 {
     let logs: Vec<f64> = cells
         .iter()

@@ -7,14 +7,14 @@ use testbed::Result;
 
 use super::LlmDProfile;
 
-/// Parameters of llm-d's recommended policy: its default, and the tokens that an engine
-/// `qwen3-32b-h200` computes in a second in steps of 8,192 ([`testbed::model_server`]'s profile).
+/// Parameters of llm-d's recommended policy. The first is its default. The second is the number of
+/// tokens that an engine with the profile `qwen3-32b-h200` computes in a second, in steps of 8,192.
 const TTFT_PENALTY_MS: u32 = 14_000;
 const PREFILL_TOKENS_PER_S: u32 = 11_800;
 // === impl LlmDProfile ===
 
 impl LlmDProfile {
-    /// The plugins with weights and parameters; the filter has a weight too, which has no effect.
+    /// Returns the plugins with weights and parameters. The filter plugin's weight has no effect.
     pub(super) fn plugins(self) -> Vec<(&'static str, u32, Value)> {
         match self {
             Self::Default => {
@@ -39,7 +39,7 @@ impl LlmDProfile {
     }
 }
 
-/// The parameters of `key=number,key=number`.
+/// Parses parameters of the form `key=number,key=number`.
 pub(super) fn parameters_of(text: &str) -> Result<Value> {
     let pair = |pair: &str| {
         let (key, number) = pair

@@ -1,14 +1,13 @@
-//! Counts the requests beyond the room of an engine. Such requests exist because proxies find the
-//! same room before they receive each other's reports.
+//! Counts the requests that proxies sent to an engine beyond its room. Such requests exist because
+//! several proxies find the same room before they receive each other's reports.
 //!
-//! A request is *beyond* the room if the engine had no room for the request when a proxy sent it,
-//! given all requests that the proxies had sent to that engine. A proxy that knew all these
-//! requests would have held the request. The request is beyond the room until its first token. From
-//! then on it has a place.
+//! A request is *beyond* the room if the engine had no room for it when a proxy sent it, given all
+//! requests that all proxies had sent to that engine. A proxy that knew of these would have held
+//! the request. The request stays beyond the room until its first token.
 
 use crate::world::RequestOutcome;
 
-/// The maximum number of requests beyond the room that were at one engine at once.
+/// Returns the maximum number of requests beyond the room that were at one engine at once.
 pub(super) fn most_at_once(sent: &[&RequestOutcome]) -> usize {
     most_open(
         sent,
@@ -17,8 +16,8 @@ pub(super) fn most_at_once(sent: &[&RequestOutcome]) -> usize {
     )
 }
 
-/// The maximum number of requests beyond the room that one engine got from one proxy within this
-/// many ms.
+/// Returns the maximum number of requests beyond the room that one engine got from one proxy within
+/// this many ms.
 pub(super) fn most_of_one_proxy(ms: f64, sent: &[&RequestOutcome]) -> usize {
     most_open(
         sent,
@@ -27,13 +26,13 @@ pub(super) fn most_of_one_proxy(ms: f64, sent: &[&RequestOutcome]) -> usize {
     )
 }
 
-/// The share of all requests that were beyond the room.
+/// Returns the share of requests that were beyond the room.
 pub(super) fn share_beyond(sent: &[&RequestOutcome]) -> f64 {
     sent.iter().filter(|outcome| outcome.is_beyond).count() as f64 / sent.len().max(1) as f64
 }
 
-/// The maximum number of requests beyond the room that are at one engine at once, each from when it
-/// was sent until `ends`.
+/// Returns the maximum number of requests beyond the room at one engine at once. Each counts from
+/// when it was sent until `ends`.
 fn most_open(
     sent: &[&RequestOutcome],
     place: impl Fn(&RequestOutcome) -> (usize, usize),

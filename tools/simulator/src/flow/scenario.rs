@@ -5,7 +5,7 @@ use crate::trace::{ID_TOKENS, TraceRequest, azure_conversations};
 use crate::workload::{RequestClass, Sampler};
 use crate::world::PoolSetting;
 
-/// Requests come in the first part of every period.
+/// Waves of requests, which come only in the first part of every period.
 #[derive(Clone, Copy)]
 struct BatchWave {
     on_s: f64,
@@ -17,35 +17,36 @@ const WAVE: BatchWave = BatchWave {
     period_s: 20.0,
 };
 
-/// The rate of chat that eight engines sustain, requests a second. A rate is sustained if the
-/// median TTFT of the last 30 % of arrivals stays under 5 s.
+/// The rate of chat requests that eight engines sustain, in requests a second. A rate is sustained
+/// if the median TTFT of the last 30 % of arrivals stays under 5 s.
 const CHAT_CAPACITY: f64 = 209.0;
 
-/// The share of capacity that chat takes, and also a tenant below its fair share.
+/// The share of capacity that chat takes. A tenant below its fair share takes as much.
 const CHAT_LOAD: f64 = 0.5;
 const SMALL_LOAD: f64 = 0.3;
 
-/// The share of capacity that the lowest of three bands demands, and that requests with very long
-/// prompts demand.
+/// The shares of capacity that the lowest of three bands, and requests with very long prompts,
+/// demand.
 const LOW_LOAD: f64 = 0.3;
 const HUGE_LOAD: f64 = 0.2;
 
-/// `SLOWDOWN` is how much longer the slow engines of `unlike` take. `UNLIKE_CAPACITY` is the
-/// capacity of four fast and four slow engines, relative to eight fast engines.
+/// For the scenario `unlike`. `SLOWDOWN` is how many times as long its slow engines take.
+/// `UNLIKE_CAPACITY` is the capacity of four fast and four slow engines, relative to eight fast
+/// ones.
 const SLOWDOWN: f64 = 2.0;
 const UNLIKE_CAPACITY: f64 = 0.75;
 
-/// `PREFILLERS` is the number of engines of `pd` that compute prompts for the others.
-/// `SPLIT_CAPACITY` is the capacity of all engines of `pd`, relative to eight engines that do both.
+/// For the scenario `pd`. `PREFILLERS` is the number of engines that compute prompts for the
+/// others. `SPLIT_CAPACITY` is the capacity of all engines, relative to eight engines that do both.
 const PREFILLERS: usize = 4;
 const SPLIT_CAPACITY: f64 = 0.8;
 
 /// The spread of an estimate of a prompt's tokens from its bytes: two of three prompts have between
-/// 0.74 and 1.35 times as many.
+/// 0.74 and 1.35 times the estimate.
 const PROMPT_ERROR: f64 = 0.3;
 
-/// The scenario `two-engines`: how much longer its engines take, its waves, and the load that its
-/// rates in [`FlowScenario::classes`] make.
+/// The scenario `two-engines`: how many times as long its engines take, its waves, and the load
+/// that its rates in [`FlowScenario::classes`] make.
 const TWO_SLOWDOWN: f64 = 5.0;
 const TWO_WAVE: BatchWave = BatchWave {
     on_s: 24.0,
@@ -58,14 +59,14 @@ const TWO_LOAD: f64 = 1.3;
 pub(super) struct BatchKind {
     prompt: u32,
     output: f64,
-    /// The spreads of the lengths, log-normal.
+    /// The spreads of the log-normal lengths.
     prompt_spread: f64,
     output_spread: f64,
     /// Tokens of the prompt that all requests of a tenant share. There are 150 tenants.
     shared: u32,
-    /// The rate that eight engines sustain without other requests, in requests a second. The rate
-    /// is what `none` serves beside chat when far too many requests arrive, divided by the share
-    /// that chat leaves.
+    /// The rate that eight engines sustain without other requests, in requests a second. It is what
+    /// the policy `none` serves beside chat when far too many requests arrive, divided by the share
+    /// of capacity that chat leaves.
     capacity: f64,
 }
 
@@ -105,7 +106,7 @@ const HUGE_PROMPTS: BatchKind = BatchKind {
     ..PROMPTS
 };
 
-/// Requests with the lengths of [`PROMPTS`] on average, but with a wider spread.
+/// Requests as long as [`PROMPTS`] on average, but with a wider spread.
 const SPREAD: BatchKind = BatchKind {
     prompt_spread: 0.8,
     output_spread: 1.2,
@@ -131,13 +132,14 @@ pub(super) enum FlowScenario {
     /// Chat, and waves of batch requests of this kind. The proxies only estimate the tokens of
     /// prompts.
     Unknown(BatchKind),
-    /// One tenant below its share, and another that demands the rest of the load.
+    /// One tenant that demands less than its fair share, and another that demands the rest of the
+    /// load.
     Tenants,
     /// Two tenants that demand half of the load each. The requests of one are ten times as long.
     Lengths,
-    /// Chat, a band that demands the rest of the load, and a band below that band.
+    /// Chat in the highest band, a band that demands the rest of the load, and a band below that.
     Bands,
-    /// Requests of one flow, a few of them with prompts five times as long.
+    /// Requests of one flow. A few have prompts five times as long.
     Starvation,
     /// Chat, and waves of batch requests of two tenants, on two slow engines: what `bench flow`
     /// sends through Envoy.
@@ -193,7 +195,7 @@ impl FlowScenario {
         }
     }
 
-    /// The requests of a run of `seconds` seconds, by class.
+    /// Returns the requests of a run of `seconds` seconds, by class.
     pub(super) fn classes(
         self,
         load: f64,
@@ -239,7 +241,6 @@ impl FlowScenario {
     }
 }
 
-/// A class of requests with this priority.
 fn band(name: &'static str, priority: i32) -> RequestClass {
     RequestClass {
         name,
@@ -248,7 +249,7 @@ fn band(name: &'static str, priority: i32) -> RequestClass {
     }
 }
 
-/// A class of requests that form one flow.
+/// Returns a class of requests that form one flow.
 fn tenant(name: &'static str) -> RequestClass {
     RequestClass {
         flow: name,
@@ -259,8 +260,8 @@ fn tenant(name: &'static str) -> RequestClass {
 // === impl FlowArrivals ===
 
 impl FlowArrivals<'_> {
-    /// Chat, and waves of batch requests of one kind, on engines with this share of the capacity of
-    /// eight fast engines.
+    /// Draws chat, and waves of batch requests of one kind, for engines with this share of the
+    /// capacity of eight fast engines.
     fn beside_chat(
         &mut self,
         kind: BatchKind,
@@ -275,7 +276,7 @@ impl FlowArrivals<'_> {
         ])
     }
 
-    /// Chat for engines with this share of the capacity of eight fast engines.
+    /// Draws chat for engines with this share of the capacity of eight fast engines.
     fn chat(&mut self, capacity: f64) -> Result<Vec<TraceRequest>, String> {
         let chat = azure_conversations()?;
         let rate = CHAT_LOAD * CHAT_CAPACITY * capacity;
@@ -291,7 +292,7 @@ impl FlowArrivals<'_> {
         Ok(lines)
     }
 
-    /// Chat, and waves of batch requests of two tenants, at this multiple of their usual rate.
+    /// Draws chat, and waves of batch requests of two tenants, at `times` their usual rate.
     fn of_two_engines(&mut self, times: f64) -> Vec<(RequestClass, Vec<TraceRequest>)> {
         let share = TWO_WAVE.on_s / TWO_WAVE.period_s;
         let mut of_flow = |name: &'static str, kind: BatchKind| {
@@ -307,7 +308,7 @@ impl FlowArrivals<'_> {
         vec![(band("critical", 10), chat), large, small]
     }
 
-    /// Requests that take this share of capacity all the time.
+    /// Draws requests that take this share of capacity all the time.
     fn steady(&mut self, kind: BatchKind, load: f64) -> Vec<TraceRequest> {
         let always = BatchWave {
             on_s: WAVE.period_s,
@@ -316,7 +317,8 @@ impl FlowArrivals<'_> {
         self.requests(kind, load, always)
     }
 
-    /// Requests that take this share of capacity on average, all in the first part of every wave.
+    /// Draws requests that take this share of capacity on average, all in the first part of every
+    /// period.
     fn requests(&mut self, kind: BatchKind, load: f64, wave: BatchWave) -> Vec<TraceRequest> {
         let BatchWave { on_s, period_s } = wave;
         let rate = load * kind.capacity * period_s / on_s;
@@ -341,7 +343,7 @@ impl FlowArrivals<'_> {
 
 // === impl BatchKind ===
 
-/// Requests of one length, at this rate in requests a second.
+/// Returns a kind with one length, which eight engines sustain at this rate in requests a second.
 fn of_length(prompt: u32, output: u32, rate: f64) -> BatchKind {
     BatchKind {
         prompt,
@@ -399,7 +401,8 @@ mod tests {
             .unwrap()
     }
 
-    /// Requests, mean tokens of prompts and of outputs, and the shortest and longest prompt.
+    /// Returns the number of requests, the mean tokens of prompts and of outputs, and the shortest
+    /// and longest prompt.
     fn lengths(lines: &[TraceRequest]) -> (f64, f64, f64, u32, u32) {
         let count = lines.len() as f64;
         let mean = |of: fn(&TraceRequest) -> u32| {

@@ -1,5 +1,5 @@
-//! Policies for which no plugin exists. Each policy reads the same data as ours: the same ledger
-//! and the same prefix index, of the same age.
+//! Policies for which no plugin exists. They read the same data as Switchpoint's policy: the same
+//! in-flight ledger and prefix index, of the same age.
 
 use scheduler::in_flight::EndpointLoad;
 use scheduler::{Endpoint, EndpointMetrics, LocalState, Readiness, Rng, Snapshot};
@@ -11,9 +11,9 @@ use crate::engine::{BLOCK_TOKENS, EngineJob, SimulatedEngine};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BaselinePolicy {
     RoundRobin,
-    /// Blocks to prefill + blocks in use: NVIDIA Dynamo's KV router at temperature 0. If engines
-    /// have roles, the cost of a prefill engine is the blocks to prefill, and that of other engines
-    /// the blocks in use.
+    /// NVIDIA Dynamo's KV router at temperature 0. The cost is blocks to prefill + blocks in use.
+    /// If engines have roles, the cost of a prefill engine is the blocks to prefill, and that of
+    /// other engines the blocks in use.
     Dynamo,
     /// SGLang's gateway 1.13, policy `cache_aware`: see [`gateway`].
     Smg,
@@ -27,7 +27,6 @@ pub(crate) struct PolicyView<'a, 'w> {
     pub(crate) local: LocalState<'a>,
     pub(crate) job: &'a EngineJob<'w>,
     pub(crate) engines: &'a [SimulatedEngine<'w>],
-    /// Virtual time, ms.
     pub(crate) now: f64,
     /// The number of the pick.
     pub(crate) turn: usize,
@@ -51,14 +50,15 @@ impl BaselinePolicy {
         self == Self::Dynamo
     }
 
-    /// The position of the engine that computes the prompt for the decode engine. `None` if engines
-    /// have no roles. The router of prefill engines does not count sequences that decode.
+    /// Returns the position of the engine that computes the prompt for the decode engine. `None` if
+    /// engines have no roles. The router of prefill engines does not count sequences that decode.
     pub(crate) fn pick_prefill(self, view: &PolicyView<'_, '_>, rng: &mut Rng) -> Option<usize> {
         let prefillers: Vec<usize> = view.ready(|endpoint| !endpoint.decodes());
         lowest(&prefillers, &|at| view.waiting(at) + view.uncached(at), rng)
     }
 
-    /// The position of the picked endpoint, which is ready and decodes; `None` if there is none.
+    /// Returns the position of the picked endpoint, which is ready and decodes; `None` if there is
+    /// none.
     pub(crate) fn pick(
         self,
         view: &PolicyView<'_, '_>,
@@ -89,7 +89,7 @@ impl BaselinePolicy {
 // === impl PolicyView ===
 
 impl PolicyView<'_, '_> {
-    /// The positions of the ready endpoints for which `is` holds.
+    /// Returns the positions of the ready endpoints for which `is` holds.
     fn ready(&self, is: impl Fn(&Endpoint) -> bool) -> Vec<usize> {
         let endpoints = self.snapshot.endpoints().iter().enumerate();
         endpoints
@@ -105,7 +105,7 @@ impl PolicyView<'_, '_> {
             .unwrap_or_default()
     }
 
-    /// Requests in flight that this proxy has sent.
+    /// Returns the number of requests that this proxy has in flight at the engine.
     pub(super) fn own_requests(&self, at: usize) -> f64 {
         let endpoint = self.snapshot.endpoints().get(at);
         endpoint.map_or(0.0, |endpoint| {
@@ -113,7 +113,7 @@ impl PolicyView<'_, '_> {
         })
     }
 
-    /// The waiting requests and the KV use that the engine reports.
+    /// Returns the waiting requests and the KV use that the engine reports.
     pub(super) fn reported(&self, at: usize) -> (f64, f64) {
         let metrics = self.snapshot.metrics().get(at);
         let number = |of: fn(&EndpointMetrics) -> Option<f32>| {
@@ -125,17 +125,17 @@ impl PolicyView<'_, '_> {
         )
     }
 
-    /// Uncached tokens of prompts without a first token.
+    /// Returns the uncached tokens of prompts without a first token.
     fn waiting(&self, at: usize) -> f64 {
         self.load(at).prefill_tokens as f64
     }
 
-    /// Tokens of all requests in flight.
+    /// Returns the tokens of all requests in flight.
     fn context(&self, at: usize) -> f64 {
         (self.load(at).decode_tokens + self.load(at).prefills.prompt_tokens) as f64
     }
 
-    /// An estimate of the prompt's tokens that engine `at` has not cached.
+    /// Estimates the tokens of the prompt that engine `at` has not cached.
     fn uncached(&self, at: usize) -> f64 {
         let matched =
             self.local.matched_blocks.get(at).copied().unwrap_or(0) as usize * BLOCK_TOKENS;

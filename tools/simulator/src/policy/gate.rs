@@ -1,4 +1,4 @@
-//! The queues of other routers, in front of the policy by which they pick.
+//! The queues in which other routers hold requests before they pick.
 
 use std::collections::VecDeque;
 
@@ -11,12 +11,12 @@ pub(crate) enum GateRule {
     /// llm-d: at most one request for each arrival and each millisecond, while the detector of the
     /// pipeline says that the pool is not saturated.
     Paced(GateFairness),
-    /// Dynamo: whenever a prompt or a request has ended, the router sends requests until each
-    /// engine has more than this many tokens of prompts to compute.
+    /// Dynamo: whenever a prefill or a request has ended, the router sends requests until each
+    /// engine has more than this many prompt tokens to compute.
     PrefillTokens(f64),
 }
 
-/// Which flow of a priority is next.
+/// The rule that says which flow of a priority is served next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GateFairness {
     /// The flow whose request came first: llm-d's `global-strict-fairness-policy`.
@@ -42,7 +42,7 @@ pub(crate) struct RequestGate {
 struct GateFlow {
     class: RequestClass,
     held: VecDeque<u32>,
-    /// The number of its last turn.
+    /// The number of the flow's last turn.
     turn: u64,
 }
 
@@ -59,7 +59,6 @@ impl RequestGate {
         }
     }
 
-    /// Adds a request that has arrived.
     pub(crate) fn hold(&mut self, request: u32, class: RequestClass) {
         // Dynamo sends a request at once only if none waits.
         self.due |= matches!(self.rule, GateRule::Paced(_)) || !self.holds();
@@ -76,7 +75,7 @@ impl RequestGate {
         }
     }
 
-    /// Whether [`Self::tick`] must be called after this millisecond, and the caller does not know
+    /// Whether [`Self::tick`] must be called after this millisecond, and the caller has not planned
     /// that yet.
     pub(crate) fn begins_to_tick(&mut self) -> bool {
         let begins = !self.ticks && matches!(self.rule, GateRule::Paced(_)) && self.holds();
@@ -90,12 +89,11 @@ impl RequestGate {
         self.due |= matches!(self.rule, GateRule::Paced(_));
     }
 
-    /// Records that a prompt or a request has ended.
+    /// Records that a prefill or a request has ended.
     pub(crate) fn room_changed(&mut self) {
         self.due |= matches!(self.rule, GateRule::PrefillTokens(_));
     }
 
-    /// Takes the next request to send.
     pub(crate) fn next(&mut self, is_full: impl FnOnce(GateRule) -> bool) -> Option<u32> {
         if !self.due {
             return None;
@@ -149,8 +147,8 @@ mod tests {
         ..LOW
     };
 
-    /// Gates of this rule that hold 0, 1 and 2 of one flow, 3 and 4 of another, and 5 of a higher
-    /// priority.
+    /// Returns a gate that holds requests 0, 1 and 2 of one flow, 3 and 4 of another, and 5 of a
+    /// higher priority.
     fn filled(rule: GateRule) -> RequestGate {
         let mut gate = RequestGate::new(rule);
         (0..3).for_each(|request| gate.hold(request, LOW));

@@ -1,9 +1,9 @@
-//! Two gateways that real users run, modelled from their behaviour, not from their code.
+//! Two other gateways, modelled from documents and behaviour, not from their code.
 //!
 //! **smg**: SGLang's gateway (smg-project/smg) 1.13 with its policy `cache_aware` and its defaults,
-//! for chat requests over HTTP, in its index `tree`. From the repository's main branch of 22 August
-//! 2026, its pull requests #2161 (choice among holders, spill gate) and #2341 (expected wait), and
-//! the help text of 1.13.0:
+//! for chat requests over HTTP, with its index `tree`. Sources: the repository's main branch of 22
+//! August 2026, its pull requests #2161 (choice among holders, spill gate) and #2341 (expected
+//! wait), and the help text of 1.13.0.
 //!
 //! 1. The gateway remembers the text of every prompt that it sent to a worker. A prompt matches the
 //!    longest text that any worker got. At most eight workers are holders of the match.
@@ -15,25 +15,25 @@
 //! 3. With a shorter match, the worker with the lowest expected wait of all is chosen.
 //! 4. The expected wait is (tokens queued + tokens in flight) / throughput + 0.15 k / (1 - k) s,
 //!    where k is the KV use. The gateway polls workers every 10 s for queue and KV use. A request
-//!    is in flight from its sending until its whole reply. The gateway takes 1,024 tokens for a
-//!    request and 2,000 tokens a second for the throughput, because vLLM's metrics report neither.
-//!    Workers with 8 waiting requests or a KV use of 0.8 are left out while another worker is below
-//!    these limits.
+//!    is in flight until its reply is complete. The gateway takes 1,024 tokens for a request and
+//!    2,000 tokens a second for the throughput, because vLLM's metrics report neither. Workers with
+//!    8 waiting requests or a KV use of 0.8 are left out while another worker is below these
+//!    limits.
 //! 5. Every minute the least recently used text is forgotten while there are more than 67,108,864
 //!    characters in all.
 //!
-//! A request counts as in flight until its reply is complete, even if it was sent before the last
-//! poll. smg's help text only mentions an estimate of what is in flight. With this rule, and with
-//! no other that was tried, waves of requests wait as long in the simulator as in the race
+//! A request is in flight even if it was sent before the last poll, and so is also in the polled
+//! load. smg's help text does not say so. But of the rules that were tried, only with this one do
+//! waves of requests wait as long in the simulator as in the race with real gateways
 //! (`tools/race`).
 //!
 //! Not modelled: `overlap-decay`, `selection-temperature`, `cache-index hash` and thresholds of KV
-//! use, which are off by default; the warm-up of workers in the first minute.
+//! use, which are all off by default, and the warm-up of workers in the first minute.
 //!
 //! **vllm-router** (vllm-project/router) 0.1.17 with its policy `cache_aware`. The key of a chat
-//! request is `session_params.session_id`, and nothing else (issue #219 of the project). Requests
-//! without one, which is what OpenAI's clients send, match nothing, and go to the first worker with
-//! the fewest requests in flight.
+//! request is `session_params.session_id`, and nothing else (issue #219 of the project). OpenAI's
+//! clients send requests without it. These match nothing, and are sent to the first worker with the
+//! fewest requests in flight.
 
 use std::collections::BTreeMap;
 
@@ -47,22 +47,22 @@ use crate::workload::mix;
 pub(crate) struct PolicyMemory {
     texts: TextTree,
     polls: LoadPolls,
-    /// When text was last forgotten, ms.
+    /// The time when text was last forgotten, ms.
     evicted: f64,
 }
 
-/// Which workers got which text. A node is a block of text with all text before it, so the prefixes
-/// of a text are the nodes on its path.
+/// The texts that each worker got. A node is a block of text with all text before it, so the
+/// prefixes of a text are the nodes on its path.
 #[derive(Debug, Default)]
 struct TextTree {
     /// For each node, when each worker last got it, in numbers that grow with every prompt.
     nodes: BTreeMap<u64, BTreeMap<usize, u64>>,
     prompts: u64,
-    /// Pairs of a node and a worker.
+    /// The number of pairs of a node and a worker.
     size: usize,
 }
 
-/// The workers' load as last polled.
+/// The workers' load at the last poll.
 #[derive(Debug, Default)]
 struct LoadPolls {
     polled: Option<f64>,
@@ -98,7 +98,7 @@ const TOKEN_CHARACTERS: usize = 4;
 // === impl TextTree ===
 
 impl TextTree {
-    /// The nodes of a prompt.
+    /// Returns the nodes of a prompt.
     fn path(blocks: &[u64]) -> Vec<u64> {
         blocks
             .iter()
@@ -145,7 +145,7 @@ impl TextTree {
     }
 
     /// Forgets the least recently used nodes beyond `most`. A node is used whenever a longer text
-    /// is, so the ends of texts go first.
+    /// is, so the ends of texts are forgotten first.
     fn evict(&mut self, most: usize) {
         let beyond = self.size.saturating_sub(most);
         let mut uses: Vec<u64> = self
@@ -169,7 +169,7 @@ impl TextTree {
 // === impl LoadPolls ===
 
 impl LoadPolls {
-    /// Polls the workers, if it is time to.
+    /// Polls the workers, if the last poll is old enough.
     fn refresh(&mut self, view: &PolicyView<'_, '_>, workers: &[usize]) {
         if self
             .polled
@@ -189,7 +189,7 @@ impl LoadPolls {
         self.workers.get(&worker).copied().unwrap_or_default()
     }
 
-    /// The expected wait at a worker with `in_flight` requests in flight, s.
+    /// Returns the expected wait at a worker with `in_flight` requests in flight, s.
     fn wait_s(&self, worker: usize, in_flight: f64) -> f64 {
         let PolledLoad { waiting, kv_use } = self.of(worker);
         let used = kv_use.clamp(0.0, KV_USE_MAX);
@@ -252,7 +252,7 @@ impl PolicyMemory {
     }
 }
 
-/// Whether a worker has so many more requests in flight than the mean that its match is ignored.
+/// Whether a worker's requests in flight exceed the mean so far that its match is ignored.
 fn is_beyond(loads: &[(usize, f64)], worker: usize) -> bool {
     let mean = loads.iter().map(|(_, load)| load).sum::<f64>() / loads.len().max(1) as f64;
     let margin = (SPILL_DEVIATIONS * mean.sqrt()).clamp(SPILL_ABS_MIN, SPILL_ABS);

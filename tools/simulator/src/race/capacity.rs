@@ -2,10 +2,9 @@
 //! sessions end as fast as they begin.
 //!
 //! Sessions arrive for ten minutes. A rate is sustained if the number of live sessions hardly
-//! grows. The mean number in the last 100 s may exceed the mean number in the 100 s around the
-//! middle by a tenth plus two standard deviations. The standard deviation is that of the difference
-//! of two Poisson numbers over the seeds. A session is live from its first request to the end of
-//! its last reply.
+//! grows. The mean of the last 100 s may exceed that of the 100 s around the middle by a tenth plus
+//! two standard deviations. The standard deviation is that of the difference of two Poisson
+//! numbers, over the seeds. A session is live from its first request to the end of its last reply.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -24,23 +23,24 @@ const MIDDLE_S: [f64; 2] = [250.0, 350.0];
 const END_S: [f64; 2] = [500.0, 600.0];
 const GROWTH_MAX: f64 = 0.1;
 const DEVIATIONS: f64 = 2.0;
-/// The first rate tried; it is doubled until it is not sustained.
+/// The first rate that is tried. It is doubled until it is not sustained.
 const FIRST_PER_S: f64 = 0.5;
-/// Halvings of the interval that holds the capacity: it is found to within 2 %.
+/// The number of halvings of the interval that contains the capacity, so that it is found to within
+/// 2 %.
 const HALVINGS: usize = 6;
 
-/// The pool of the race: eight engines as fast as the profile.
+/// The pool of the race: eight engines with the speed of the profile.
 const ENGINES: CellEngines = CellEngines::EIGHT;
 
 /// The outcome of a policy at one rate of arrivals.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct RateOutcome {
-    /// Mean number of live sessions in the middle and at the end.
+    /// The mean numbers of live sessions in the middle and at the end.
     live: [f64; 2],
     /// The number of KV blocks (16 tokens each) that the live sessions need at the end. Blocks that
     /// several sessions share are counted once.
     blocks: f64,
-    /// KV blocks of the largest request.
+    /// The number of KV blocks of the largest request.
     largest: f64,
 }
 
@@ -76,7 +76,7 @@ impl SessionSpan {
         spans
     }
 
-    /// How long the session was live in this time, s.
+    /// Returns how long the session was live between these times, s.
     fn live_s(&self, [from_s, to_s]: [f64; 2]) -> f64 {
         ((self.to_ms / 1e3).min(to_s) - (self.from_ms / 1e3).max(from_s)).max(0.0)
     }
@@ -116,7 +116,6 @@ impl RateOutcome {
         })
     }
 
-    /// The mean over the seeds.
     fn of_seeds(
         policy: &RoutingPolicy,
         workload: RaceWorkload,
@@ -136,7 +135,7 @@ impl RateOutcome {
         })
     }
 
-    /// Whether the rate is sustained. The outcome is the mean over `seeds` seeds.
+    /// Whether the rate is sustained, if the outcome is the mean over `seeds` seeds.
     fn is_sustained(&self, seeds: usize) -> bool {
         let [middle, end] = self.live;
         end - middle
@@ -144,7 +143,7 @@ impl RateOutcome {
     }
 }
 
-/// Sessions a second that the policy sustains.
+/// Returns the sessions a second that the policy sustains.
 fn capacity(
     policy: &RoutingPolicy,
     workload: RaceWorkload,

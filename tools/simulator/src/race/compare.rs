@@ -1,6 +1,6 @@
-//! Compares the race in virtual time with the race in real time: the ratio of ours to each other
-//! router. The table shows p99 without a verdict. It compares warm requests only. The exception are
-//! hit rates, which the race has only for all requests together.
+//! Compares the race in virtual time with the race in real time, by the ratio of Switchpoint's
+//! times to each other router's. For p99 the table has no verdict. The times are those of warm
+//! requests; hit rates are those of all requests, because the race has no others.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,13 +10,13 @@ use serde_json::Value;
 
 use crate::policy::OURS;
 
-/// Ours once more, which shows how far two runs of the race differ.
+/// Switchpoint once more, which shows how far two runs of the race differ.
 const AGAIN: &str = "ours-again";
 
 /// Two ratios agree if they differ by at most this much.
 const AGREED: f64 = 0.1;
 
-/// Figures of a row of [`super::play`].
+/// The figures of one row that [`super::play`] wrote.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlayedFigures<'a>(&'a Value);
 
@@ -24,14 +24,14 @@ pub(super) struct PlayedFigures<'a>(&'a Value);
 #[derive(Clone, Debug, PartialEq)]
 struct RaceRatios {
     router: String,
-    /// Switchpoint's time over the other router's: ratio, low, high.
+    /// Switchpoint's time divided by the other router's: the ratio, and the ends of its interval.
     e2e: [f64; 3],
     ttft: [f64; 3],
     /// The ratio of TTFT p99. NaN if the race has no ratio.
     ttft_p99: f64,
     /// The hit rates of Switchpoint and of the other router.
     hits: [f64; 2],
-    /// Whether the race has a single run.
+    /// Whether the race has a single run of this cell.
     is_one_run: bool,
 }
 
@@ -39,16 +39,16 @@ struct RaceRatios {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RatioVerdict {
     Agrees,
-    /// The difference is larger, but the ratio is within the race's interval of 95 %.
+    /// The ratios do not agree, but the simulator's is within the race's interval of 95 %.
     WithinInterval,
-    /// The ratios neither agree nor lie in the interval. But the race has a single run, and its
-    /// ratio agrees with a run of the simulator or lies between two runs. The interval of the race
-    /// comes from the requests of that run, and does not cover other runs.
+    /// Neither is true, but the race has a single run, and its ratio agrees with a run of the
+    /// simulator or lies between two. The race's interval comes from the requests of that run, and
+    /// does not cover other runs.
     WithinRuns,
     Differs,
 }
 
-/// The cell, the router and the part of each row, in order.
+/// Returns the cell, the router and the part of each row, in order.
 pub(super) fn rows(results: &Value) -> Result<Vec<[&str; 3]>, String> {
     let rows = results
         .get("rows")
@@ -68,7 +68,7 @@ pub(super) fn rows(results: &Value) -> Result<Vec<[&str; 3]>, String> {
 // === impl PlayedFigures ===
 
 impl<'a> PlayedFigures<'a> {
-    /// The figures of this cell, router and part.
+    /// Returns the figures of this cell, router and part.
     pub(super) fn from_results(results: &'a Value, names: [&str; 3]) -> Option<Self> {
         let is_it = |row: &&Value| {
             let keys = ["cell", "router", "row"].into_iter().zip(names);
@@ -84,12 +84,12 @@ impl<'a> PlayedFigures<'a> {
             .map(Self)
     }
 
-    /// The figure `key`; not a number if there is none.
+    /// Returns the figure `key`; NaN if there is none.
     pub(super) fn number(self, key: &str) -> f64 {
         self.0.get(key).and_then(Value::as_f64).unwrap_or(f64::NAN)
     }
 
-    /// The means of each run: of E2E at 0, of TTFT at 1.
+    /// Returns the mean of each run: of E2E if `at` is 0, of TTFT if it is 1.
     fn means_by_run(self, at: usize) -> Vec<f64> {
         let runs = self
             .0
@@ -104,7 +104,7 @@ impl<'a> PlayedFigures<'a> {
 // === impl RaceRatios ===
 
 impl RaceRatios {
-    /// The ratios of a cell, in the order of the file.
+    /// Returns the ratios of a cell, in the order of the file.
     fn from_race(race: &Value, cell: &str) -> Vec<Self> {
         let cells = race
             .get("cells")
@@ -154,7 +154,8 @@ impl RaceRatios {
 // === impl RatioVerdict ===
 
 impl RatioVerdict {
-    /// `runs` are the ratios of single runs that one run of the race may be compared with.
+    /// Judges the ratio `simulated`. `runs` are the simulator's ratios of single runs, if the race
+    /// has only one run.
     fn judge(simulated: f64, [ratio, low, high]: [f64; 3], runs: &[f64]) -> Self {
         let is_above = |run: &f64| *run >= ratio * (1.0 - AGREED);
         let is_below = |run: &f64| *run <= ratio * (1.0 + AGREED);
@@ -177,7 +178,7 @@ impl RatioVerdict {
     }
 }
 
-/// The simulator's router for a router of the race.
+/// Returns the simulator's router for a router of the race.
 fn played_as(router: &str) -> &str {
     match router {
         "vllm-round-robin" => "envoy-round-robin",
@@ -185,7 +186,7 @@ fn played_as(router: &str) -> &str {
     }
 }
 
-/// A line of the table; `None` if the simulator did not play both routers.
+/// Returns a line of the table; `None` if the simulator did not play both routers.
 fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<String> {
     let figures = |router: &str, row: &str| {
         PlayedFigures::from_results(played, [cell, played_as(router), row])
@@ -221,7 +222,7 @@ fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<String> {
     ))
 }
 
-/// A ratio, with more digits if it is small.
+/// Prints a ratio, with more digits if it is small.
 fn shown(ratio: f64) -> String {
     if ratio < 0.1 {
         format!("{ratio:.3}")

@@ -1,4 +1,4 @@
-//! Many engines behind several gateways, in the shape of smg's pull request 2438. Each request of a
+//! Plays many engines behind several gateways, as in smg's pull request 2438. Each request of a
 //! session arrives at any gateway. A gateway that never received a request of the session may
 //! choose an engine that has cached nothing of the session.
 
@@ -19,7 +19,7 @@ pub(super) struct RaceFleet {
     pub(super) gateways: usize,
     /// Seconds of arrivals.
     pub(super) seconds: f64,
-    /// Load as a share of what round robin can serve, percent.
+    /// The load as a share of what round robin can serve, in percent.
     pub(super) load_percent: u32,
 }
 
@@ -29,10 +29,10 @@ struct FleetFigures {
     requests: f64,
     e2e_ms: f64,
     ttft_ms: f64,
-    /// Cached tokens, divided by the tokens that one endless cache for all engines would have had
-    /// cached.
+    /// Cached tokens, divided by those that one endless cache for all engines would have had.
     of_endless: f64,
-    /// The share of later requests of sessions that went to the engine of the request before.
+    /// The share of the sessions' later requests that were sent to the engine of the request
+    /// before.
     same_engine: f64,
     /// The standard deviation of the engines' requests, divided by the mean.
     variation: f64,
@@ -40,7 +40,7 @@ struct FleetFigures {
 
 const WORKLOADS: [RaceWorkload; 2] = [RaceWorkload::Agents, RaceWorkload::Tenants];
 
-/// Gateways that share what they know, or each for itself.
+/// The routers, with gateways that share what they know or do not.
 const ROUTERS: [(&str, SharingMode); 4] = [
     ("ours", SharingMode::After(SHARING_MS)),
     ("ours", SharingMode::Private),
@@ -124,8 +124,8 @@ impl FleetFigures {
     }
 }
 
-/// The tokens that one endless cache for all engines would have had: the blocks of each prompt that
-/// earlier requests and their replies contain.
+/// Returns the tokens that one endless cache for all engines would have had: the blocks of each
+/// prompt that earlier requests and their replies contain.
 fn endless(workload: &Workload, outcomes: &[RequestOutcome]) -> f64 {
     let mut order: Vec<(f64, u32)> = outcomes
         .iter()
@@ -152,7 +152,6 @@ fn endless(workload: &Workload, outcomes: &[RequestOutcome]) -> f64 {
     tokens as f64
 }
 
-/// The coefficient of variation.
 fn variation(counts: &[usize]) -> f64 {
     let mean = counts.iter().sum::<usize>() as f64 / counts.len().max(1) as f64;
     let variance = counts

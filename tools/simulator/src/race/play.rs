@@ -1,4 +1,4 @@
-//! Plays cells with routers.
+//! Plays cells of the race with routers.
 
 use std::io::Write;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::results;
 use crate::workload::{Workload, mix};
 use crate::world::{self, RequestOutcome};
 
-/// The routers of the race. Of those that use round robin, only one is simulated.
+/// The routers that are simulated. Of the race's routers with round robin, it is only one.
 pub(super) const ROUTERS: [&str; 6] = [
     "ours",
     "smg",
@@ -29,14 +29,14 @@ pub(super) struct RacePlan<'a> {
     pub(super) cells: &'a [String],
     pub(super) routers: &'a [String],
     pub(super) seeds: &'a [u64],
-    /// Runs with each seed. Later runs have the same sessions a little later, and other random
-    /// numbers in the routers.
+    /// The number of runs with each seed. Later runs have the same sessions a little later, and
+    /// other random numbers in the routers.
     pub(super) repeats: u64,
     /// Seconds of arrivals.
     pub(super) seconds: f64,
 }
 
-/// How much later the sessions of each run arrive than those of the run before, ms.
+/// The sessions of each run arrive this many ms later than those of the run before.
 const LATER_MS: f64 = 37.0;
 
 /// The outcomes of a run's requests: first those of cold sessions, which arrive while caches are
@@ -116,8 +116,8 @@ impl RacePlan<'_> {
             .collect()
     }
 
-    /// The sessions of a run. Sessions of later runs arrive a little later, so that scrapes and
-    /// steps coincide with other requests.
+    /// Returns the sessions of a run. Those of later runs arrive a little later, so that scrapes
+    /// and steps coincide with other requests.
     fn workload(&self, cell: &Cell, seed: u64, run: u64) -> Workload {
         let mut sessions = cell.sessions(seed, self.seconds);
         sessions

@@ -1,4 +1,4 @@
-//! The figures of a cell under a policy, for cold requests and for warm requests.
+//! The figures of a cell with a policy, for cold requests and for warm requests.
 
 use serde_json::{Value, json};
 
@@ -6,11 +6,10 @@ use crate::quantile::{quantile, sorted};
 use crate::workload::Workload;
 use crate::world::RequestOutcome;
 
-/// The figures of one kind of requests, of all runs together. Times in ms.
+/// The figures of cold or of warm requests, of all runs together. Times are in ms.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RaceRow {
     pub(super) requests: usize,
-    /// Requests that failed.
     pub(super) failures: usize,
     pub(super) e2e_mean: f64,
     pub(super) ttft_mean: f64,
@@ -20,11 +19,12 @@ pub(super) struct RaceRow {
     pub(super) tpot_p99: f64,
     /// Share of the prompt tokens that were cached.
     pub(super) hits: f64,
-    /// Requests of the busiest engine divided by the mean over all engines; mean over the runs.
+    /// The requests of the busiest engine, divided by the mean over all engines. A mean over the
+    /// runs.
     pub(super) busiest: f64,
     /// Requests by engine in the first run.
     pub(super) by_engine: Vec<usize>,
-    /// E2E and TTFT of each run, mean.
+    /// The mean E2E and TTFT of each run.
     pub(super) by_run: Vec<[f64; 2]>,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn split(
     [cold, warm].map(|part| part.into_iter().map(|(_, outcome)| *outcome).collect())
 }
 
-/// The requests that each engine served.
+/// Returns the number of requests that each engine served.
 pub(super) fn by_engine(outcomes: &[RequestOutcome], engines: usize) -> Vec<usize> {
     let mut counts = vec![0; engines];
     for outcome in outcomes.iter().filter(|outcome| !outcome.has_failed) {
@@ -121,7 +121,7 @@ impl RaceRow {
         }
     }
 
-    /// A line of figures: see [`Self::head`].
+    /// Returns a line of figures: see [`Self::head`].
     pub(super) fn line(&self) -> String {
         let times = [self.e2e_mean, self.ttft_mean, self.ttft_p99]
             .map(|ms| format!("{ms:>9.0}"))

@@ -1,4 +1,4 @@
-//! The figures of a file of results as a table in Markdown: a line for each cell and router.
+//! Prints a file of results as a table in Markdown, with a line for each cell and router.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::compare::{PlayedFigures, rows};
 
-/// The table.
+/// Returns the table.
 ///
 /// # Errors
 /// Fails when the file has another form.
@@ -50,7 +50,7 @@ pub(super) fn text(results: &Value) -> Result<String, String> {
     Ok(out)
 }
 
-/// A number with a comma before each three digits.
+/// Prints a number with commas between groups of three digits.
 fn grouped(number: u64) -> String {
     let rest = number % 1_000;
     if number < 1_000 {

@@ -1,7 +1,7 @@
 //! The compared signals, and the autoscaler that follows them.
 //!
-//! A horizontal pod autoscaler (HPA) with its default behaviour follows our signal and llm-d's. The
-//! oracle sets the number of replicas itself.
+//! A horizontal pod autoscaler (HPA) with its default behaviour follows Switchpoint's signal and
+//! llm-d's. The oracle, which knows all future requests, sets the number of replicas itself.
 
 use std::collections::VecDeque;
 
@@ -38,7 +38,7 @@ pub(crate) enum ScalingRule {
     Oracle,
 }
 
-/// One point of a signal's curve.
+/// The setting of a signal, which is one point of its curve of attainment and cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ScalingSetting {
     /// The target of the signal, unless [`ScalingRule`] gives another meaning.
@@ -47,7 +47,7 @@ pub(crate) struct ScalingSetting {
     pub(crate) window_s: f64,
 }
 
-/// A run: its traffic, and a point of a signal's curve.
+/// A run: its traffic, its signal and the signal's setting.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScalingRun {
     pub(super) shape: TrafficShape,
@@ -58,7 +58,7 @@ pub(super) struct ScalingRun {
     pub(super) seed: u64,
 }
 
-/// One ready engine, as the signals see it.
+/// The data of one ready engine that signals read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EngineSample {
     pub(super) waiting: f64,
@@ -67,7 +67,7 @@ pub(super) struct EngineSample {
     pub(super) load: EndpointLoad,
 }
 
-/// The pool at one moment.
+/// The data of the pool at one moment.
 pub(super) struct PoolSample<'s> {
     pub(super) now_s: f64,
     pub(super) engines: Vec<EngineSample>,
@@ -77,13 +77,13 @@ pub(super) struct PoolSample<'s> {
     pub(super) step: &'s StepModel,
 }
 
-/// An autoscaler with its signal and the state of both.
+/// An autoscaler, with its signal and their state.
 pub(super) struct Autoscaler {
     rule: ScalingRule,
     setting: ScalingSetting,
     startup_s: f64,
     window: TrafficWindow,
-    /// For the oracle: the work of the requests that arrive in each [`Self::TICK_S`].
+    /// For the oracle, the work of the requests that arrive in each [`Self::TICK_S`].
     future: Vec<f64>,
     /// The HPA's recommendations within the stabilization window: time and replicas.
     recommended: VecDeque<(f64, usize)>,
@@ -101,7 +101,7 @@ enum HpaMetric {
 // === impl ScalingRule ===
 
 impl ScalingRule {
-    /// The settings to compare, from the fewest engines to the most.
+    /// Returns the settings to compare, from the fewest engines to the most.
     pub(crate) fn settings(self) -> Vec<ScalingSetting> {
         let with = |values: &[f64], window_s| {
             values
@@ -136,8 +136,8 @@ impl ScalingSetting {
 
     const SHORT_WINDOW_S: f64 = 60.0;
 
-    /// Our drain time, seconds: [`ScalingGoal::drain_s`]. The settings with the usual window, which
-    /// are cheap, drain slowly. Those with the short window drain quickly.
+    /// Returns [`ScalingGoal::drain_s`] for Switchpoint's signal. The settings with the default
+    /// window, which are cheap, drain slowly. Those with the short window drain quickly.
     fn drain_s(self) -> f64 {
         match (self.window_s < Self::WINDOW_S, self.value < 0.0) {
             (true, _) => 30.0,
@@ -150,7 +150,7 @@ impl ScalingSetting {
 // === impl Autoscaler ===
 
 impl Autoscaler {
-    /// The interval at which a rule reads the pool's state, as in our daemon.
+    /// The interval at which a rule reads the pool's state, as in Switchpoint's daemon.
     pub(super) const TICK_S: f64 = 5.0;
 
     /// The HPA acts at every third tick, because its default sync period is 15 s.
@@ -290,8 +290,8 @@ impl Autoscaler {
         highest.unwrap_or(wanted).min(ordered)
     }
 
-    /// The maximum number of replicas that arriving requests keep busy until a replica that is
-    /// ordered at the next tick serves.
+    /// Returns the maximum number of replicas that arriving requests keep busy, from now until a
+    /// replica that is ordered at the next tick serves.
     fn foreseen(&self, now_s: f64) -> usize {
         let from = (now_s / Self::TICK_S) as usize;
         let ahead = (self.startup_s / Self::TICK_S) as usize + 2;
@@ -311,7 +311,7 @@ impl Autoscaler {
 // === impl HpaMetric ===
 
 impl HpaMetric {
-    /// The HPA's formula: no change within the tolerance.
+    /// Applies the HPA's formula, without a change within the tolerance.
     fn replicas(self, ready: usize, ordered: usize) -> usize {
         let (ratio, wanted) = match self {
             Self::Average(sum, target) => (sum / (target * ordered as f64), sum / target),

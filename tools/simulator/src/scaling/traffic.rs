@@ -21,16 +21,15 @@ pub(crate) enum TrafficShape {
     Step,
 }
 
-/// A request of the campaign.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ArrivingRequest {
-    /// ms.
+    /// The time of arrival, ms.
     pub(super) at: f64,
     pub(super) prompt: u32,
     pub(super) output: u32,
 }
 
-/// Log-normal lengths: mean and the deviation of the logarithm.
+/// Log-normal lengths: the mean, and the deviation of the logarithm.
 #[derive(Clone, Copy)]
 struct Lengths {
     mean: f64,
@@ -40,7 +39,7 @@ struct Lengths {
 // === impl TrafficShape ===
 
 impl TrafficShape {
-    /// The replicas that the requests keep busy at this time.
+    /// Returns the replicas that the requests keep busy at this time.
     fn busy(self, at_s: f64) -> f64 {
         match self {
             Self::Day => 1.0 + 4.0 * (std::f64::consts::PI * at_s / LASTING_S).sin().powi(2),
@@ -66,7 +65,7 @@ impl TrafficShape {
         [prompt, output].map(|(mean, sigma)| Lengths { mean, sigma })
     }
 
-    /// The requests of a run, in order of arrival.
+    /// Returns the requests of a run, in order of arrival.
     pub(super) fn requests(self, seed: u64) -> Vec<ArrivingRequest> {
         let mut dice = Sampler::seeded(seed ^ 0x5ca1e);
         let [prompts, outputs] = self.lengths();
@@ -74,7 +73,7 @@ impl TrafficShape {
         let mut at_s = 0.0;
         let mut requests = Vec::new();
         loop {
-            // The rate changes slowly compared with the time between two requests.
+            // The rate can be taken as constant between two requests.
             at_s += dice.exponential() * each_s / self.busy(at_s);
             if at_s >= LASTING_S {
                 return requests;
@@ -101,7 +100,7 @@ impl Lengths {
     }
 }
 
-/// Exact costs of the engine's steps.
+/// Returns the exact costs of the engine's steps.
 pub(super) fn exact_step() -> StepModel {
     let times = QWEN_32B_H200.times;
     let [prefill, decode] = [
@@ -119,7 +118,6 @@ pub(super) fn exact_step() -> StepModel {
     )
 }
 
-/// The room of the engine.
 pub(super) fn seats() -> EngineSeats {
     let spec = QWEN_32B_H200;
     EngineSeats {
@@ -128,7 +126,7 @@ pub(super) fn seats() -> EngineSeats {
     }
 }
 
-/// The time for which a request with these tokens keeps a replica busy, s, by the exact costs.
+/// Returns how long a request with these tokens keeps a replica busy, s, by the exact costs.
 pub(super) fn seconds(prompt_tokens: f64, output_tokens: f64) -> f64 {
     let step = exact_step();
     let mix = RequestMix {
@@ -178,8 +176,8 @@ mod tests {
                 .iter()
                 .map(|r| seconds(f64::from(r.prompt), f64::from(r.output)))
                 .sum();
-            // The shape is made for mean requests. Long requests cost more than their share of
-            // tokens.
+            // The shape is computed for mean requests, and long requests cost more than in
+            // proportion to their tokens.
             assert!(
                 (found / wanted - 1.0).abs() < 0.2,
                 "{shape:?}: {found} of {wanted}"

@@ -23,7 +23,7 @@ use replicas::{Replica, ReplicaState};
 /// The time between two scrapes of the metrics, ms.
 const SCRAPE_MS: f64 = 1_000.0;
 
-/// Steps of an engine between two updates of the ledger with its output.
+/// The number of steps of an engine between two updates of the ledger with its output.
 const PROGRESS_STEPS: u64 = 16;
 
 /// The outcome of a run.
@@ -31,7 +31,7 @@ const PROGRESS_STEPS: u64 = 16;
 pub(crate) struct ScalingOutcome {
     /// The share of the requests that met both SLOs.
     pub(crate) attainment: f64,
-    /// The hours of all replicas together, from the order to the end of the last request.
+    /// The hours of all replicas together, each from its order to its end.
     pub(crate) gpu_hours: f64,
 }
 

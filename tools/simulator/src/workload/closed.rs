@@ -1,8 +1,8 @@
 //! The sessions of the race as a workload. Sessions are closed: a client sends its next request
 //! only after the last reply.
 //!
-//! Prompts are rendered as the testbed's model server renders chat requests; a token is four bytes.
-//! The engine's blocks contain prompt and reply, because the next prompt repeats the reply.
+//! Prompts have the text to which the testbed's model server renders chat requests; a token is four
+//! bytes. The engine's blocks contain prompt and reply, because the next prompt repeats the reply.
 
 use race_cells::{RaceSession, Role};
 use scheduler::Rng;
@@ -20,7 +20,7 @@ const BLOCK_BYTES: usize = SESSION_BLOCK_TOKENS * TOKEN_BYTES;
 struct SessionText {
     text: Vec<u8>,
     sums: SectionSums,
-    /// Bytes of the text that the checksums cover.
+    /// The number of bytes that the checksums cover.
     summed: usize,
 }
 
@@ -63,7 +63,7 @@ impl SessionText {
         }
     }
 
-    /// The hashes that a proxy computes for the text.
+    /// Returns the hashes that a proxy computes for the text.
     fn hashes(&mut self) -> Vec<u64> {
         self.sums
             .update(self.text.get(self.summed..).unwrap_or(&[]));
@@ -79,8 +79,8 @@ impl SessionText {
 // === impl Workload ===
 
 impl Workload {
-    /// Closed sessions, in order of arrival. A later request of a session is sent when its pause
-    /// after the end of the last reply is over.
+    /// Makes a workload of closed sessions, in order of arrival. Each later request of a session is
+    /// sent some pause after the end of the last reply.
     pub(crate) fn of_sessions(sessions: &[RaceSession]) -> Self {
         let mut requests = Vec::new();
         let mut blocks = Vec::new();
@@ -125,7 +125,7 @@ impl Workload {
     }
 }
 
-/// The hash of each full block together with all blocks before it.
+/// Returns the hash of each full block together with all blocks before it.
 fn chained(text: &[u8]) -> impl Iterator<Item = u64> + '_ {
     let (blocks, _) = text.as_chunks::<BLOCK_BYTES>();
     blocks.iter().scan(0, |chain, block| {

@@ -1,4 +1,4 @@
-//! The pool changes during a run: engines die, return and are added.
+//! Changes of the pool during a run: engines die, return and are added.
 
 use scheduler::{Endpoint, Readiness, Version};
 
@@ -13,7 +13,7 @@ pub(super) enum PoolChange {
     Returns { engine: usize },
 }
 
-/// How long an engine that died is away, ms.
+/// How long an engine that died and returns is away, ms.
 const REVIVAL_MS: f64 = 5_000.0;
 
 impl Simulation<'_> {
@@ -58,8 +58,8 @@ impl Simulation<'_> {
         Ok(0)
     }
 
-    /// The engine's requests that have their first token fail. All other requests of the engine go
-    /// to other engines.
+    /// Ends an engine. Its requests that have their first token fail, and all others are sent to
+    /// other engines.
     fn dies(&mut self, engine: usize, now: f64) -> Result<usize, String> {
         let Some(SettingChange { failover, .. }) = self.setting.change else {
             return Ok(0);
@@ -98,7 +98,7 @@ impl Simulation<'_> {
         Ok(failed)
     }
 
-    /// Fails a request if it is in flight. Returns how many requests ended with that.
+    /// Fails a request if it is in flight. Returns how many requests ended: 0 or 1.
     pub(super) fn fails(&mut self, request: u32, now: f64) -> usize {
         let Some(engine) = self.leaves(request, now) else {
             return 0;
@@ -127,7 +127,7 @@ impl Simulation<'_> {
         Some(at)
     }
 
-    /// Whether the engine takes connections.
+    /// Whether the engine accepts connections.
     pub(super) fn is_up(&self, engine: usize) -> bool {
         self.setting.change.is_none()
             || self

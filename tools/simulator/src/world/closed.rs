@@ -4,8 +4,8 @@ use super::{Simulation, WorldEvent};
 use crate::workload::{Sampler, mix};
 
 impl Simulation<'_> {
-    /// The requests whose times do not depend on other requests, with these times: all requests of
-    /// an open workload, and the first request of each closed session.
+    /// Returns the requests whose times do not depend on other requests, with these times: all
+    /// requests of an open workload, and the first request of each closed session.
     pub(super) fn arrivals(&self) -> Vec<(f64, u32)> {
         let requests = self.workload.requests().iter().zip(0..);
         requests
@@ -14,7 +14,7 @@ impl Simulation<'_> {
             .collect()
     }
 
-    /// The proxy of an arrival: a random one, or for closed sessions each proxy in turn.
+    /// Returns the proxy of an arrival: a random one, or for closed sessions each proxy in turn.
     pub(super) fn proxy_of_arrival(&self, arrival: usize, dice: &mut Sampler) -> usize {
         match self.setting.proxies {
             0 | 1 => 0,
@@ -23,7 +23,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// The proxy of a later turn: that of the turn before, or a random one if sessions roam.
+    /// Returns the proxy for a later request of a session: that of the request before, or a random
+    /// one if sessions roam.
     pub(super) fn proxy_of_turn(&self, request: u32) -> usize {
         if self.workload.roams {
             return (mix(u64::from(request), 31) % self.setting.proxies.max(1) as u64) as usize;
@@ -34,7 +35,7 @@ impl Simulation<'_> {
             .map_or(0, |before| before.proxy)
     }
 
-    /// The reply has ended: plans the next request of a closed session.
+    /// Plans the next request of a closed session, after a reply has ended.
     pub(super) fn plan_next_turn(&mut self, request: u32, now: f64) {
         let next = request.saturating_add(1);
         if let Some(pause_ms) = self

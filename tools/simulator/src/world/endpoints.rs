@@ -1,4 +1,4 @@
-//! Engines as a pool has them.
+//! The endpoints of the simulated engines.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use scheduler::{Endpoint, EndpointRef, Generation, ROLE_LABEL, Readiness, Slot};
 
 use super::setting::PoolSetting;
 
-/// The endpoint of an engine, by its position.
+/// Returns the endpoint of the engine at this position.
 pub(super) fn endpoint(at: usize, setting: &PoolSetting) -> Endpoint {
     let role = (setting.prefillers > 0).then_some(if at < setting.prefillers {
         "prefill"

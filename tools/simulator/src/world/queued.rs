@@ -1,10 +1,10 @@
-//! Requests that are held: by our flow control, or by the queue of another router.
+//! Requests that Switchpoint's flow control, or the queue of another router, holds.
 
 use super::{Simulation, WorldEvent};
 use crate::router::ProxyRequest;
 
 impl Simulation<'_> {
-    /// Sends the requests that were held and that have room now.
+    /// Sends the held requests that have room now.
     pub(super) fn release(&mut self, now: f64) -> Result<(), String> {
         for proxy in 0..self.routers.len() {
             while let Some(request) = self

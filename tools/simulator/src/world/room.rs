@@ -1,5 +1,5 @@
-//! Whether an engine had room for a request, given the requests of all proxies at that time. A
-//! proxy learns of the others' requests one sharing delay later.
+//! Checks whether an engine had room for a request, given the requests of all proxies at that time.
+//! The proxies themselves learn of each other's requests one sharing delay later.
 
 use pool_state::LedgerHold;
 use scheduler::flow::RoomLimits;

@@ -1,4 +1,4 @@
-//! The daemon scrapes the engines and learns step times, and the proxies get both.
+//! The daemon's work: it scrapes the engines, learns step times, and sends both to the proxies.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::Simulation;
 use crate::policy::RoutingPolicy;
 use crate::workload::{Sampler, mix};
 
-/// An engine as the daemon sees it. Times are in ms.
+/// The daemon's state of an engine. Times are in ms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EngineState {
     pub(super) steps_made: u64,
@@ -24,14 +24,14 @@ pub(super) struct EngineState {
     due: f64,
 }
 
-/// How long an engine is considered busy after it had work or was reported, ms.
+/// How long an engine is considered busy after it had work or a proxy reported requests there, ms.
 const BUSY_HOLD_MS: f64 = 2_000.0;
 
 /// The time between two reports from a proxy, ms.
 const REPORT_MS: f64 = 1_000.0;
 
-/// The states of `count` idle engines. Each engine is scraped at its own random time. If all
-/// engines were scraped just before the first session, the memory of the first requests would stay
+/// Returns the states of `count` idle engines. Each is scraped at its own random time. If all
+/// engines were scraped just before the first session, the KV use of the first requests would stay
 /// unknown for a whole second in every run.
 pub(super) fn idle_states(count: usize, idle_ms: f64, seed: u64) -> Vec<EngineState> {
     let mut dice = Sampler::seeded(mix(seed, 53));
@@ -52,8 +52,8 @@ impl EngineState {
         self.is_picked = true;
     }
 
-    /// The proxies report, once in [`REPORT_MS`]. An engine where they have requests, or have had
-    /// some since the last report, is scraped within `busy_ms`.
+    /// Reports the engine for the proxies, once in [`REPORT_MS`]. If they have requests there, or
+    /// have had some since the last report, it is scraped within `busy_ms`.
     fn report(&mut self, has_work: bool, busy_ms: f64, now: f64) {
         if now < self.report_due {
             return;
@@ -99,9 +99,8 @@ impl Simulation<'_> {
                     if !state.is_due(has_work, self.setting.idle_scrape_ms, now) {
                         return before.clone();
                     }
-                    // An engine looks for new requests between its steps, and does not report them
-                    // before. In open workloads it reports them at once, because the published
-                    // campaigns were run that way.
+                    // An engine accepts and reports new requests between its steps. In open
+                    // workloads it reports them at once, as in the published results.
                     let waiting = if self.workload.is_closed {
                         state.left_waiting
                     } else {

@@ -1,4 +1,4 @@
-//! The setting of a run: everything but its workload and its policy.
+//! The setting of a run: everything except its workload and its policy.
 
 use crate::engine::SimulatedEngineSpec;
 
@@ -7,12 +7,12 @@ use crate::engine::SimulatedEngineSpec;
 pub(crate) struct PoolSetting {
     pub(crate) engine: SimulatedEngineSpec,
     pub(crate) replicas: usize,
-    /// The number of engines that compute prompts for the other engines, which decode. The first
-    /// engines compute. With 0 every engine does both.
+    /// The number of engines, the first ones, that compute prompts for the others, which decode.
+    /// With 0 every engine does both.
     pub(crate) prefillers: usize,
-    /// Every second engine takes this many times as long.
+    /// Every second engine takes this many times as long for a step.
     pub(crate) odd_slowdown: f64,
-    /// Each engine of the second half takes this many times as long.
+    /// Each engine of the second half takes this many times as long for a step.
     pub(crate) half_slowdown: f64,
     pub(crate) proxies: usize,
     pub(crate) sharing: SharingMode,
@@ -26,15 +26,14 @@ pub(crate) struct PoolSetting {
 /// How proxies share state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum SharingMode {
-    /// Proxies share nothing.
     Private,
     /// Proxies share everything, this many ms later.
     After(f64),
 }
 
-/// Changes of the pool while requests arrive. After a quarter of the time the first engine dies for
-/// good. After half of the time the last engine, which was not ready before, becomes ready. After
-/// three quarters the second engine restarts.
+/// Changes of the pool while requests arrive. After a quarter of the time the first engine dies and
+/// does not return. After half of the time the last engine, which was not ready before, becomes
+/// ready. After three quarters the second engine restarts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SettingChange {
     /// How long requests arrive, ms.

@@ -4,8 +4,8 @@ use super::{SharingMode, Simulation, WorldEvent};
 
 impl Simulation<'_> {
     /// Publishes the changes of `proxy` to the other proxies. With flow control, the end of a
-    /// request and the start of the next one in its place are one change, because a proxy sends
-    /// what changed within 5 ms.
+    /// request and the start of the request that takes its room are published together, because a
+    /// proxy sends what changed within 5 ms.
     pub(super) fn publish(&mut self, proxy: usize, now: f64) {
         match self.routers.get_mut(proxy).filter(|_| self.policy.holds()) {
             Some(router) => router.publishes = true,

@@ -3,12 +3,12 @@
 use super::{PrefillLocation, SimulatedRequest, Simulation, WorldEvent};
 use crate::engine::StepEvent;
 
-/// Steps of an engine between two updates of the ledgers with its output: about a tenth of a
-/// second.
+/// The number of steps of an engine between two updates of the ledgers with its output: about a
+/// tenth of a second.
 const PROGRESS_STEPS: u64 = 16;
 
-/// The time to transfer a prompt's KV to another engine, ms, and for each token of it: 128 KiB at
-/// 50 GB/s.
+/// The time to transfer a prompt's KV to another engine: this many ms, plus the time for each
+/// token, 128 KiB at 50 GB/s.
 const TRANSFER_MS: f64 = 1.0;
 const TRANSFER_TOKEN_MS: f64 = 0.0026;
 
@@ -79,7 +79,7 @@ impl Simulation<'_> {
             .is_some_and(|flight| matches!(flight.prompt, PrefillLocation::At(at) if at == engine))
     }
 
-    /// Another engine has computed the prompt. Its KV goes to the engine that decodes.
+    /// Transfers the KV of a prompt that another engine has computed to the engine that decodes.
     fn prefilled(&mut self, request: u32, now: f64) {
         let (Some(job), Some(Some(flight))) = (
             self.workload.job(request),
@@ -125,7 +125,7 @@ impl Simulation<'_> {
         } else {
             at
         };
-        // A proxy knows by the first token when the engine that computes the prompt is done.
+        // A proxy learns from the first token that the engine that computes the prompt is done.
         self.learning
             .first_token(prefiller, self.endpoint(prefiller), request, now);
         let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else {
@@ -185,8 +185,8 @@ impl Simulation<'_> {
         });
     }
 
-    /// Learns from the next gap between tokens of an engine's streams. The engine's load is what
-    /// the proxy with the most requests there knows.
+    /// Learns from the next gap between tokens of an engine's streams. The engine's load is taken
+    /// from the proxy with the most requests there.
     fn gap(&mut self, at: usize, now: f64) {
         let (Some(engine), Some(endpoint)) = (self.engines.get(at), self.endpoint(at)) else {
             return;

@@ -6,12 +6,12 @@ use crate::hardware::LLAMA_8B_H100;
 use crate::policy::{GateFairness, GateRule};
 use crate::trace::TraceRequest;
 
-/// Prompts of three families, at a higher rate than one engine can serve.
+/// Returns prompts of three families, at a higher rate than one engine can serve.
 fn workload() -> Workload {
     workload_of(3)
 }
 
-/// A workload with this many families of prompts.
+/// Returns a workload with this many families of prompts.
 fn workload_of(prefixes: u32) -> Workload {
     let dice = &mut Sampler::seeded(4);
     let line = |number: u32| TraceRequest {

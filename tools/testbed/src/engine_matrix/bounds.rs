@@ -1,4 +1,4 @@
-//! The measurements of an engine, and their bounds.
+//! The measurements of an engine, and bounds for them.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct MatrixResult {
     pub engine: &'static str,
-    /// The maximum number of requests in one burst at one server.
+    /// The largest number of requests of one burst at one server.
     pub worst_burst: u64,
-    /// Servers that got the first turn of a conversation. `None` if prompts are not read.
+    /// Servers that got a conversation's first turn. `None` if prompts are not read.
     pub servers_used: Option<usize>,
-    /// Share of later turns that went to the server of the first turn, 0 to 1. `None` if prompts
-    /// are not read.
+    /// The share of later turns that went to the server of the first turn, 0 to 1. `None` if
+    /// prompts are not read.
     pub returned: Option<f64>,
     /// Requests of the steady load at the busiest server, divided by the mean.
     pub busiest_over_mean: f64,
-    /// From the change of the endpoints file to the first request at the new server; `None` if
-    /// there was none within 10 s.
+    /// The time from the change of the endpoints file to the first request at the new server;
+    /// `None` if none came within 10 s.
     pub new_after: Option<Duration>,
 }
 
@@ -52,8 +52,9 @@ const BUSY_BOUNDS: MatrixBounds = MatrixBounds {
 pub const BUSIEST_MAX: f64 = 1.3;
 
 /// Engines with wider bounds in tests. On a quiet machine (docs/reference/engines.md) all
-/// conversations are spread. An engine that answers at once is a known fault: no worker ever finds
-/// it busy, so only the order of past picks distinguishes its servers.
+/// conversations are spread. Requests are spread badly over engines that answer at once, a known
+/// fault. No worker ever finds them busy, so only the order of past picks distinguishes the
+/// servers.
 const OPEN: [(&str, MatrixBounds); 5] = [
     (
         "constant-per-token",
@@ -93,13 +94,13 @@ const OPEN: [(&str, MatrixBounds); 5] = [
 ];
 
 /// The engine that answers at once. Conversations need not return to a server of this engine: a
-/// cached prompt saves less than a millisecond there, which is less than the policy distinguishes.
-/// So the policy spreads the requests in turn.
+/// cached prompt saves less than a millisecond there, which the policy cannot distinguish. So the
+/// policy sends the requests to all servers in rotation.
 pub(super) const AT_ONCE: &str = "at-once";
 
 /// Bounds for all engines if requests alternate between two proxies, on a busy machine. Proxies
 /// learn of each other's requests through the daemon, later than the workers of one proxy do. So a
-/// turn 20 ms after the previous one may reach a proxy that does not know of the previous turn yet.
+/// turn 20 ms after the previous one may reach a proxy that does not yet know of the previous turn.
 /// On a quiet machine all turns return.
 const OPEN_OF_TWO_PROXIES: MatrixBounds = MatrixBounds {
     burst_max: 7,
@@ -110,8 +111,8 @@ const OPEN_OF_TWO_PROXIES: MatrixBounds = MatrixBounds {
 // === impl MatrixResult ===
 
 impl MatrixResult {
-    /// True if the result is within the bounds of the engine, behind `proxies` proxies. A new
-    /// server has ten times its normal limit.
+    /// Whether the result is within the bounds of the engine, behind `proxies` proxies. For a new
+    /// server, the limit is ten times the normal one.
     #[must_use]
     pub fn is_good(&self, proxies: u32) -> bool {
         let of_one = OPEN

@@ -1,5 +1,3 @@
-//! The engines under test.
-
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -13,15 +11,14 @@ const OUTPUT_TOKENS: u64 = 6;
 /// The behaviour of an engine, and the API of its requests.
 #[derive(Clone, Debug)]
 pub struct MatrixEngine {
-    /// The name of the engine in tables, also the name of its pool.
+    /// The name of the engine in tables, and of its pool.
     pub name: &'static str,
     pub(super) behaviour: PlainBehaviour,
     pub(super) api: MatrixApi,
-    /// True if requests take so long that 32 at a time are little work for the machine.
+    /// Whether requests take so long that 32 at a time are little work for the machine.
     pub(super) slow: bool,
 }
 
-/// The APIs of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MatrixApi {
     Chat,
@@ -29,7 +26,6 @@ pub(super) enum MatrixApi {
     Rerank,
 }
 
-/// The engines under test.
 #[must_use]
 pub fn engines() -> Vec<MatrixEngine> {
     let ms = Duration::from_millis;

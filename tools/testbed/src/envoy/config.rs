@@ -1,4 +1,4 @@
-//! A config of Envoy that is made from a shipped one.
+//! Makes an Envoy config from a shipped one.
 
 use std::path::Path;
 
@@ -43,7 +43,6 @@ impl EnvoyConfig {
         &mut self.0
     }
 
-    /// The file that Envoy reads.
     pub(super) fn text(&self) -> String {
         self.0.to_string()
     }
@@ -51,7 +50,7 @@ impl EnvoyConfig {
     /// Replaces every occurrence of a port number.
     ///
     /// # Errors
-    /// Fails if the port does not occur: then the file and the tests disagree about ports.
+    /// Fails if the port does not occur, because then the file and the tests disagree about ports.
     pub fn replace_port(&mut self, from: u16, to: u16) -> Result<()> {
         let replaced = replace_port(&mut self.0, from, to);
         if replaced == 0 {
@@ -64,7 +63,7 @@ impl EnvoyConfig {
     /// Sets keys of the picker's configuration.
     ///
     /// # Errors
-    /// Fails if the picker is not at its usual place.
+    /// Fails if the config has no picker at the usual position.
     pub fn set_picker(&mut self, keys: &Map<String, Value>) -> Result<()> {
         let picker = self.picker()?;
         let text = picker
@@ -77,11 +76,11 @@ impl EnvoyConfig {
         Ok(())
     }
 
-    /// Like [`Self::set_picker`] if the daemon picks: sets what the proxy sends to the daemon with
-    /// each request. Keys that are arguments of the daemon are ignored.
+    /// Does what [`Self::set_picker`] does, if the daemon picks. Sets what the proxy sends to the
+    /// daemon with each request, and ignores keys that are arguments of the daemon.
     ///
     /// # Errors
-    /// Fails if the daemon has no such setting, or the picker is not at its usual place.
+    /// Fails if the daemon has no such setting, or the config has no picker at the usual position.
     pub fn set_daemon(&mut self, key: &str, value: &Value) -> Result<()> {
         match key {
             "explain" | "objective_header" | "slo_headers" => Ok(()),
@@ -102,10 +101,10 @@ impl EnvoyConfig {
         }
     }
 
-    /// The filter that picks, or that calls the daemon.
+    /// Returns the filter that picks, or that calls the daemon.
     ///
     /// # Errors
-    /// Fails if the filter is not at its usual place.
+    /// Fails if the filter is not at its usual position.
     pub fn picker(&mut self) -> Result<&mut Value> {
         let mut filters = self.filters()?.iter_mut();
         Ok(filters
@@ -113,10 +112,10 @@ impl EnvoyConfig {
             .ok_or("no picker among the filters")?)
     }
 
-    /// Sets the file of the picker's module.
+    /// Sets the file of the picker's wasm module.
     ///
     /// # Errors
-    /// Fails if the picker is not at its usual place.
+    /// Fails if the picker is not at its usual position.
     pub fn set_module(&mut self, file: &Path) -> Result<()> {
         let code = self
             .picker()?
@@ -130,7 +129,7 @@ impl EnvoyConfig {
     /// `servers` (`ADDRESS:PORT` each) by round robin.
     ///
     /// # Errors
-    /// Fails if the config does not have the structure of the shipped ones.
+    /// Fails if the structure of the config differs from the shipped configs.
     pub fn make_round_robin(&mut self, servers: &[String]) -> Result<()> {
         let hosts = servers
             .iter()
@@ -173,10 +172,10 @@ impl EnvoyConfig {
         Ok(())
     }
 
-    /// Inserts a filter right before the picker, where a gateway would write the subset hint.
+    /// Inserts a filter right before the picker, where a gateway would set the subset hint.
     ///
     /// # Errors
-    /// Fails if the picker is not at its usual place.
+    /// Fails if the picker is not at its usual position.
     pub fn insert_before_picker(&mut self, filter: Value) -> Result<()> {
         let filters = self.filters()?;
         let at = filters
@@ -187,7 +186,7 @@ impl EnvoyConfig {
         Ok(())
     }
 
-    /// The HTTP filters of the listener, in order.
+    /// Returns the HTTP filters of the listener, in order.
     fn filters(&mut self) -> Result<&mut Vec<Value>> {
         let path =
             "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
@@ -199,7 +198,7 @@ impl EnvoyConfig {
     }
 }
 
-/// An endpoint of a static cluster, from `ADDRESS:PORT`.
+/// Returns the endpoint of a static cluster for `ADDRESS:PORT`.
 ///
 /// # Errors
 /// Fails if `server` has another form.
@@ -231,9 +230,9 @@ fn replace_port(value: &mut Value, from: u16, to: u16) -> usize {
     }
 }
 
-/// A filter that writes the subset hint into dynamic metadata from request headers, as a gateway
-/// would. `x-test-subset` becomes a string, `x-test-subset-list` (comma-separated) a list; an empty
-/// value is the empty list.
+/// Returns a filter that copies the subset hint from request headers to dynamic metadata, as a
+/// gateway would. `x-test-subset` becomes a string, and `x-test-subset-list` (comma-separated) a
+/// list. An empty value becomes the empty list.
 pub fn subset_hint_filter() -> Value {
     let script = r#"
         local function write(handle, value)

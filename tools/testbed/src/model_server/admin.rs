@@ -1,5 +1,5 @@
-//! Admin orders to a model server: under `/admin/` on its own port, and for all servers of a
-//! process on the control listener.
+//! Admin orders (HTTP requests that control a model server). Each server accepts them under
+//! `/admin/` on its own port. The control listener accepts them for all servers of a process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,8 +32,8 @@ struct PaceRequest {
     slowdown: f64,
 }
 
-/// Carries out an order. `spare` is the connection of the order. This connection stays open when
-/// the socket is closed, and closes after the answer.
+/// Carries out an order. `spare` is the connection that brought the order. It stays open when the
+/// socket is closed, and closes after the answer.
 pub(super) async fn handle(
     server: &ModelServerState,
     action: &str,
@@ -115,7 +115,7 @@ fn parse_overrides(value: &Value) -> Result<MetricOverrides, String> {
     object.iter().map(entry).collect()
 }
 
-/// The control listener. `GET /servers` lists addresses; `/servers/<host:port>/<order>` is
+/// Runs the control listener. `GET /servers` lists addresses; `/servers/<host:port>/<order>` is
 /// `/admin/<order>` of that server.
 pub(super) async fn serve(
     listener: TcpListener,
@@ -177,8 +177,8 @@ impl ModelServerState {
         }
     }
 
-    /// Acts like a new process at the same address: cold, counters at zero, and down for `down` if
-    /// given.
+    /// Acts like a new process at the same address: cold, with all counters at zero. If `down` is
+    /// given, the server refuses connections for that time.
     pub(super) async fn restart(&self, down: Option<Duration>, spare: Option<u64>) {
         self.engine.restart();
         self.command_socket(match down {

@@ -2,8 +2,8 @@
 //! to engine time.
 //!
 //! Engine time runs `speed` times as fast as wall time. If a timer fires late, tokens are late but
-//! steps are not longer: the task catches up step by step, at the times that the engine planned. At
-//! speed 0 the task does not wait.
+//! steps are not longer: the task catches up step by step, with the times that the engine planned.
+//! At speed 0 the task does not wait.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use super::engine::{
 };
 use super::stats::{EngineStats, RequestParameters};
 
-/// The maximum number of series of `lora_requests_info` kept. Real metrics pages keep one series
-/// per combination ever seen, and readers take the newest.
+/// The maximum number of series of `lora_requests_info` kept. A real page keeps one series per
+/// combination of adapters ever seen, and readers take the newest.
 const LORA_SERIES_MAX: usize = 8;
 
-/// Bounds of the speed. At a lower speed, wall time would not fit a `Duration`. A higher speed is
-/// like not waiting at all.
+/// Bounds of the speed. At a lower speed, wall time would not fit a `Duration`. A higher speed
+/// would have no more effect than not waiting at all.
 const SPEED_MIN: f64 = 1e-3;
 const SPEED_MAX: f64 = 1e6;
 
-/// The engine's report to a request about its `index`th sequence.
+/// The engine's message to a request about one of its sequences, which `index` names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SequenceOutput {
     pub index: usize,
@@ -49,7 +49,7 @@ pub(super) struct EngineReport {
     pub preemptions: u64,
     pub lora_loads: u64,
     pub stats: EngineStats,
-    /// From (running adapters, waiting adapters) to seconds since the epoch.
+    /// Maps (running adapters, waiting adapters) to a time in seconds since 1970.
     pub lora_series: BTreeMap<[String; 2], f64>,
 }
 
@@ -84,7 +84,7 @@ pub(super) struct GenerationHandle {
 }
 
 impl GenerationHandle {
-    /// The next output, or `None` if all sequences have ended or the engine was restarted.
+    /// Returns the next output, or `None` if all sequences have ended or the engine was restarted.
     pub(super) async fn next(&mut self) -> Option<SequenceOutput> {
         if self.open == 0 {
             return None;
@@ -110,7 +110,7 @@ impl Drop for GenerationHandle {
 }
 
 impl EngineHandle {
-    /// Starts the task. [`ModelSequence::adapter`] is a position in `adapters`.
+    /// Starts the task. [`ModelSequence::adapter`] is an index in `adapters`.
     pub(super) fn spawn(spec: SimulatedEngineSpec, speed: f64, adapters: Vec<String>) -> Self {
         let speed = if speed > 0.0 {
             speed.clamp(SPEED_MIN, SPEED_MAX)
@@ -168,7 +168,7 @@ impl EngineHandle {
         }
     }
 
-    /// The current report, or `None` if the task has ended.
+    /// Returns the current report, or `None` if the task has ended.
     pub(super) async fn report(&self) -> Option<EngineReport> {
         let (sender, report) = oneshot::channel();
         self.commands.send(DriverCommand::Report(sender)).ok()?;
@@ -192,7 +192,6 @@ struct EngineDriver {
     speed: f64,
     adapters: Vec<String>,
     epoch: Instant,
-    /// Engine time of the last event.
     now_ms: f64,
     stats: EngineStats,
     requests: HashMap<SequenceId, (usize, u32, mpsc::UnboundedSender<SequenceOutput>)>,
@@ -351,7 +350,7 @@ impl EngineDriver {
     }
 }
 
-/// Wall seconds per engine ms.
+/// Returns the number of wall seconds per engine ms.
 fn ms_scale(speed: f64) -> f64 {
     if speed > 0.0 { 1e-3 / speed } else { 0.0 }
 }

@@ -1,5 +1,5 @@
 //! The engine of a model server: `engine-sim`, with arrivals, aborts, and the times of each
-//! sequence. Sans-IO: time is an argument.
+//! sequence. It does no I/O, and time is an argument.
 //!
 //! ```text
 //! submit ──► arriving ──(API overhead over)──► waiting ──► running ──► finished
@@ -14,13 +14,12 @@ use engine_sim::{BatchingEngine, EngineRequest, SequenceProgress, SimulatedEngin
 /// Tokens in a KV block; vLLM's default.
 pub(super) const BLOCK_TOKENS: u32 = 16;
 
-/// Position of the adapter in the list of those served.
+/// An adapter's index in the list of served adapters.
 pub(super) type AdapterIndex = usize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct SequenceId(pub u64);
 
-/// The reason why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FinishReason {
     Stop,
@@ -28,7 +27,7 @@ pub(super) enum FinishReason {
     Abort,
 }
 
-/// One prompt to continue.
+/// A prompt, and how the engine continues it.
 #[derive(Clone, Debug)]
 pub(super) struct ModelSequence {
     pub prompt_tokens: u32,
@@ -53,12 +52,13 @@ pub(super) struct SequenceTimeline {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum SequenceEvent {
-    /// A step that computed this many tokens ended.
+    /// A step ended. It computed this many tokens.
     Stepped { tokens: u32 },
-    /// First admission only: a preempted sequence that is admitted again gives no event.
+    /// The first admission of a sequence. If a preempted sequence is admitted again, there is no
+    /// event.
     Admitted { id: SequenceId, cached_tokens: u32 },
-    /// `since_ms` is the time since arrival for the first token, and since the previous token for
-    /// others.
+    /// For the first token, `since_ms` is the time since arrival; for later tokens, since the
+    /// previous token.
     Token {
         id: SequenceId,
         first: bool,
@@ -101,7 +101,7 @@ impl EngineRequest for TimedSequence {
         &self.sequence.hashes
     }
 
-    /// One more than the position: 0 is the base model.
+    /// Returns the adapter's index plus one, or 0 for the base model.
     fn adapter(&self) -> u16 {
         self.sequence
             .adapter
@@ -149,7 +149,7 @@ impl TimedSequence {
 #[derive(Debug)]
 pub(super) struct ModelEngine {
     engine: BatchingEngine<TimedSequence>,
-    /// The sequences that arrive, with the time when each enters the queue.
+    /// The sequences that arrive, each with the time when it enters the queue.
     arriving: VecDeque<(f64, TimedSequence)>,
 }
 
@@ -179,12 +179,12 @@ impl ModelEngine {
         self.engine.preemptions()
     }
 
-    /// Adapters loaded into GPU memory so far.
+    /// Returns how many adapters were loaded into GPU memory so far.
     pub(super) fn lora_loads(&self) -> u64 {
         self.engine.adapter_loads()
     }
 
-    /// Adapters of running and of waiting sequences, each once.
+    /// Returns the adapters of running and of waiting sequences, each adapter once.
     pub(super) fn adapters(&self) -> [Vec<AdapterIndex>; 2] {
         self.engine.adapters().map(|adapters| {
             adapters
@@ -194,7 +194,8 @@ impl ModelEngine {
         })
     }
 
-    /// Adds a sequence. The caller keeps prompt and output within the KV memory, and `id` unique.
+    /// Adds a sequence. The caller ensures that prompt and output fit into the KV memory, and that
+    /// `id` is unique.
     pub(super) fn submit(&mut self, now_ms: f64, id: SequenceId, sequence: ModelSequence) {
         let timeline = SequenceTimeline {
             arrived_ms: now_ms,
@@ -224,7 +225,7 @@ impl ModelEngine {
         Some(sequence.finished(FinishReason::Abort, generated, now_ms))
     }
 
-    /// When [`Self::step`] has something to do; `None` while idle.
+    /// Returns the time when [`Self::step`] has something to do; `None` while idle.
     pub(super) fn next_event_ms(&self) -> Option<f64> {
         match self.engine.step() {
             Some(step) => Some(step.ends_ms),

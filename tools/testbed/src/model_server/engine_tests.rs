@@ -1,5 +1,5 @@
-//! Tests of the engine as its callers see it, and laws over random loads. The batching itself is
-//! tested in `engine-sim`.
+//! Tests of the engine as its callers see it, and of laws that hold for any random load. The
+//! batching itself is tested in `engine-sim`.
 
 use engine_sim::EngineProfile;
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ fn spec(kv_blocks: usize) -> SimulatedEngineSpec {
     }
 }
 
-/// A prompt whose every byte is `kind`, continued by `output` tokens.
+/// Returns a prompt in which every byte is `kind`, continued by `output` tokens.
 fn sequence(kind: u8, prompt_tokens: u32, output_tokens: u32) -> ModelSequence {
     let text = vec![kind; (prompt_tokens + output_tokens) as usize * text::TOKEN_BYTES];
     ModelSequence {

@@ -13,9 +13,9 @@ pub enum FaultMode {
     /// Ends every fault and opens a closed socket again.
     None,
     /// Acts as if the process were gone: closes the listening socket and resets open connections.
-    /// Uses `for_ms` only.
+    /// Of the fields below, uses only `for_ms`.
     Refuse,
-    /// The request is read and never answered.
+    /// Reads the request and never answers it.
     Hang,
     /// Answers with `status`, `body` and `retry_after`.
     Status,
@@ -50,22 +50,22 @@ impl FaultPaths {
     }
 }
 
-/// An order for a fault: `{"mode":"status","status":503,"count":2}`.
+/// A command to start or end a fault, such as `{"mode":"status","status":503,"count":2}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerFault {
     pub mode: FaultMode,
-    /// For `status`; 503 by default.
+    /// The status for `status`; 503 by default.
     pub status: Option<u16>,
-    /// For `status`; an error in the format of OpenAI by default.
+    /// The body for `status`; by default an error in OpenAI's format.
     pub body: Option<String>,
-    /// For `status`: the value of `retry-after`, seconds.
+    /// The value of `retry-after` for `status`, in seconds.
     pub retry_after: Option<u32>,
-    /// For `reset_mid_stream`; 1 by default.
+    /// The number of chunks before a `reset_mid_stream`; 1 by default.
     pub after_chunks: Option<u32>,
     /// The number of requests after which the fault ends; unlimited by default.
     pub count: Option<u32>,
-    /// How long the fault lasts, in ms. By default it lasts until an order with the mode `none`.
+    /// How long the fault lasts, in ms. By default it lasts until a command with the mode `none`.
     pub for_ms: Option<u64>,
     /// The requests that the fault affects.
     #[serde(default)]
@@ -73,7 +73,7 @@ pub struct ServerFault {
 }
 
 impl ServerFault {
-    /// A fault of this mode with default settings.
+    /// Creates a fault of this mode with default settings.
     pub fn new(mode: FaultMode) -> Self {
         Self {
             mode,
@@ -88,7 +88,7 @@ impl ServerFault {
     }
 }
 
-/// The active faults, one per kind of path.
+/// The active faults, at most one for each of [`FaultPaths`].
 #[derive(Debug, Default)]
 pub(super) struct FaultTable {
     active: BTreeMap<FaultPaths, (ServerFault, Option<Instant>)>,

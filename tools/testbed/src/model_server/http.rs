@@ -1,4 +1,4 @@
-//! Handles one request to a model server: faults first, then echo, pages, and inference.
+//! Handles one request to a model server: first faults, then echo, pages and inference.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -35,9 +35,10 @@ use super::text::{self, TextRng};
 use super::{ModelServerState, admin, metrics};
 
 /// The maximum size of a body: more than a filter forwards (a prompt of 1M tokens is 4 to 8 MB),
-/// and little enough for the machine.
+/// and fits into the machine's memory.
 const BODY_BYTES_MAX: usize = 128 << 20;
-/// The largest body that an echo returns as text. For a larger body the echo returns the digest.
+/// The largest body that an echo returns as text. For a larger body the echo returns only the
+/// digest.
 const ECHO_BYTES_MAX: usize = 64 << 10;
 /// The maximum number of requests kept for `/admin/state`, enough for one test.
 const RECORDS_MAX: usize = 256;
@@ -51,7 +52,7 @@ pub(super) struct LoggedRequest {
     pub body_bytes: usize,
 }
 
-/// The log of the HTTP side.
+/// The log of the requests that arrived.
 #[derive(Debug, Default)]
 pub(super) struct RequestLog {
     pub records: VecDeque<LoggedRequest>,
@@ -159,11 +160,10 @@ fn served_by(server: &ModelServerState, mut reply: Response<Body>) -> Response<B
     reply
 }
 
-/// One request until its answer.
+/// One request, until it is answered.
 struct ServerExchange {
     server: Arc<ModelServerState>,
     connection: Arc<ServedConnection>,
-    /// Trailers of the request.
     trailers: Option<HeaderMap>,
     /// Chunks after which the connection is reset.
     cut_after: Option<u32>,
@@ -237,7 +237,7 @@ impl ServerExchange {
             max_tokens: inference.max_tokens.unwrap_or(self.server.served.model_len),
         };
         let mut generation = self.server.engine.submit(sequences, asked);
-        // vLLM reports load on these two endpoints only.
+        // vLLM reports load only on these two endpoints.
         let reports = matches!(inference.api, ModelApi::Chat | ModelApi::Completions);
         let orca = parts
             .headers
@@ -290,8 +290,8 @@ impl ServerExchange {
         typed(EVENT_STREAM, Body::from_stream(stream::iter(chunks)))
     }
 
-    /// Resets the connection, because the engine was restarted during the request, as if its
-    /// process had ended.
+    /// Resets the connection, because the engine was restarted during the request, as if the
+    /// process of the engine had ended.
     async fn lost(&self) -> Response<Body> {
         self.connection.reset(b"");
         std::future::pending().await
@@ -320,7 +320,7 @@ impl ServerExchange {
     }
 }
 
-/// The names of `?name[]=a&name[]=b`.
+/// Returns the names in `?name[]=a&name[]=b`.
 fn wanted(parts: &Parts) -> Vec<String> {
     let Ok(Query(pairs)) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri) else {
         return Vec::new();
@@ -377,7 +377,7 @@ impl ModelServerState {
         json!({"object": "list", "data": models.chain(adapters).collect::<Vec<_>>()})
     }
 
-    /// The ORCA header `endpoint-load-metrics`, if the request has a format for it.
+    /// Returns the ORCA header `endpoint-load-metrics`, if the request names a format for it.
     fn orca_headers(&self, format: Option<&str>) -> HeaderMap {
         let load = self.engine.load();
         let value = format.and_then(|format| {
@@ -390,7 +390,7 @@ impl ModelServerState {
             .collect()
     }
 
-    /// The empty reply, and the sequences whose output fills it.
+    /// Returns the empty reply, and the sequences whose output fills it.
     fn plan(&self, inference: &InferenceRequest) -> (ModelReply, Vec<ModelSequence>) {
         let adapter_name = inference
             .adapter

@@ -1,5 +1,5 @@
-//! The `/metrics` page, with vLLM's families as prometheus_client prints them or the core gauges of
-//! another engine, and the ORCA header.
+//! Prints the `/metrics` page and the ORCA header. The page has vLLM's families in the format of
+//! prometheus_client, or the core gauges of another engine.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use super::stats::{HISTOGRAMS, StatsHistogram};
 /// value.
 pub type MetricOverrides = BTreeMap<String, String>;
 
-/// The only entry that is not a number: the adapters in use, as the text of the label.
+/// The only entry that is not a number: the adapters in use, as the text of a label.
 const RUNNING_ADAPTERS: &str = "running_lora_adapters";
 
 /// The engine whose metric names to use.
@@ -31,7 +31,7 @@ pub enum EngineNames {
     Triton,
 }
 
-/// The data of a page besides the report of the engine.
+/// The data of a page, except the engine's report.
 #[derive(Clone, Debug)]
 pub(super) struct PageOptions {
     pub names: EngineNames,
@@ -41,8 +41,8 @@ pub(super) struct PageOptions {
     pub max_lora: usize,
 }
 
-/// Prints a page. With `wanted` it has only samples with these names, as prometheus_client does for
-/// `?name[]=`.
+/// Prints a page. If `wanted` is given, the page has only samples with these names, as
+/// prometheus_client does for `?name[]=`.
 pub(super) fn page(
     options: &PageOptions,
     report: &EngineReport,
@@ -70,8 +70,8 @@ pub(super) fn page(
     page.out
 }
 
-/// The value of `endpoint-load-metrics` in the requested format (`TEXT` or `JSON`), as vLLM writes
-/// it; `None` for other formats.
+/// Returns the value of `endpoint-load-metrics` in the requested format (`TEXT` or `JSON`), as vLLM
+/// writes it; `None` for other formats.
 pub(super) fn orca(
     format: &str,
     kv_usage: f64,
@@ -117,7 +117,7 @@ struct ModelPage<'a> {
     out: String,
     names: &'a [String],
     overrides: &'a MetricOverrides,
-    /// The name of the family, and its head until a sample of it is printed.
+    /// The name of the family, and its HELP and TYPE lines until a sample of the family is printed.
     family: Option<(&'static str, String)>,
 }
 
@@ -161,7 +161,7 @@ impl ModelPage<'_> {
         self.sample("", labels, value);
     }
 
-    /// `name` with the suffix `_total`.
+    /// Prints a counter. `name` includes the suffix `_total`.
     fn counter(&mut self, name: &'static str, help: &str, samples: &[(&str, f64)]) {
         self.family("counter", name, help);
         for (labels, value) in samples {
@@ -285,7 +285,7 @@ fn vllm_counters(page: &mut ModelPage<'_>, report: &EngineReport, labels: &str) 
     }
 }
 
-/// The ended requests by reason.
+/// Prints the number of ended requests by reason.
 fn vllm_finished(page: &mut ModelPage<'_>, report: &EngineReport, model: &str) {
     let stats = &report.stats;
     let reasons = ["stop", "length", "abort"]
@@ -455,7 +455,7 @@ fn triton(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport
     }
 }
 
-/// A label value, escaped for the exposition format.
+/// Escapes a label value for the exposition format.
 fn escaped(value: &str) -> String {
     value
         .replace('\\', r"\\")
@@ -463,8 +463,8 @@ fn escaped(value: &str) -> String {
         .replace('\n', "\\n")
 }
 
-/// A number as prometheus_client prints it: Python's repr, with an exponent from a million up
-/// (`1.0e+06`).
+/// Formats a number as prometheus_client does: as Python's repr, but from a million up with an
+/// exponent (`1.0e+06`).
 fn go_float(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "+Inf" } else { "-Inf" }.to_owned();

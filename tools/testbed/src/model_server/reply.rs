@@ -11,14 +11,14 @@ use super::engine::FinishReason;
 use super::request::ModelApi;
 use super::text::TOKEN_BYTES;
 
-/// Dimensions of an embedding, enough to look like one.
+/// The number of dimensions of an embedding, enough for a realistic reply.
 const EMBEDDING_DIMENSIONS: usize = 16;
 
 /// One sequence of a reply in progress.
 #[derive(Clone, Debug)]
 pub(super) struct ReplyChoice {
     pub prompt_tokens: u32,
-    /// The complete text that it will have.
+    /// The text that the choice has when it is complete.
     pub text: String,
     pub cached_tokens: u32,
     pub tokens: u32,
@@ -50,7 +50,7 @@ impl ReplyChoice {
 pub(super) struct ModelReply {
     pub api: ModelApi,
     pub id: String,
-    /// Seconds since the epoch.
+    /// The creation time, in seconds since 1970.
     pub created: u64,
     pub model: String,
     /// Choices per prompt. The prompt tokens are counted once for all choices.
@@ -136,8 +136,8 @@ impl ModelReply {
         }
     }
 
-    /// A chat or completion chunk up to its choices. Written by hand, because benches send hundreds
-    /// of thousands of them.
+    /// Returns the part of a chat or completion chunk before its choices. The code writes JSON by
+    /// hand, because benchmarks send hundreds of thousands of chunks.
     fn chunk_head(&self) -> String {
         let object = if self.api == ModelApi::Chat {
             "chat.completion.chunk"
@@ -266,7 +266,6 @@ impl ModelReply {
         send("message_stop", json!({}));
     }
 
-    /// The whole reply as one object.
     pub(super) fn to_json(&self) -> Value {
         match self.api {
             ModelApi::Responses => self.response("completed"),
@@ -306,7 +305,7 @@ impl ModelReply {
         })
     }
 
-    /// The message item of a Responses reply; empty until it is completed.
+    /// Returns the message item of a Responses reply, which is empty until the reply is complete.
     fn item(&self, status: &str) -> Value {
         let text = json!({"type": "output_text", "text": self.choices[0].text_so_far(), "annotations": []});
         let content = if status == "completed" {

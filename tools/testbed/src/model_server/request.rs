@@ -9,11 +9,10 @@ use serde_json::{Value, json};
 use super::engine::FinishReason;
 use super::text::{self, TOKEN_BYTES, TextRng};
 
-/// vLLM's default for `/v1/completions`. The default of the other families is the rest of the
+/// vLLM's default for `/v1/completions`. For the other API families, the default is the rest of the
 /// context.
 const COMPLETION_TOKENS_DEFAULT: u64 = 16;
-/// The maximum number of prompts of one request, multiplied by `n`. More is a mistake in a test,
-/// not a load.
+/// The maximum of a request's number of prompts times `n`. A greater number is a mistake in a test.
 const SEQUENCES_MAX: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +42,7 @@ impl ModelApi {
         matches!(self, Self::Messages | Self::CountTokens)
     }
 
-    /// The names of the output limit in requests.
+    /// Returns the names of the output limit in requests.
     fn max_tokens_keys(self) -> &'static [&'static str] {
         match self {
             Self::Chat => &["max_completion_tokens", "max_tokens"],
@@ -93,13 +92,13 @@ impl ApiError {
 pub(super) struct ServedModels {
     pub models: Vec<String>,
     pub adapters: Vec<String>,
-    /// The longest prompt and output together, in tokens.
+    /// The maximum length of prompt and output together, in tokens.
     pub model_len: u32,
 }
 
 impl ServedModels {
-    /// The name of the model and, if it is an adapter, its position. Without a name the first model
-    /// answers, as in vLLM.
+    /// Returns the name of the model and, if it is an adapter, its index. If no name is given, the
+    /// first model answers, as in vLLM.
     fn resolve(&self, asked: Option<&str>) -> Result<(String, Option<usize>), ApiError> {
         let Some(name) = asked else {
             return Ok((self.models.first().cloned().unwrap_or_default(), None));
@@ -119,7 +118,6 @@ impl ServedModels {
     }
 }
 
-/// A parsed inference request.
 #[derive(Clone, Debug)]
 pub(super) struct InferenceRequest {
     pub api: ModelApi,
@@ -211,8 +209,8 @@ impl InferenceRequest {
         Ok(())
     }
 
-    /// The number of tokens that an engine of `model_len` generates for a prompt, exponential
-    /// around `mean` within the limits, and why it stops there.
+    /// Returns the number of tokens that an engine of `model_len` generates for a prompt, and why
+    /// it stops. The number is exponential with mean `mean`, within the limits.
     pub(super) fn output(
         &self,
         prompt_tokens: u32,
@@ -267,7 +265,7 @@ fn prompts(api: ModelApi, body: &Value) -> Result<Vec<Vec<u8>>, ApiError> {
     }
 }
 
-/// A string, token ids, or an array of either.
+/// Parses a string, token ids, or an array of either.
 fn texts(value: &Value, param: &'static str) -> Result<Vec<Vec<u8>>, ApiError> {
     let wrong = || {
         ApiError::bad_request(

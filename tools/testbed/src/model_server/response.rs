@@ -34,7 +34,7 @@ pub(super) fn typed(content_type: &'static str, body: Body) -> Response<Body> {
     reply
 }
 
-/// Headers as pairs in order of arrival, with every value of a name.
+/// Returns headers as pairs in order of arrival, with every value of a name.
 pub(super) fn header_pairs(headers: &HeaderMap) -> Value {
     headers
         .iter()

@@ -1,14 +1,13 @@
 //! The stages of a request that a server serves, and the sidecar that calls the other stages.
 //!
-//! If requests are split into stages, each server has a sidecar in front of its engine. The sidecar
-//! of a decode server reads the encode and prefill servers from headers, calls them first, and then
-//! its own engine. A sidecar in front of several data-parallel ranks forwards a request to the rank
-//! that a header names. Servers check the headers: a server that is named for a stage that it does
-//! not serve answers with an error. The server that called it answers with an error too, so that
-//! the status fails a test.
+//! If requests are split into stages, each server has a sidecar in front of its engine. Headers
+//! name encode and prefill servers. The sidecar of a decode server calls these servers first, and
+//! then its own engine. A sidecar in front of several data-parallel ranks forwards a request to the
+//! rank that a header names. If a header names a server for a stage that it does not serve, that
+//! server answers with an error. Its caller then answers with an error too, so that the test fails.
 //!
-//! No KV cache is transferred: a decode server computes the prompt again, at the cost of its own
-//! engine. Tests check which servers are called.
+//! No KV cache is transferred. A decode server computes the prompt again, at the cost of its own
+//! engine, so tests only check which servers are called.
 
 use axum::body::{Body, Bytes};
 use http::request::Parts;
@@ -37,13 +36,13 @@ const PREFILLER: &str = "x-prefiller-host-port";
 const ENCODERS: &str = "x-encoder-hosts-ports";
 const RANK: &str = "x-data-parallel-host-port";
 
-/// Names the stage that a sidecar requests. Clients never send this header.
+/// The header that names the stage that a sidecar requests. Clients never send it.
 const STAGE: &str = "x-stage";
 
 // === impl ModelServerState ===
 
 impl ModelServerState {
-    /// The answer of the sidecar in place of the engine, if it has one.
+    /// Returns the sidecar's answer, if the sidecar answers in place of the engine.
     pub(super) async fn sidecar(&self, parts: &Parts, body: &Bytes) -> Option<Response<Body>> {
         let named = |name: &str| {
             parts
@@ -72,8 +71,8 @@ impl ModelServerState {
         for (host, stage) in stages {
             match self.ask(&host, stage, parts, body).await {
                 Ok(reply) if reply.status == 200 => {}
-                // The client gets an error that the request caused. If a server failed, this server
-                // does its stage.
+                // If the request caused the error, the client gets it. If the called server failed,
+                // this server does that stage itself.
                 Ok(reply) if reply.status < 500 => {
                     let status =
                         StatusCode::from_u16(reply.status).unwrap_or(StatusCode::BAD_GATEWAY);
@@ -88,7 +87,7 @@ impl ModelServerState {
         None
     }
 
-    /// The error text if a request for this stage does not belong here.
+    /// Returns the error text if this server does not serve the stage.
     fn not_mine(&self, stage: Option<&str>) -> Option<String> {
         let right = match (self.options.role, stage) {
             (ServerRole::Both, _) | (ServerRole::Decode, None) => true,
@@ -128,7 +127,7 @@ impl ModelServerState {
         .await
     }
 
-    /// Forwards the request to the rank, and returns the rank's answer.
+    /// Forwards the request to the data-parallel rank, and returns its answer.
     async fn pass_on(&self, rank: &str, parts: &Parts, body: &Bytes) -> Response<Body> {
         let passed = async {
             let mut request = Request::builder()

@@ -1,9 +1,9 @@
 //! Sockets that can fail: an accept loop that can close its listening socket, and connections that
 //! end with a TCP reset.
 //!
-//! A reset is SO_LINGER 0 and close. Because hyper owns the stream, the stream itself must reset:
-//! if its [`ServedConnection`] was reset, dropping the stream sends the last bytes, if any, and
-//! then RST. With HTTP/2 all streams of the connection end then, as in a crash.
+//! To reset a connection is to set SO_LINGER to 0 and close it. Because hyper owns the TCP stream,
+//! the reset happens when hyper drops it: after [`ServedConnection::reset`], the drop sends the
+//! last bytes, if any, and then RST. With HTTP/2 this ends all streams of the connection.
 
 use std::convert::Infallible;
 use std::io;
@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 /// Linux's default. The server must not drop connections in a burst.
 const BACKLOG: u32 = 4096;
-/// Delay before the next try after a failed accept, for example without free descriptors.
+/// Delay before the next try after a failed accept, for example because no file descriptor is free.
 const ACCEPT_RETRY: Duration = Duration::from_millis(20);
 /// The maximum number of streams of an HTTP/2 connection. With hyper's default of 200, a burst
 /// would queue in the proxy.
@@ -54,11 +54,10 @@ impl ServedConnection {
 /// Commands to the accept loop, each with a channel that reports when it is done.
 pub(super) type SocketCommands = mpsc::UnboundedReceiver<(SocketCommand, oneshot::Sender<()>)>;
 
-/// A command to the accept loop.
 #[derive(Debug)]
 pub(super) enum SocketCommand {
-    /// Close the listening socket and reset all connections except `spare`. Open again after
-    /// `reopen_after`.
+    /// Close the listening socket and reset all connections except `spare`. Open the socket again
+    /// after `reopen_after`.
     Close {
         reopen_after: Option<Duration>,
         spare: Option<u64>,
@@ -74,7 +73,8 @@ pub(super) enum SocketCommand {
 
 enum ListenState {
     Open(TcpListener),
-    /// Bound but not listening: connections are refused, and no other process can take the port.
+    /// The socket is bound but does not listen. So connections are refused, and no other process
+    /// can take the port.
     Closed {
         held: Option<TcpSocket>,
         until: Option<Instant>,
@@ -207,7 +207,7 @@ pub(super) async fn serve<H, F>(
 
 /// How the accept loop ends a connection.
 struct ConnectionEnd {
-    /// The connection to spare.
+    /// Announces a reset, and the connection to spare.
     resets: watch::Receiver<Option<u64>>,
     drain: watch::Receiver<()>,
 }

@@ -1,4 +1,4 @@
-//! The counters of an engine since its start: the numbers of its `/metrics` page. Times are in wall
+//! The counters of an engine since its start: the numbers of its `/metrics` page. Times are wall
 //! time, as a client sees them.
 
 use super::engine::{FinishReason, SequenceEvent, SequenceTimeline};
@@ -105,7 +105,7 @@ pub(super) const HISTOGRAMS: [(&str, &[f64], &str); 15] = [
 #[derive(Clone, Debug)]
 pub(super) struct StatsHistogram {
     pub bounds: &'static [f64],
-    /// One count for each bound, and one for values above all bounds. The counts are not
+    /// One count for each bucket, the last for values above all bounds. The counts are not
     /// cumulative.
     pub counts: Vec<u64>,
     pub sum: f64,
@@ -119,8 +119,8 @@ impl StatsHistogram {
     }
 }
 
-/// How late the engine's events were handled, in wall time: the machine was too busy to simulate
-/// the engine in time. Buckets of [`Self::BUCKET_MS`]; the last has all above.
+/// A histogram of how late, in wall time, the engine's events were handled because the machine was
+/// too busy. Its buckets are [`Self::BUCKET_MS`] wide; the last bucket has all greater delays.
 #[derive(Clone, Debug)]
 pub(super) struct Lateness {
     counts: [u64; Self::BUCKETS],
@@ -141,7 +141,7 @@ impl Lateness {
         self.counts[bucket] += 1;
     }
 
-    /// The 99th percentile in ms, rounded up to a bucket; 0 if there was no event.
+    /// Returns the 99th percentile in ms, rounded up to a bucket; 0 if there was no event.
     pub(super) fn p99_ms(&self) -> f64 {
         let all: u64 = self.counts.iter().sum();
         let rank = all - all / 100;
@@ -158,7 +158,7 @@ impl Lateness {
     }
 }
 
-/// The parameters of a request, for their histograms.
+/// The parameters of a request, for the histograms of these parameters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestParameters {
     pub n: u32,
@@ -167,23 +167,22 @@ pub(super) struct RequestParameters {
 
 #[derive(Clone, Debug)]
 pub(super) struct EngineStats {
-    /// Seconds since the epoch.
+    /// The start time, in seconds since 1970.
     pub started_at: f64,
     pub prompt_tokens: u64,
     pub generation_tokens: u64,
     pub prefix_queries: u64,
     pub prefix_hits: u64,
-    /// Requests that ended with stop, length, abort.
+    /// Requests that ended with stop, length and abort, in this order.
     pub finished: [u64; 3],
-    /// How late the steps of the engine ended.
+    /// A histogram of how late the steps of the engine ended.
     pub late: Lateness,
-    /// In the order of [`HISTOGRAMS`].
     pub histograms: Vec<StatsHistogram>,
     ms_scale: f64,
 }
 
 impl EngineStats {
-    /// `ms_scale` is wall seconds per engine ms.
+    /// Creates empty counters. `ms_scale` is wall seconds per engine ms.
     pub(super) fn new(started_at: f64, ms_scale: f64) -> Self {
         let empty = |&(_, bounds, _): &(_, &'static [f64], _)| StatsHistogram {
             bounds,

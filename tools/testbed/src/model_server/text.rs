@@ -15,14 +15,15 @@ const WORDS: [&str; 16] = [
     "but ", "who ", "can ", "say ",
 ];
 
-/// Odd constants for the folded multiply; any with well spread bits work.
+/// Odd constants for the folded multiply; any constants with well spread bits work.
 const FOLD: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93];
 
 pub(super) fn token_count(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(TOKEN_BYTES)).unwrap_or(u32::MAX)
 }
 
-/// A 64-bit hash, the same in every process: engines with the same seed give the same answers.
+/// Returns a 64-bit hash that is the same in every process, so that engines with the same seed give
+/// the same answers.
 pub(super) fn hash(seed: u64, bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let mut state = seed ^ FOLD[1].wrapping_mul(bytes.len() as u64 + 1);
@@ -41,7 +42,7 @@ fn fold(state: u64, word: u64) -> u64 {
     (product as u64) ^ ((product >> 64) as u64).rotate_left(29) ^ state.rotate_left(7)
 }
 
-/// Chained hashes of the full blocks of `text`; `salt` separates adapters and tenants.
+/// Returns the chained hashes of the full blocks of `text`; `salt` separates adapters and tenants.
 pub(super) fn block_hashes(salt: u64, text: &[u8]) -> Vec<u64> {
     let (blocks, _) = text.as_chunks::<BLOCK_BYTES>();
     blocks
@@ -53,7 +54,7 @@ pub(super) fn block_hashes(salt: u64, text: &[u8]) -> Vec<u64> {
         .collect()
 }
 
-/// Small seeded generator (splitmix64).
+/// A small random number generator with a seed (splitmix64).
 #[derive(Clone, Debug)]
 pub(super) struct TextRng(pub u64);
 
@@ -66,7 +67,7 @@ impl TextRng {
         mixed ^ (mixed >> 31)
     }
 
-    /// Uniform in (0, 1].
+    /// Draws a uniform number in (0, 1].
     pub(super) fn unit(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }

@@ -26,14 +26,13 @@ const TOKEN: &str = "word ";
 /// written.
 const FLUSH: Duration = Duration::from_millis(10);
 
-/// The APIs of a plain engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PlainApi {
     Chat,
     Completions,
     Embeddings,
     Rerank,
-    /// SGLang's own API, not streamed.
+    /// SGLang's own API, without streams.
     Generate,
 }
 
@@ -45,7 +44,7 @@ const PATHS: &[(&str, PlainApi)] = &[
     ("/generate", PlainApi::Generate),
 ];
 
-/// The parts of a request that matter.
+/// The parts of a request that determine the reply.
 #[derive(Debug)]
 pub(super) struct PlainRequest {
     api: PlainApi,
@@ -82,8 +81,8 @@ impl PlainRequest {
         })
     }
 
-    /// Changes the request so that its reply has no tokens, like that of an engine that generates
-    /// nothing.
+    /// Changes the request so that its reply has no tokens, like the reply of an engine that
+    /// generates nothing.
     pub(super) fn aborted(self) -> Self {
         Self {
             tokens: 0,
@@ -98,7 +97,6 @@ impl PlainRequest {
         json!({"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": u64::from(prompt) + u64::from(output)})
     }
 
-    /// The whole reply as JSON.
     fn whole(&self) -> Value {
         let text = || TOKEN.repeat(self.tokens as usize);
         match self.api {
@@ -122,7 +120,6 @@ impl PlainRequest {
         }
     }
 
-    /// A stream event with these choices.
     fn event(&self, choices: &Value) -> Value {
         let object = if self.api == PlainApi::Chat {
             "chat.completion.chunk"
@@ -132,7 +129,7 @@ impl PlainRequest {
         json!({"id": "0", "object": object, "created": 0, "model": MODEL, "choices": choices})
     }
 
-    /// The stream event of one token, or the last event of a reply without tokens.
+    /// Returns the stream event of one token, or the last event of a reply without tokens.
     fn token(&self, last: bool) -> Value {
         let finish_reason = if last {
             json!(self.finish_reason)
@@ -148,7 +145,7 @@ impl PlainRequest {
         }
     }
 
-    /// The stream event after the last token.
+    /// Returns the stream event after the last token.
     fn last_usage(&self) -> Value {
         let mut event = self.event(&json!([]));
         event["usage"] = self.usage();
@@ -156,7 +153,7 @@ impl PlainRequest {
     }
 }
 
-/// The reply. `next` is the time from each token to the next. `running` is dropped when the reply
+/// Builds the reply. `next` is the time between two tokens. `running` is dropped when the reply
 /// ends.
 pub(super) async fn reply(
     asked: &PlainRequest,
@@ -233,7 +230,7 @@ fn streamed(
     response
 }
 
-/// A body that sends these pieces and then fails, which closes the connection.
+/// Returns a body that sends these pieces and then fails, which closes the connection.
 fn cut_after(pieces: impl futures::Stream<Item = Bytes> + Send + 'static) -> Body {
     let end = stream::once(async {
         sleep(FLUSH).await;
@@ -246,7 +243,6 @@ fn event(data: &str) -> Bytes {
     Bytes::from(format!("data: {data}\n\n"))
 }
 
-/// A JSON response.
 pub(super) fn json(value: &Value) -> Response<Body> {
     let mut response = Response::new(Body::from(value.to_string()));
     response.headers_mut().insert(

@@ -1,4 +1,4 @@
-//! Describes a stack, and starts it.
+//! Describes a stack (see [`crate::stack`]), and starts it.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,12 +14,12 @@ use crate::ports::ReservedPort;
 use crate::shared_envoy::EnvoyShare;
 use crate::{Result, scorers};
 
-/// Where picks are made.
+/// The process that picks endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PickerMode {
-    /// In the proxy, by the filter: `standalone.yaml`.
+    /// The proxy picks, by the filter: `standalone.yaml`.
     Filter,
-    /// In the daemon, which the proxy calls with the Endpoint Picker Protocol: `ext_proc.yaml`.
+    /// The daemon picks. The proxy calls it with the Endpoint Picker Protocol: `ext_proc.yaml`.
     ExtProc,
 }
 
@@ -40,7 +40,6 @@ pub struct StackBuilder {
     quiet: bool,
 }
 
-/// A change to the shipped config.
 enum ConfigEdit {
     Picker(Map<String, Value>),
     FilterBeforePicker(Value),
@@ -62,10 +61,9 @@ impl std::fmt::Debug for ConfigEdit {
 // === impl PickerMode ===
 
 impl PickerMode {
-    /// The picker modes.
     pub const ALL: [Self; 2] = [Self::Filter, Self::ExtProc];
 
-    /// The shipped file in `envoy-config/`.
+    /// Returns the name of the shipped file in `envoy-config/`.
     #[must_use]
     pub fn file(self) -> &'static str {
         match self {
@@ -74,7 +72,7 @@ impl PickerMode {
         }
     }
 
-    /// The daemon's arguments for the picker configuration of `edits`, if the daemon picks.
+    /// Returns the daemon's arguments for the picker configuration in `edits`, if the daemon picks.
     fn daemon_arguments(self, edits: &[ConfigEdit]) -> Vec<String> {
         let keys = edits
             .iter()
@@ -122,7 +120,7 @@ impl StackBuilder {
         }
     }
 
-    /// Sets where picks are made; by default in the filter.
+    /// Sets which process picks; by default the proxy.
     #[must_use]
     pub fn front(mut self, front: PickerMode) -> Self {
         self.front = front;
@@ -140,22 +138,22 @@ impl StackBuilder {
         self.servers_like(count, &options)
     }
 
-    /// Starts `count` model servers like this one.
+    /// Starts `count` model servers with these options.
     #[must_use]
     pub fn servers_like(mut self, count: usize, options: &ModelServerOptions) -> Self {
         self.servers = vec![options.clone(); count];
         self
     }
 
-    /// Adds `count` model servers like this one, for a pool of unequal machines.
+    /// Adds `count` model servers with these options, for a pool of unequal machines.
     #[must_use]
     pub fn more_servers_like(mut self, count: usize, options: &ModelServerOptions) -> Self {
         self.servers.extend(vec![options.clone(); count]);
         self
     }
 
-    /// Adds an endpoint that is not one of the stack's model servers: a socket of the test, or an
-    /// address without a listener.
+    /// Adds an endpoint that is not one of the stack's model servers: for example an address
+    /// without a listener.
     #[must_use]
     pub fn stranger(mut self, address: SocketAddr) -> Self {
         self.foreign_endpoints.push(address);
@@ -217,7 +215,7 @@ impl StackBuilder {
         self
     }
 
-    /// Puts a link between Envoy and the daemon. The test connects its other end.
+    /// Puts a link between Envoy and the daemon. The test later connects the link to the daemon.
     #[must_use]
     pub fn cable(self, cable: &CuttableLink) -> Self {
         let end = cable.address().port();
@@ -278,18 +276,17 @@ impl StackBuilder {
         self
     }
 
-    /// Prints no logs at the end. By default the stack prints the last lines of its logs; a test
-    /// runner shows them only if the test fails.
+    /// Prints no logs at the end. By default the stack prints the last lines of its logs; the test
+    /// runner shows this output only if the test fails.
     #[must_use]
     pub fn quiet(mut self) -> Self {
         self.quiet = true;
         self
     }
 
-    /// Uses an Envoy together with other stacks, which spares the three seconds in which an Envoy
-    /// compiles the module. For tests that send requests and read replies, the access log or the
-    /// daemon, and nothing else of Envoy. A stack whose daemon picks has its own Envoy
-    /// nevertheless, because that has no module.
+    /// Shares an Envoy with other stacks, which saves the three seconds in which an Envoy compiles
+    /// the filter. Use this for tests that read only replies, the access log and the daemon's
+    /// pages. If the daemon picks, the stack still has its own Envoy, which compiles no filter.
     #[must_use]
     pub fn shared_envoy(mut self) -> Self {
         self.envoy.sharing = EnvoySharing::Together;
@@ -297,7 +294,7 @@ impl StackBuilder {
     }
 
     /// Like [`Self::shared_envoy`], but no other stack uses the Envoy at the same time, and
-    /// counters begin at 0. For tests that also read statistics and pages of the admin port.
+    /// counters begin at 0. Use this for tests that also read statistics and admin pages of Envoy.
     #[must_use]
     pub fn envoy_in_turn(mut self) -> Self {
         self.envoy.sharing = EnvoySharing::InTurn;
@@ -321,8 +318,8 @@ impl StackBuilder {
         };
         let mut servers = Vec::new();
         for options in &self.servers {
-            // The port is leased, so that no other process can take it while the server closes its
-            // socket to refuse connections.
+            // The leased port stays reserved while the server closes its socket to refuse
+            // connections.
             servers.push(ModelServer::start(ModelServerOptions {
                 listen: lease()?,
                 ..options.clone()

@@ -14,7 +14,7 @@ fn names() -> [String; 2] {
     ["daemon.sp.svc.cluster.local", "daemon.sp.svc"].map(str::to_owned)
 }
 
-/// A CA that is valid from `from` on, for `lifetime`.
+/// Returns a CA that is valid from `from` on, for `lifetime`.
 fn ca(from: u64, lifetime: u64) -> TlsPair {
     let mut params = params(&[], from, from + lifetime).unwrap();
     params.extended_key_usages.clear();
@@ -29,14 +29,14 @@ fn ca(from: u64, lifetime: u64) -> TlsPair {
     }
 }
 
-/// A certificate of [`MADE`], valid for 90 days.
+/// Returns a certificate of [`MADE`], valid for 90 days.
 fn present() -> String {
     let key = KeyPair::generate().unwrap();
     let params = params(&["any.name".to_owned()], MADE, MADE + 90 * DAY).unwrap();
     params.self_signed(&key).unwrap().pem()
 }
 
-/// The replacement of [`present`], valid for 90 days.
+/// Returns the replacement of [`present`], valid for 90 days.
 fn renewed(trusted: &str, ca: &TlsPair, now: u64) -> Result<Option<TlsPair>, String> {
     let wanted = WantedCertificate {
         names: &names(),

@@ -60,7 +60,7 @@ impl LearningTask {
         }
     }
 
-    /// The models as JSON.
+    /// Returns the models as JSON.
     fn to_json(&self, members: &[(EndpointRef, String)]) -> Value {
         let LearnerStatus {
             window,

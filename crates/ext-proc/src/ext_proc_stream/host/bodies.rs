@@ -32,7 +32,7 @@ impl ExtProcHost {
 
     pub(super) fn send_pieces(&mut self, edit: Option<BodyEdit>) {
         let duplex = self.modes().request == BodyMode::FullDuplex;
-        // A piece that gets its own answer keeps its length.
+        // Without full duplex, each piece gets its own answer and keeps its length.
         let pieces = self
             .held
             .take_pieces(edit, if duplex { PIECE_BYTES_MAX } else { usize::MAX });

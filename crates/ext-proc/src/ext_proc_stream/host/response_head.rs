@@ -48,8 +48,7 @@ impl ExtProcHost {
         }
         head.end_of_stream = given.end_of_stream;
         match self.modes().response {
-            // The headers wait for the body only in this mode, so that they can have the new
-            // length.
+            // Only in this mode do the headers wait for the body, so they can get the new length.
             BodyMode::Buffered => {}
             // A body that Envoy does not send is like one in an unknown encoding.
             BodyMode::None => head.encoded = true,

@@ -1,7 +1,7 @@
-//! Decides which model names get a label.
+//! Decides which model names get a label in metrics.
 //!
 //! A name gets a label at its first success. Engines that ignore the name answer for any name. So
-//! if there is no room, a name that is not listed is replaced by
+//! if all labels are taken, a name that nothing lists ([`LabelSource`]) is replaced by
 //!
 //! - a listed name,
 //! - a name of a client with fewer names,
@@ -18,7 +18,8 @@ use super::{CountedRequest, MODELS_MAX, ModelCounters, ModelLabel, PoolCounters,
 /// written into some 90 lines of the daemon's `/metrics` page.
 pub const UNLISTED_NAME_BYTES_MAX: usize = 64;
 
-/// How long an unlisted name without a success keeps its label, in ms: some scrapes.
+/// How long an unlisted name without a success keeps its label, in ms: long enough for some scrapes
+/// by Prometheus.
 const IDLE_MS: u64 = 600_000;
 
 /// The source of a model name.
@@ -28,11 +29,11 @@ pub enum LabelSource {
     /// also counts as listed.
     #[default]
     Listed,
-    /// Only requests name it.
+    /// Only clients' requests name the model.
     Client {
         /// The client whose request came first, as a hash.
         client: u64,
-        /// The time when a request for it last succeeded.
+        /// The time when a request for this name last succeeded.
         used_at: Timestamp,
     },
 }
@@ -42,7 +43,7 @@ pub enum LabelSource {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct NameCandidates([(u64, u64); CANDIDATES]);
 
-/// The number of names that may be invented between two requests for a real name.
+/// A real name keeps its count if clients invent fewer names than this between two requests for it.
 const CANDIDATES: usize = 16;
 
 // === impl LabelSource ===
@@ -60,12 +61,12 @@ impl LabelSource {
 // === impl NameCandidates ===
 
 impl NameCandidates {
-    /// Counts a success of this label, and returns how many it had recently.
+    /// Counts a success of this label, and returns how many successes it had recently.
     fn count(&mut self, label: &ModelLabel) -> u64 {
         let name = scheduler::name_hash(&label.model)
             ^ scheduler::name_hash(&label.target_model).rotate_left(1);
         let known = self.0.iter().position(|(known, _)| *known == name);
-        // Of those with the fewest, the oldest comes first.
+        // Of the names with the fewest successes, the oldest is replaced.
         let fewest = || self.0.iter().map(|(_, count)| *count).min().unwrap_or(0);
         let place = known.or_else(|| {
             let fewest = fewest();
@@ -218,7 +219,7 @@ mod tests {
         }
     }
 
-    /// Requests of one client for these models, each answered, one millisecond apart.
+    /// Sends one client's requests for these models, one millisecond apart. All succeed.
     fn serve(counters: &mut PoolCounters, client: u64, models: impl IntoIterator<Item = String>) {
         for (ms, model) in (0..).zip(models) {
             let mut counted = counters.count_sent(&model, &model, 0, 1);

@@ -53,7 +53,7 @@ struct Job {
     left: bool,
 }
 
-/// The decision of a VM to give up the job for another one.
+/// The decision of a VM to give up the job for another job.
 #[derive(Clone, Copy, Debug)]
 struct RoomMark {
     vm: usize,
@@ -174,7 +174,7 @@ impl Process {
         vm.pool.queues_mut().set_peers(true, holds);
     }
 
-    /// Writes the order, unless another VM did, then wakes that VM.
+    /// Writes the order, unless another VM wrote first. Then wakes the VM `wake`.
     fn write(&mut self, at: usize, order: SharedOrder, wake: Option<u64>) -> bool {
         self.writes += 1;
         // The choice is random. If it were every n-th write, the decisive write of a claim with n
@@ -207,7 +207,7 @@ impl Process {
         self.now = self.now.plus_ms(1);
     }
 
-    /// The steps of the stream of a request that arrives.
+    /// Runs the steps of an arriving request's stream.
     fn comes(&mut self, at: usize, mut job: Job) {
         self.read(at);
         let now = self.now;
@@ -334,7 +334,7 @@ impl Process {
         vm.woken || !vm.asks.is_empty() || vm.pool.has_due()
     }
 
-    /// A callback of the VM. Before it, the VM receives each [`RoomAsk`] from other VMs.
+    /// Runs a callback of the VM, which first receives each [`RoomAsk`] from other VMs.
     fn steps(&mut self, at: usize) {
         while let Some((ask, left, waits)) = self.vms[at].asks.pop_front() {
             self.hears(at, ask, left, waits);
@@ -363,8 +363,7 @@ impl Process {
             .for_each(|left| self.vms[next].asks.push_back((ask, left, waits)));
     }
 
-    /// The job was tried. For this job, the VM asks other VMs for room, or gives up requests
-    /// itself.
+    /// After a try of the job, the VM asks other VMs for room for it, or gives up requests itself.
     fn sends_asks(&mut self, at: usize, job: usize) {
         let others = self.vms.len() - 1;
         self.vms[at]

@@ -1,5 +1,6 @@
-//! A model of a process: VMs that read and write the order and each other's load in single steps,
-//! in every order (two VMs) or in random order with faults (four VMs).
+//! A model of a process whose VMs read and write the common order, and read each other's load, in
+//! single steps. Two VMs take their steps in every sequence, and four VMs in a random sequence with
+//! faults.
 
 use std::collections::BTreeSet;
 
@@ -338,9 +339,9 @@ fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
         .unwrap();
 }
 
-/// Four VMs in random order; wake-ups get lost, and one VM dies. The tick of each VM every 10 ms is
-/// the safety net, with an event if the last round is older: all requests of the living VMs are
-/// sent.
+/// Four VMs take steps in random order; wake-ups get lost, and one VM dies. All requests of the
+/// living VMs are sent, because each VM also ticks every 10 ms and begins a round if the last one
+/// is older.
 #[test]
 fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
     for seed in 0..300 {
@@ -382,7 +383,7 @@ fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
     }
 }
 
-/// While nothing ends, requests go in the order of their tags.
+/// While no request ends, requests are sent in the order of their tags.
 #[test]
 fn the_smallest_of_all_vms_goes_first() {
     for seed in 0..200 {

@@ -1,4 +1,4 @@
-//! Proxies that pick from four engines, each by its own ledger, and peers that can claim any load.
+//! Proxies that pick from four engines, each by its own ledger, and peers that may claim any load.
 
 use proptest::prelude::*;
 
@@ -22,7 +22,7 @@ fn engine(slot: usize) -> EndpointRef {
 
 type Loads = [EndpointLoad; ENGINES];
 
-/// The claim of a liar at a time in ms, in addition to the honest load of the others.
+/// Returns what a liar claims at a time in ms, given the honest loads of the others.
 type Lie = fn(u64, &Loads) -> Loads;
 
 #[derive(Default)]
@@ -50,7 +50,7 @@ struct ClaimFleet {
     busy_ms: [u64; ENGINES],
     rng: Rng,
     served: [u64; ENGINES],
-    /// The largest part of an honest claim that did not count, in requests.
+    /// The largest part of an honest claim that was not counted, in requests.
     cut: u32,
 }
 
@@ -364,8 +364,8 @@ fn what_no_scrape_shows_is_not_judged() {
 }
 
 proptest! {
-    /// For all claims and scrapes, no more load is used than is claimed. In the end a claim counts
-    /// as at most the load that the endpoint shows, or a few times that.
+    /// For all claims and scrapes, no more load is counted than is claimed. In the end a claim
+    /// counts at most as a few times the load that the endpoint shows.
     #[test]
     fn a_claim_counts_within_what_is_shown(
         claims in prop::collection::vec((0..70_000_u32, any::<u32>(), 0..60_u64), 1..40),

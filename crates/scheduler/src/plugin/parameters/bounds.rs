@@ -1,4 +1,4 @@
-//! How deep and how long a value of a parameter may be.
+//! Checks how deep and how long the value of a parameter is.
 
 use super::{ParameterValue, VALUE_DEPTH_MAX, VALUES_MAX};
 

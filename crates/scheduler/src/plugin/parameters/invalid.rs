@@ -5,7 +5,7 @@ use std::fmt;
 use super::super::closest::closest;
 use super::{Parameter, VALUE_DEPTH_MAX, VALUES_MAX};
 
-/// The reason why a parameter was refused. The configuration has to change.
+/// The reason why a parameter was refused. It is refused until the configuration changes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidParameter {
     /// The plugin has no such parameter.
@@ -18,7 +18,7 @@ pub enum InvalidParameter {
     Duplicate(String),
     /// The parameter has no default and is not given.
     Missing(String),
-    /// Lists and maps deeper than [`VALUE_DEPTH_MAX`] or with more values than [`VALUES_MAX`].
+    /// The value is nested deeper than [`VALUE_DEPTH_MAX`], or has more than [`VALUES_MAX`] values.
     TooLarge(String),
     /// The error is in a value inside a structured parameter.
     Within {
@@ -36,7 +36,7 @@ pub enum InvalidParameter {
     OutOfRange { name: String, allowed: &'static str },
 }
 
-/// The error of a value of another type.
+/// Returns the error for a value of the wrong type.
 pub(super) fn wrong_type(name: &str, expected: &'static str) -> InvalidParameter {
     InvalidParameter::WrongType {
         name: name.to_owned(),
@@ -44,7 +44,7 @@ pub(super) fn wrong_type(name: &str, expected: &'static str) -> InvalidParameter
     }
 }
 
-/// The error of a value inside a structured one.
+/// Returns the error for a value inside a structured value.
 pub(super) fn within(path: String, error: InvalidParameter) -> InvalidParameter {
     InvalidParameter::Within {
         path,
@@ -52,7 +52,7 @@ pub(super) fn within(path: String, error: InvalidParameter) -> InvalidParameter 
     }
 }
 
-/// The error of a number out of range.
+/// Returns the error for a number out of range.
 pub(super) fn out_of_range(parameter: &Parameter) -> InvalidParameter {
     InvalidParameter::OutOfRange {
         name: parameter.name.to_owned(),
@@ -88,7 +88,7 @@ impl fmt::Display for InvalidParameter {
 
 impl std::error::Error for InvalidParameter {}
 
-/// Writes the most likely name and all known names, after an unknown name.
+/// Writes the most similar known name and all known names, as help after an unknown name.
 pub(crate) fn write_known(
     f: &mut fmt::Formatter<'_>,
     name: &str,

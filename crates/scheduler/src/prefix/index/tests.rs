@@ -48,7 +48,7 @@ fn length(index: &PrefixIndex, blocks: &[u64], endpoint: EndpointRef) -> u32 {
     matched(index, blocks, &[endpoint])[0]
 }
 
-/// Entries of live owners, counted one by one.
+/// Counts the entries of live owners one by one.
 fn count(index: &mut PrefixIndex) -> usize {
     let mut count = 0;
     for bucket in 0..index.table.buckets() {
@@ -640,8 +640,7 @@ fn a_table_far_larger_than_a_cache_still_knows_what_is_evicted() {
     );
 }
 
-/// An index whose epoch is sixteen touches, and the reuse interval of a prompt of sixteen blocks in
-/// a pool of four.
+/// Returns the reuse interval of a prompt of sixteen blocks in a pool of four endpoints.
 fn reuse_interval(index: &PrefixIndex, asked: &[u64]) -> f32 {
     let endpoints: Vec<_> = (0..4).map(endpoint).collect();
     let mut known = Vec::new();
@@ -788,7 +787,7 @@ fn a_capacity_learnt_late_does_not_empty_the_endpoint() {
 
 #[test]
 fn an_old_entry_never_looks_young() {
-    // As small as possible: every touch is an epoch, so stamps wrap after 65,536.
+    // The table is so small that every touch is an epoch, so stamps wrap after 65,536 touches.
     let mut index = PrefixIndex::with_capacity(512);
     let idle = chain(1, 20);
     let busy = chain(2, 50);
@@ -848,14 +847,14 @@ const SLOTS: u16 = 20;
 const CHAINS: usize = 6;
 const CHAIN: usize = 60;
 
-/// A tree of prompts: each forks off an earlier one about half way.
+/// Returns a tree of prompts: each begins with about half of an earlier one.
 fn trees() -> Vec<Vec<u64>> {
     let mut trees = vec![chain(1000, CHAIN)];
     for n in 1..CHAINS {
         let fork = CHAIN / 2 + n;
         trees.push([&trees[n / 2][..fork], &chain(n as u64, CHAIN - fork)].concat());
     }
-    // Long prompts have such hashes: after the first blocks each hash represents several blocks.
+    // As in long prompts, each hash after the first blocks represents several blocks.
     trees
         .iter_mut()
         .flat_map(|blocks| blocks.iter_mut().skip(CHAIN * 2 / 3))
@@ -874,7 +873,7 @@ fn op() -> impl Strategy<Value = IndexOp> {
     ]
 }
 
-/// The naive twin: a set of blocks for each endpoint, without bounds.
+/// A naive implementation for comparison: an unbounded set of blocks for each endpoint.
 struct NaiveIndex {
     trees: Vec<Vec<u64>>,
     cached: BTreeMap<EndpointRef, BTreeSet<u64>>,
@@ -926,7 +925,7 @@ impl NaiveIndex {
         }
     }
 
-    /// One more than the position of the deepest block held.
+    /// Returns one more than the position of the last block held.
     fn reach(&self, blocks: &[u64], endpoint: EndpointRef) -> u32 {
         let Some(held) = self.cached.get(&endpoint) else {
             return 0;
@@ -938,8 +937,8 @@ impl NaiveIndex {
     }
 }
 
-/// One more than the position of the deepest block whose entry satisfies the condition, by a walk
-/// over all.
+/// Returns one more than the position of the last block whose entry satisfies the condition, by a
+/// walk over all.
 fn deepest(
     index: &PrefixIndex,
     blocks: &[u64],
@@ -983,7 +982,7 @@ proptest! {
         }
     }
 
-    /// With room for all entries and no holes, the index equals the naive twin.
+    /// With room for all entries and no holes, the index equals the naive implementation.
     #[test]
     fn with_room_it_is_exact(ops in prop::collection::vec(op(), 0..60)) {
         let mut index = PrefixIndex::with_capacity(60_000);

@@ -20,31 +20,31 @@
 //!
 //! | symbol | field | meaning |
 //! |---|---|---|
-//! | u, n | `uncached_tokens`, `prompt_tokens` | prompt tokens that are not cached here; all prompt tokens |
+//! | u, n | `uncached_tokens`, `prompt_tokens` | prompt tokens that the endpoint has not cached; all prompt tokens |
 //! | m | `new_tokens` | prompt tokens that are cached at no candidate: the least u |
 //! | r | `reuse_interval` | prompts that an endpoint gets between two requests that a new copy will serve |
 //! | x | | tokens that the request is charged for: all requests that will use a copy of a prefix share its cost |
 //! | o | `output_tokens` | expected output tokens; 0 at a stage before decode |
 //! | v, w | `prefill_speed`, `decode_speed` | how many times as long as an average endpoint this one takes |
 //! | c0 c1 c2, e0 e1 e2 | `step` | learned coefficients of a prefill and of a decode step ([`StepModel`]) |
-//! | P, Pu, Pq | `load.prefills` | prompts that wait here, their uncached tokens, their pairs of tokens |
-//! | B, K | `load` | requests in flight here, and their tokens of context |
+//! | P, Pu, Pq | `load.prefills` | prompts that wait at the endpoint, their uncached tokens, their pairs of tokens |
+//! | B, K | `load` | requests in flight at the endpoint, and their tokens of context |
 //! | Bmean, Kmean | `mean_batch`, `mean_context` | means of B and K over the candidates |
 //! | C | `memory` | KV memory of the engine in tokens |
 //! | missing | [`KvMemory::missing_tokens`] | tokens of KV memory that this request needs and the engine lacks |
 //! | A | `adapter_ms` | time to load the LoRA adapter |
 //! | E | `evicted_share` | share of the computed prompt tokens that had been cached and were evicted |
-//! | f | `excess_failure_rate` | failure rate here minus twice the rate at the other endpoints |
+//! | f | `excess_failure_rate` | failure rate of the endpoint minus twice the rate at the other endpoints |
 //!
-//! Why the formula has halves: when a request arrives, the prompt in work is on average half done.
-//! The requests that are here end evenly over one lifetime, so on average half of them are here
-//! during the lifetime of this request, and the usual number of requests replaces the others. The
-//! present load says only half of what the load will be.
+//! The formula has halves for two reasons. When a request arrives, the prompt in work is on average
+//! half done. The requests at the endpoint end evenly over one lifetime. So during the lifetime of
+//! this request half of them are there on average, and the mean number of requests replaces the
+//! others.
 
 use crate::in_flight::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
 use crate::latency::step::StepModel;
 
-/// If only the number of prompts in a queue matters, it counts as at most this many, because
+/// The number P of prompts in a queue approaches at most this number in the formula, because
 /// prompts in one queue share engine steps.
 const PROMPTS_PER_STEP: f32 = 4.0;
 
@@ -96,8 +96,8 @@ pub(super) struct EndpointInputs {
     pub(super) excess_failure_rate: f32,
 }
 
-/// The numbers of an endpoint's load that the cost depends on. A copy of the whole load would take
-/// as long as reading all other data of the endpoint.
+/// The numbers of an endpoint's load on which the cost depends. To copy the whole load would take
+/// as long as to read all other data of the endpoint.
 pub(super) struct LoadInputs {
     /// B, the requests in flight.
     pub(super) requests: u32,
@@ -162,7 +162,6 @@ impl Cost {
         }
     }
 
-    /// The sum of all terms.
     pub(super) fn total(&self) -> f32 {
         self.wait + self.prefill + self.delay + self.decode + self.memory + self.failure
     }
@@ -180,25 +179,27 @@ impl Cost {
     }
 }
 
-/// The prompts ahead must finish first, and a long queue becomes a large batch.
+/// Returns the cost of waiting: the prompts ahead must finish first, and a long queue becomes a
+/// large batch.
 fn wait(weights: &CostWeights, times: &CostTimes) -> f32 {
     times.waiting_ms * (weights.ttft_weight + weights.queue_externality * times.expected_batch)
 }
 
-/// The request's own prefill, and the first tokens of the requests that arrive here until it is
-/// done. B requests arrive in each lifetime T.
+/// Returns the time of the request's own prefill, and the delay of the first tokens of the requests
+/// that arrive at the endpoint until it is done. B requests arrive in each lifetime T.
 fn prefill(weights: &CostWeights, times: &CostTimes) -> f32 {
     let arrivals = times.batch * (times.waiting_ms + times.service_ms / 2.0) / times.lifetime_ms;
     weights.ttft_weight * times.service_ms * (1.0 + arrivals)
 }
 
-/// The request's prefill delays the requests that will run here.
+/// Returns the time by which the request's prefill delays the requests that will run at the
+/// endpoint.
 fn delay(times: &CostTimes) -> f32 {
     times.expected_batch * times.service_ms
 }
 
-/// The request's own decode steps, and the time that it adds to the steps of the requests beside
-/// it.
+/// Returns the time of the request's own decode steps, and the time that it adds to the steps of
+/// the requests beside it.
 fn decode(request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTimes) -> f32 {
     let ([_, e1, e2], (_, w)) = (request.step.decode(), endpoint.speed);
     let context = (endpoint.load.context_tokens + request.mean_context) / 2.0;
@@ -209,9 +210,9 @@ fn decode(request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTi
     request.output_tokens * w * (own_ms + others_ms)
 }
 
-/// A new copy of a prefix evicts other prefixes. An evicted token is computed again with the
-/// probability that a recently computed token had been evicted before. The computation delays the
-/// mean batch.
+/// Returns the cost of evicting other prefixes for a new copy of a prefix. An evicted token is
+/// computed again with the probability that a recently computed token had been evicted before. The
+/// computation delays the mean batch.
 fn memory(request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
     let [_, c1, _] = request.step.prefill();
     let evicted = request.evicted_share.min(EVICTED_SHARE_MAX);
@@ -238,9 +239,9 @@ impl LoadInputs {
 // === impl RequestInputs ===
 
 impl RequestInputs<'_> {
-    /// x: the tokens that the request is charged for if `uncached_tokens` are not cached. This
-    /// request and 1/r more will use the new copy, and each pays an equal part. So this request
-    /// pays 1 / (1 + 1/r) of the copy.
+    /// Returns x, the tokens that the request is charged for if `uncached_tokens` are not cached.
+    /// This request and 1/r more will use the new copy, and each pays an equal part. So this
+    /// request pays 1 / (1 + 1/r) of the copy.
     fn charged_tokens(&self, uncached_tokens: f32) -> f32 {
         let again_tokens = (uncached_tokens - self.new_tokens).max(0.0);
         self.new_tokens + again_tokens * (self.reuse_interval / (1.0 + self.reuse_interval))
@@ -263,7 +264,7 @@ impl CostTimes {
             endpoint.load.context_tokens + request.prompt_tokens,
         );
         let decode_ms = request.output_tokens * w * step_ms;
-        // All requests here together free their memory in about one lifetime.
+        // In about one lifetime, all present requests end and free their memory.
         let memory_ms = endpoint.memory.map_or(0.0, |memory| {
             decode_ms * memory.missing_share(request, endpoint)
         });
@@ -278,9 +279,9 @@ impl CostTimes {
     }
 }
 
-/// Time until the prompts in a queue have been computed by an average endpoint, in ms. The constant
-/// c0 was learned from single prompts, but prompts in a queue share steps. One prompt is assumed to
-/// be half done.
+/// Returns the time in which an average endpoint computes the prompts in its queue, in ms. The
+/// constant c0 was learned from single prompts, but prompts in a queue share steps. One prompt is
+/// assumed to be half done.
 fn queued_prefills_ms(step: &StepModel, prefills: &PendingPrefills) -> f32 {
     if prefills.prompts == 0 {
         return 0.0;
@@ -296,7 +297,7 @@ fn queued_prefills_ms(step: &StepModel, prefills: &PendingPrefills) -> f32 {
 // === impl KvMemory ===
 
 impl KvMemory {
-    /// The mean over the engines that report their memory; `None` if no engine does.
+    /// Returns the mean over the engines that report their memory; `None` if no engine does.
     pub(super) fn mean(endpoints: &[EndpointInputs]) -> Option<Self> {
         let reported = || endpoints.iter().filter_map(|endpoint| endpoint.memory);
         let count = float(reported().count() as u64);
@@ -307,25 +308,24 @@ impl KvMemory {
         })
     }
 
-    /// The missing tokens as a share of the capacity.
+    /// Returns the missing tokens as a share of the capacity.
     fn missing_share(&self, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
         self.missing_tokens(request, endpoint) / self.capacity
     }
 
-    /// Tokens of KV memory that the request needs but that are not free. At most the need of the
-    /// prompt itself. A larger shortage delays every request, and moving this request to an
-    /// endpoint that has not cached its prefix would take even more memory. Prompts in the queue
-    /// already have about half of their memory.
+    /// Returns the tokens of KV memory that the request needs but that are not free, at most those
+    /// that the prompt itself needs. A larger shortage delays every request, and moving this
+    /// request to an endpoint that has not cached its prefix would take even more memory. Prompts
+    /// in the queue already have about half of their memory.
     fn missing_tokens(&self, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
         let taken = self.used + endpoint.load.queued_tokens / 2.0;
         let missing = taken + endpoint.uncached_tokens + request.output_tokens
             - PROMPT_MEMORY_SHARE * self.capacity;
-        // `clamp` is not used, because it panics if its limits are not numbers.
+        // `clamp` would panic if a limit were NaN.
         missing.max(0.0).min(endpoint.uncached_tokens)
     }
 }
 
-/// A count as an f32.
 // Costs need far fewer than the seven digits of an f32.
 pub(super) fn float(count: u64) -> f32 {
     count as f32

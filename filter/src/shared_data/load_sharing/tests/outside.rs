@@ -1,4 +1,4 @@
-//! Tests with two processes that share through a daemon.
+//! Tests with two processes that share their load through a daemon.
 
 use super::*;
 use prost::Message as _;
@@ -161,7 +161,7 @@ fn the_one_that_leaders_ticks_faster_while_there_is_something_to_tell() {
 fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_back() {
     let one = SharingWorld::new(3, "");
     let two = SharingWorld::new(3, "");
-    // The second process has another clock.
+    // The clock of the second process differs.
     (0..10).for_each(|_| two.tick());
     say(&one, others(2));
     say(&two, others(2));
@@ -291,7 +291,7 @@ fn any_row_from_outside_is_survived() {
     }
 }
 
-/// The daemon's heartbeat.
+/// Delivers the daemon's heartbeat.
 fn heartbeat(world: &SharingWorld, sequence: u64) {
     let version = Version {
         term: 1,

@@ -38,14 +38,14 @@ impl CpuMeter {
         }
     }
 
-    /// Busy share of all cores since the start, 0 to 1.
+    /// Returns the busy share of all cores since the start, 0 to 1.
     #[expect(clippy::cast_precision_loss, reason = "ticks stay far below 2^52")]
     pub(crate) fn busy_so_far(&self) -> Option<f64> {
         let ((busy, total), (busy_now, total_now)) = (self.machine?, machine()?);
         Some(busy_now.saturating_sub(busy) as f64 / total_now.saturating_sub(total).max(1) as f64)
     }
 
-    /// A line about the whole run, with a warning if the machine was too slow.
+    /// Returns a line about the whole run, with a warning if the machine was too slow.
     #[expect(clippy::cast_precision_loss, reason = "ticks stay far below 2^52")]
     pub(crate) fn finish(&mut self, policies: &[DemoPolicy]) -> String {
         let late = policies
@@ -73,7 +73,7 @@ impl CpuMeter {
     }
 }
 
-/// Busy and total ticks of all cores since boot.
+/// Returns the busy and total ticks of all cores since boot.
 fn machine() -> Option<(u64, u64)> {
     let text = std::fs::read_to_string("/proc/stat").ok()?;
     let fields: Vec<u64> = text
@@ -89,7 +89,7 @@ fn machine() -> Option<(u64, u64)> {
     Some((total - idle, total))
 }
 
-/// Ticks that these processes have used.
+/// Returns the ticks that these processes have used.
 fn ticks(processes: &[u32]) -> u64 {
     let used = |id: &u32| {
         let text = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;

@@ -110,7 +110,7 @@ async fn run(args: &Args) -> Result<()> {
     outcome.and(demo.stop().await)
 }
 
-/// The requests of both policies.
+/// Returns the requests of both policies.
 fn arrivals(args: &Args) -> Result<Vec<Arrival>> {
     let end = Duration::try_from_secs_f64(args.minutes * 60.0)
         .map_err(|error| format!("--minutes: {error}"))?;

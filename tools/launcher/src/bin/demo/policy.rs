@@ -57,7 +57,6 @@ impl DemoPolicy {
         self.name
     }
 
-    /// The address of its Envoy.
     pub(crate) fn target(&self) -> SocketAddr {
         self.target
     }

@@ -24,7 +24,7 @@ pub(crate) struct LiveView {
 // === impl LiveView ===
 
 impl LiveView {
-    /// A view of a run that sends its last request before `length` has passed.
+    /// Creates a view of a run that sends its last request before `length` has passed.
     pub(crate) fn new(terminal: bool, length: Duration) -> Self {
         Self {
             terminal,
@@ -134,8 +134,8 @@ impl LiveView {
     }
 }
 
-/// The figures of both policies at the end, what the second gains over the first, and the requests
-/// that failed.
+/// Returns the figures of both policies at the end, what the second gains over the first, and the
+/// requests that failed.
 pub(crate) fn comparison(policies: &[DemoPolicy; 2]) -> String {
     let seen = policies.each_ref().map(DemoPolicy::figures);
     let failed: Vec<String> = policies
@@ -177,7 +177,7 @@ pub(crate) fn comparison(policies: &[DemoPolicy; 2]) -> String {
     format!("{}\nFailed requests: {}.", right(table), failed.join(", "))
 }
 
-/// The ratio of `theirs` to `ours`: below 1 if ours is longer.
+/// Returns the ratio of `theirs` to `ours`: below 1 if ours is longer.
 fn gain(theirs: Duration, ours: Duration) -> String {
     if ours.is_zero() {
         "-".to_owned()

@@ -1,4 +1,4 @@
-//! The replicas of a run: ordered, started, removed.
+//! Orders, starts and removes the replicas of a run.
 
 use scheduler::{Endpoint, EndpointRef, Generation, Readiness, Slot, Version};
 
@@ -27,7 +27,7 @@ pub(super) struct Replica<'w> {
     pub(super) in_flight: usize,
 }
 
-/// All replicas, the first few of them ready.
+/// Returns all replicas at the start, the first few ready.
 pub(super) fn at_start<'w>() -> Vec<Replica<'w>> {
     let replica = |at| Replica {
         engine: SimulatedEngine::new(QWEN_32B_H200),
@@ -71,7 +71,7 @@ fn endpoint(at: usize, replica: &Replica<'_>) -> Endpoint {
 }
 
 impl ScalingWorld<'_> {
-    /// Ends a replica and adds its hours. Replicas cost nothing after the last arrival.
+    /// Ends a replica and adds its hours, those up to the last arrival.
     pub(super) fn end(&mut self, at: usize, now: f64) {
         let Some(replica) = self
             .replicas

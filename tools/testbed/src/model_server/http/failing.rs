@@ -9,7 +9,7 @@ use crate::model_server::socket::ServedConnection;
 
 /// Half of the head of an HTTP/1 response.
 const PARTIAL_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-str";
-/// A HEADERS frame on stream 1 that announces 64 bytes and has three.
+/// A HEADERS frame on stream 1 that announces 64 bytes but has only three.
 const PARTIAL_FRAME: &[u8] = &[0, 0, 64, 1, 4, 0, 0, 0, 1, 0x88, 0x5f, 0x8b];
 
 /// Applies the fault. Returns the answer, or `None` if the mode does not apply to requests.

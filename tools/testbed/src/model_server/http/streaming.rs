@@ -1,4 +1,4 @@
-//! Streamed replies, in chunks of any size, and what cuts them off.
+//! Streamed replies, in chunks of any size, and the faults that cut replies off.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::model_server::socket::ServedConnection;
 /// Time for written bytes to reach the socket before a reset discards them.
 const FLUSH: Duration = Duration::from_millis(10);
 
-/// Time between the pieces of a split stream, long enough for a reader to see each alone.
+/// Time between the pieces of a split stream, long enough for a reader to see each piece alone.
 const PIECE_DELAY: Duration = Duration::from_millis(1);
 
 impl ServerExchange {
@@ -32,7 +32,7 @@ impl ServerExchange {
             generation,
             connection: self.connection,
             cut_after: self.cut_after,
-            // The first token does not wait for more: engines that bundle tokens send it at once.
+            // The first token does not wait for more tokens, as in engines that bundle tokens.
             chunks_wanted: 1,
             chunks_per_write: self.server.options.chunks_per_write.max(1),
             chunk_delay: Duration::from_millis(self.server.options.chunk_delay_ms),
@@ -71,13 +71,12 @@ pub(super) async fn reset_after_flush<T>(connection: &ServedConnection) -> T {
     std::future::pending().await
 }
 
-/// The body of a streamed reply.
 struct ReplyEvents {
     reply: ModelReply,
     generation: GenerationHandle,
     connection: Arc<ServedConnection>,
     cut_after: Option<u32>,
-    /// Chunks of the next write.
+    /// Chunks in the next write.
     chunks_wanted: u32,
     chunks_per_write: u32,
     chunk_delay: Duration,

@@ -280,7 +280,7 @@ impl Process {
         Ok(())
     }
 
-    /// All end, until none runs or waits; then nothing is left in any VM.
+    /// Ends all requests, and checks that nothing is left in any VM.
     fn all_end(&mut self) -> Result<(), TestCaseError> {
         while self.running() > 0 {
             self.end_oldest();

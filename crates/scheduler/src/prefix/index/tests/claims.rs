@@ -1,12 +1,11 @@
-//! The laws of claims: they count like confirmed blocks, and change nothing for these.
+//! The rules for claims: they count like confirmed blocks, and change nothing for confirmed blocks.
 
 use super::*;
 use crate::prefix::BlockClaim;
 
-/// The blocks of each endpoint's cache.
+/// The number of blocks in each endpoint's cache.
 const CAPACITY: u32 = 400;
 
-/// The endpoints.
 const ENDPOINTS: u16 = 4;
 
 /// An operation of a proxy, or of an attacker.
@@ -16,9 +15,9 @@ enum Deed {
     Confirm(u16, u64, usize),
     /// A prompt waits for its reply.
     Wait(u16, u64, usize),
-    /// The endpoint refused a prompt of that many blocks, which no other prompt has.
+    /// The endpoint refused a prompt of this many blocks, which no other prompt has.
     Refuse(u16, usize),
-    /// A peer beyond its share places that many blocks, which no prompt has.
+    /// A peer that exceeds its share reports a pick with this many blocks, which no prompt has.
     Lie(u16, usize),
     /// A peer says that the endpoint refused this prompt.
     Deny(u16, u64, usize),
@@ -39,7 +38,6 @@ fn hostile() -> impl Strategy<Value = Deed> {
     ]
 }
 
-/// An index of these endpoints, with `entries`.
 fn index_of(entries: usize) -> PrefixIndex {
     let mut index = PrefixIndex::with_capacity(entries);
     (0..ENDPOINTS).for_each(|at| index.set_capacity(endpoint(at), CAPACITY));
@@ -70,7 +68,7 @@ fn apply(index: &mut PrefixIndex, deed: &Deed, number: u64) {
     }
 }
 
-/// The part of each chain that each endpoint has, by the index.
+/// Returns the part of each chain that the index knows for each endpoint.
 fn knows(index: &PrefixIndex, chains: std::ops::Range<u64>) -> Vec<MatchLength> {
     let all: Vec<EndpointRef> = (0..ENDPOINTS).map(endpoint).collect();
     let mut known = Vec::new();
@@ -120,7 +118,8 @@ proptest! {
         prop_assert!(knows(&index, 0..30) == before);
     }
 
-    /// A claim counts at once, and its withdrawal restores what was, also for prompts that wait.
+    /// A claim counts at once, and its withdrawal restores the state before, also for prompts that
+    /// wait.
     #[test]
     fn a_withdrawal_restores_what_was(
         deeds in prop::collection::vec(honest(), 0..60),

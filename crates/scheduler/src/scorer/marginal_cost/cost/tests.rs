@@ -6,7 +6,7 @@ const WEIGHTS: CostWeights = CostWeights {
     failure_ms: 0.0,
 };
 
-/// A prompt of 1,000 tokens, all new, without a decode stage.
+/// A request with a prompt of 1,000 uncached tokens, without a decode stage.
 fn request(step: &StepModel) -> RequestInputs<'_> {
     RequestInputs {
         step,
