@@ -261,6 +261,21 @@ impl<H: Host> VmState<H> {
         });
     }
 
+    /// Whether a held request may be resumed.
+    fn is_release_due(&self) -> bool {
+        self.replicas
+            .iter()
+            .any(|replica| replica.borrow().pool.has_due())
+    }
+
+    /// Returns the next held request to resume.
+    pub fn next_queued(&mut self) -> Option<Rc<dyn ParkedRequest>> {
+        let now = self.host.now();
+        self.replicas
+            .iter()
+            .find_map(|replica| self.next_queued_of(&mut replica.borrow_mut(), now))
+    }
+
     /// Returns the streams on which a root context acts.
     pub fn watched(&mut self) -> &mut WatchedStreams {
         &mut self.watched

@@ -68,7 +68,7 @@ struct NeededMetric {
     label: &'static str,
     /// Whether a pick depends on the metric.
     needed: bool,
-    /// The features that do not work without it.
+    /// What happens if the metric is missing.
     consequence: &'static str,
 }
 

@@ -73,7 +73,7 @@ pub struct ComponentArgs {
     #[arg(long, value_name = "NAME")]
     pub namespace: String,
 
-    /// Component in the serving system's namespace.
+    /// Component of that namespace to which the instances belong.
     #[arg(long, value_name = "NAME")]
     pub component: String,
 }

@@ -210,7 +210,7 @@ impl YamlValue {
         }
     }
 
-    /// Returns the value as JSON, without lines.
+    /// Returns the value as JSON, without the line numbers of its parts.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         match self {

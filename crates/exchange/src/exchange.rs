@@ -299,8 +299,8 @@ impl Exchange {
         self.unseen = true;
     }
 
-    /// Decides where the request goes. `hint` is the raw subset hint, `None` if absent. `body` is
-    /// the whole body on an inference path.
+    /// Decides where the request goes. `hint` is the raw subset hint, `None` if absent. On an
+    /// inference path, `body` must be the whole request body; on other paths it is not read.
     pub fn decide(
         &mut self,
         settings: &ExchangeSettings,

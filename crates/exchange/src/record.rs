@@ -37,8 +37,8 @@ const MODEL_BYTES_MAX: usize = 256;
 /// strictest SLOs are recorded, because only these limit other requests.
 const RUNNING_MAX: usize = 4;
 
-/// The maximum number of running requests of a pool that [`running`] returns: some 10 KB, once a
-/// second.
+/// The maximum number of running requests of a pool that [`running`] returns. They take some 10 KB
+/// of JSON, once a second.
 const RUNNING_SHOWN_MAX: usize = 64;
 
 /// The maximum number of held requests of a pool that [`running`] returns. The function returns the

@@ -67,8 +67,8 @@ pub(crate) enum Comparison {
     /// Not compared, because something other than speed explains its time. It shows that the
     /// endpoint is in use.
     Incomparable,
-    /// Not compared, because its sender may have invented it. The speed fades as if there were no
-    /// sample.
+    /// Not compared, because its sender may have invented it. What is known of the endpoint's speed
+    /// fades as if the sample had not arrived.
     Doubtful,
 }
 

@@ -260,7 +260,7 @@ async fn upload_until_reset(stack: &Stack, count: usize, bytes: usize) -> Result
     let reset = || async {
         stack
             .envoy
-            .stat("overload.envoy.overload_actions.reset_high_memory_stream.count")
+            .stat("envoy.overload_actions.reset_high_memory_stream.count")
             .await
             .ok()
             .filter(|n| *n > 0)

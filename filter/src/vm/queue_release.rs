@@ -21,9 +21,10 @@ pub(super) const QUEUED_WAKE: &[u8] = b"held";
 /// The maximum number of consecutive checks of the order that find no request to resume.
 const TURNS_MAX: usize = 64;
 
-/// How often between two ticks a VM may wake itself and then find nothing to resume: each of a few
-/// VMs may write the order of held requests first. Envoy runs such a wake-up before anything else
-/// of the thread, so without a limit a fault here would stop the thread.
+/// The maximum number of times, between two ticks, that a VM wakes itself without resuming a
+/// request. A few are normal, because another VM may write the shared order of held requests first.
+/// Envoy runs such a wake-up before anything else of the thread, so without a limit a fault here
+/// would stop the thread.
 const IDLE_RELEASES_MAX: u8 = 64;
 
 // === impl VmState ===
@@ -39,20 +40,6 @@ impl<H: Host> VmState<H> {
             QueueRelease::Idle
         };
         due
-    }
-
-    fn is_release_due(&self) -> bool {
-        self.replicas
-            .iter()
-            .any(|replica| replica.borrow().pool.has_due())
-    }
-
-    /// Returns the next held request to resume.
-    pub fn next_queued(&mut self) -> Option<Rc<dyn ParkedRequest>> {
-        let now = self.host.now();
-        self.replicas
-            .iter()
-            .find_map(|replica| self.next_queued_of(&mut replica.borrow_mut(), now))
     }
 
     /// Stops resuming held requests. Requests that are still due wait for a wake-up. After

@@ -62,7 +62,7 @@ pub struct EndpointTlsArgs {
     #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_CA", value_name = "FILE")]
     pub endpoint_tls_ca: Option<PathBuf>,
 
-    /// Client certificate to show to these servers, PEM.
+    /// Client certificate that the daemon shows to endpoints when it scrapes them, PEM.
     #[arg(
         long,
         env = "SWITCHPOINT_ENDPOINT_TLS_CERT",
@@ -71,7 +71,7 @@ pub struct EndpointTlsArgs {
     )]
     pub endpoint_tls_cert: Option<PathBuf>,
 
-    /// The private key of the client certificate, PEM.
+    /// Private key of --endpoint-tls-cert, PEM.
     #[arg(
         long,
         env = "SWITCHPOINT_ENDPOINT_TLS_KEY",

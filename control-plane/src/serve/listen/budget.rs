@@ -22,7 +22,7 @@ pub enum ListenerName {
 /// The maximum number of connections of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionBudget {
-    /// The maximum number of open connections, with and without a request so far.
+    /// The maximum number of open connections, also of those that have sent no request yet.
     pub connections_max: usize,
 }
 

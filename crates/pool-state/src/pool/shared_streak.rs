@@ -2,11 +2,11 @@
 //! its own streak, a broken endpoint would fail a whole streak of requests for each worker.
 //!
 //! The other workers receive a failure, and a success that ends a streak, as placements of one
-//! block. The upper half of the block is a mark, as for adapters ([`super::adapters`]). For a
-//! failure, the lower half identifies the request and its client, so one request that fails through
-//! several workers counts once. For a success, it identifies the client, so a worker that sees only
-//! one client learns that there are others. A mark never leaves the process, because other proxies
-//! may be hostile.
+//! block. This block is no hash of a prompt but a *mark*: its upper 32 bits are a constant, as for
+//! adapters ([`super::adapters`]). For a failure, the lower 32 bits identify the request and its
+//! client, so one request that fails through several workers counts once. For a success, they
+//! identify the client, so a worker that sees only one client learns that there are others. A mark
+//! never leaves the process, because other proxies may be hostile.
 
 use proto::placements::PlacementKind;
 use scheduler::{EndpointRef, Timestamp};

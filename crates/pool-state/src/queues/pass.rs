@@ -37,7 +37,8 @@ pub(super) struct ReleasePass {
     freed: Vec<EndpointRef>,
     /// The requests that claim an endpoint, each as endpoint, priority and number.
     claims: Vec<(EndpointRef, i32, u64)>,
-    /// How many requests that no endpoint could serve before were tried again.
+    /// The number of requests that this pass tried again although no endpoint could serve them
+    /// before.
     nowhere: usize,
 }
 

@@ -212,7 +212,8 @@ impl FlowQueues {
         !self.any_queued() || self.give_up_for(ask, now)
     }
 
-    /// Gives a running request up. Returns false if there is none, or if too many were given up.
+    /// Marks a running request of lower priority, which is then ended to make room. Returns false
+    /// if there is none, or if too many were ended.
     pub(crate) fn give_up_for(&mut self, ask: RoomAsk, now: Timestamp) -> bool {
         let number = self.revocations.mark(ask, now);
         self.to_resume.extend(number);

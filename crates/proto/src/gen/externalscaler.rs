@@ -26,7 +26,7 @@ pub struct GetMetricSpecResponse {
 pub struct MetricSpec {
     #[prost(string, tag = "1")]
     pub metric_name: ::prost::alloc::string::String,
-    /// Older versions of KEDA read this one.
+    /// Older versions of KEDA read this field.
     #[prost(int64, tag = "2")]
     pub target_size: i64,
     #[prost(double, tag = "3")]
@@ -48,7 +48,7 @@ pub struct GetMetricsResponse {
 pub struct MetricValue {
     #[prost(string, tag = "1")]
     pub metric_name: ::prost::alloc::string::String,
-    /// Older versions of KEDA read this one.
+    /// Older versions of KEDA read this field.
     #[prost(int64, tag = "2")]
     pub metric_value: i64,
     #[prost(double, tag = "3")]
@@ -171,7 +171,7 @@ pub mod external_scaler_client {
                 .insert(GrpcMethod::new("externalscaler.ExternalScaler", "IsActive"));
             self.inner.unary(req, path, codec).await
         }
-        /// The same, sent whenever it changes.
+        /// The same value, sent whenever it changes.
         pub async fn stream_is_active(
             &mut self,
             request: impl tonic::IntoRequest<super::ScaledObjectRef>,
@@ -280,7 +280,7 @@ pub mod external_scaler_server {
             >
             + std::marker::Send
             + 'static;
-        /// The same, sent whenever it changes.
+        /// The same value, sent whenever it changes.
         async fn stream_is_active(
             &self,
             request: tonic::Request<super::ScaledObjectRef>,

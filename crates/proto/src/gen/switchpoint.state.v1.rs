@@ -11,20 +11,20 @@ pub mod proxy_message {
         /// The first message, sent once.
         #[prost(message, tag = "1")]
         Hello(super::Hello),
-        /// After each pool update.
+        /// Sent after each pool update.
         #[prost(message, tag = "2")]
         Ack(super::Ack),
-        /// About once a second.
+        /// Sent about once a second.
         #[prost(message, tag = "3")]
         Report(super::Report),
-        /// Every few ms while there is traffic and the daemon said that there are other proxies.
+        /// Sent every few ms, while there is traffic and the daemon has reported other proxies.
         #[prost(message, tag = "4")]
         LoadReport(super::LoadReport),
-        /// Ten times a second while requests end and the daemon learns from them.
+        /// Sent ten times a second, while requests end and the daemon learns from them.
         #[prost(message, tag = "40")]
         Observations(super::Observations),
-        /// The answer to provisional models from the daemon, if the proxy has better models: its own, as
-        /// it received them.
+        /// The proxy's models, as it received them. Sent if the daemon sends provisional models and the
+        /// proxy has better ones.
         #[prost(message, tag = "41")]
         LearnedModels(super::LearnedModels),
     }
@@ -44,20 +44,21 @@ pub mod daemon_message {
         /// The complete state of a pool without its metrics. Replaces the previous one.
         #[prost(message, tag = "2")]
         PoolUpdate(super::PoolUpdate),
-        /// Metrics of a pool's endpoints. Replaces the previous ones. Sent at least every
-        /// METRICS_INTERVAL_MAX_MS even without a change, as the heartbeat.
+        /// Metrics of a pool's endpoints. They replace the previous ones. As the heartbeat, they are
+        /// sent at least every METRICS_INTERVAL_MAX_MS, even unchanged.
         #[prost(message, tag = "3")]
         Metrics(super::Metrics),
-        /// Every few ms while other proxies of the pool report changes, and when their number changes.
+        /// Sent every few ms while other proxies of the pool report changes, and when their number
+        /// changes.
         #[prost(message, tag = "4")]
         PeerLoad(super::PeerLoad),
-        /// The learned models of a pool. They replace the previous models, unless they lack something
-        /// that those have. A pool update does not change the models.
+        /// The learned models of a pool. They replace the previous models, unless those have something
+        /// that these lack. A pool update does not change the models.
         #[prost(message, tag = "40")]
         LearnedModels(super::LearnedModels),
     }
 }
-/// A newer term is a later start of the daemon; within a term the sequence only grows.
+/// A newer term is a later start of the daemon; within a term, the sequence only rises.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Version {
     #[prost(uint64, tag = "1")]
@@ -70,7 +71,7 @@ pub struct Hello {
     /// The newest schema that the filter speaks.
     #[prost(uint32, tag = "1")]
     pub schema: u32,
-    /// Envoy's node id: the same for its EDS streams.
+    /// Envoy's node id, which its EDS streams have too.
     #[prost(string, tag = "2")]
     pub node_id: ::prost::alloc::string::String,
     /// Random for each Envoy process, because a hot restart runs two processes with one node id.
@@ -90,11 +91,10 @@ pub struct Welcome {
     /// For display: the daemon's release.
     #[prost(string, tag = "2")]
     pub release: ::prost::alloc::string::String,
-    /// Requested pools that this daemon is not configured with: the proxy gets no pool update for
-    /// them.
+    /// Requested pools that this daemon does not have. The proxy gets no pool update for them.
     #[prost(string, repeated, tag = "3")]
     pub unknown_pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Requested pools to which the proxy's certificate gives no access: the proxy gets no pool update
+    /// Requested pools to which the proxy's certificate gives no access. The proxy gets no pool update
     /// for them.
     #[prost(string, repeated, tag = "4")]
     pub refused_pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
@@ -105,11 +105,11 @@ pub struct Ack {
     pub pool: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
     pub version: ::core::option::Option<Version>,
-    /// Why the pool update was refused; empty when it is in force.
+    /// Why the pool update was refused; empty if it is in force.
     #[prost(string, tag = "3")]
     pub refused: ::prost::alloc::string::String,
     /// Set when the pool update was refused because the proxy has this newer version. The daemon then
-    /// gives this proxy's pool updates higher versions.
+    /// gives its pool updates for this proxy higher versions.
     #[prost(message, optional, tag = "4")]
     pub held: ::core::option::Option<Version>,
 }
@@ -123,19 +123,19 @@ pub struct PoolUpdate {
     pub endpoints: ::prost::alloc::vec::Vec<Endpoint>,
     #[prost(message, optional, tag = "7")]
     pub pipeline: ::core::option::Option<Pipeline>,
-    /// Keys the hashes of prompt blocks; the same for every proxy of a deployment.
+    /// The lower half of the key for hashes of prompt blocks, which all proxies of a deployment share.
     #[prost(fixed64, tag = "5")]
     pub hash_secret: u64,
-    /// The upper half of that secret.
+    /// The upper half of that key.
     #[prost(fixed64, tag = "70")]
     pub hash_secret_high: u64,
-    /// Metrics not refreshed for this long count as unknown.
+    /// Metrics that were not refreshed for this long count as unknown.
     #[prost(uint32, tag = "6")]
     pub staleness_max_ms: u32,
     /// Objectives, models and rewrites; absent if there are none.
     #[prost(message, optional, tag = "8")]
     pub objects: ::core::option::Option<Objects>,
-    /// The sets of models that endpoints name, each set once.
+    /// The different sets of models that endpoints name.
     #[prost(message, repeated, tag = "65")]
     pub model_sets: ::prost::alloc::vec::Vec<ModelSet>,
 }
@@ -147,7 +147,7 @@ pub struct Endpoint {
     pub generation: u32,
     #[prost(string, tag = "3")]
     pub name: ::prost::alloc::string::String,
-    /// ip:port, IPv6 in brackets.
+    /// `ip:port`, with an IPv6 address in brackets.
     #[prost(string, tag = "4")]
     pub address: ::prost::alloc::string::String,
     #[prost(bool, tag = "5")]
@@ -156,8 +156,8 @@ pub struct Endpoint {
     pub labels: ::prost::alloc::vec::Vec<Label>,
     #[prost(uint64, tag = "7")]
     pub age_ms: u64,
-    /// The number of the endpoint's set in model_sets, from 1; 0 if the endpoint names no models and
-    /// may serve any.
+    /// The number of the endpoint's set in model_sets, counted from 1. 0 if the endpoint names no
+    /// models, and so may serve any.
     #[prost(uint32, tag = "65")]
     pub model_set: u32,
 }
@@ -176,19 +176,19 @@ pub struct Label {
 /// How the requests of a pool are scheduled.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Pipeline {
-    /// Every plugin declared; names are unique.
+    /// All declared plugins. Their names are unique.
     #[prost(message, repeated, tag = "1")]
     pub plugins: ::prost::alloc::vec::Vec<Plugin>,
     #[prost(message, repeated, tag = "2")]
     pub profiles: ::prost::alloc::vec::Vec<Profile>,
-    /// Names of plugins; empty for the default.
+    /// The name of a plugin; empty for the default plugin.
     #[prost(string, tag = "3")]
     pub profile_handler: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
     pub saturation_detector: ::prost::alloc::string::String,
     #[prost(uint32, tag = "5")]
     pub ranked_max: u32,
-    /// Whether latency is predicted, so that SLOs have an effect.
+    /// Whether latency is predicted, without which SLOs have no effect.
     #[prost(bool, tag = "50")]
     pub latency_prediction: bool,
 }
@@ -199,7 +199,7 @@ pub struct Profile {
     #[prost(message, repeated, tag = "4")]
     pub plugins: ::prost::alloc::vec::Vec<ProfilePlugin>,
 }
-/// A declared plugin's part in a profile.
+/// A declared plugin as a profile uses it.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ProfilePlugin {
     #[prost(string, tag = "1")]
@@ -251,15 +251,15 @@ pub struct ParameterMap {
     #[prost(message, repeated, tag = "1")]
     pub entries: ::prost::alloc::vec::Vec<Parameter>,
 }
-/// Oldest first: the first of two conflicting objects is used.
+/// Objects are sorted from old to new. Of two conflicting objects, the first is used.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Objects {
     #[prost(message, repeated, tag = "1")]
     pub objectives: ::prost::alloc::vec::Vec<Objective>,
-    /// If there are any, every other model is unknown.
+    /// If there are any models here, every other model is unknown.
     #[prost(message, repeated, tag = "2")]
     pub models: ::prost::alloc::vec::Vec<Model>,
-    /// Rules of all rewrites, in order.
+    /// The rules of all rewrites, in order.
     #[prost(message, repeated, tag = "3")]
     pub rewrites: ::prost::alloc::vec::Vec<Rewrite>,
     /// If true, a model is unknown unless an object or the metadata of an endpoint names it.
@@ -303,21 +303,22 @@ pub struct Metrics {
     pub pool: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
     pub pool_update: ::core::option::Option<Version>,
-    /// Grows with every message of a term.
+    /// Rises with every message of a term.
     #[prost(uint64, tag = "3")]
     pub sequence: u64,
-    /// One for each number that engines report. METRICS in crates/scheduler/src/metrics.rs has the
-    /// names. A reader ignores names that it does not know.
+    /// One column for each number that engines report. METRICS in crates/scheduler/src/metrics.rs has
+    /// the names. A reader ignores names that it does not know.
     #[prost(message, repeated, tag = "11")]
     pub columns: ::prost::alloc::vec::Vec<MetricColumn>,
     #[prost(message, repeated, tag = "9")]
     pub lora: ::prost::alloc::vec::Vec<Lora>,
-    /// One column for each number that the configuration adds, sorted by key, each key once.
+    /// One column for each number that the configuration adds. Columns are sorted by key, and no key
+    /// occurs twice.
     #[prost(message, repeated, tag = "10")]
     pub attributes: ::prost::alloc::vec::Vec<Attribute>,
 }
-/// A number of every endpoint, parallel to the endpoints of `pool_update`; NaN is unknown. Whole
-/// numbers are exact up to 2^24.
+/// One number for each endpoint of `pool_update`, in order; NaN means unknown. Whole numbers are
+/// exact up to 2^24.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MetricColumn {
     #[prost(string, tag = "1")]
@@ -325,7 +326,7 @@ pub struct MetricColumn {
     #[prost(float, repeated, tag = "2")]
     pub values: ::prost::alloc::vec::Vec<f32>,
 }
-/// A number of every endpoint, by a key of the configuration; NaN is unknown.
+/// One number for each endpoint, named by a key of the configuration; NaN means unknown.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Attribute {
     #[prost(string, tag = "1")]
@@ -333,7 +334,7 @@ pub struct Attribute {
     #[prost(float, repeated, tag = "2")]
     pub values: ::prost::alloc::vec::Vec<f32>,
 }
-/// Adapters of the endpoint at `index`; endpoints without adapters are left out.
+/// The LoRA adapters of the endpoint at `index`. Endpoints without adapters are left out.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Lora {
     #[prost(uint32, tag = "1")]
@@ -344,12 +345,12 @@ pub struct Lora {
     pub waiting: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint32, tag = "4")]
     pub max: u32,
-    /// Names of the base model, which needs no adapter; empty if unknown.
+    /// The names of the base model, which needs no adapter; empty if they are unknown.
     #[prost(string, repeated, tag = "5")]
     pub base_models: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-/// The counters of a process's VMs. All values are cumulative since the VM started, so a lost
-/// report loses nothing.
+/// The counters of a process's VMs. All values accumulate from the start of the VM, so a lost report
+/// loses nothing.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Report {
     /// One serialized VmCounters for each VM and pool; the leader forwards the bytes that the other
@@ -368,7 +369,7 @@ pub struct VmCounters {
     pub endpoints: ::prost::alloc::vec::Vec<EndpointCounters>,
     #[prost(message, repeated, tag = "4")]
     pub models: ::prost::alloc::vec::Vec<ModelCounters>,
-    /// Requests that the VM refused, by drop reason.
+    /// Requests that the VM refused, by reason.
     #[prost(message, repeated, tag = "5")]
     pub dropped: ::prost::alloc::vec::Vec<Count>,
     #[prost(message, optional, tag = "6")]
@@ -380,33 +381,33 @@ pub struct VmCounters {
     /// The version in force in this VM.
     #[prost(message, optional, tag = "9")]
     pub version: ::core::option::Option<Version>,
-    /// Estimated prompt tokens of all picks, and how many of them the picked endpoint had cached, as
-    /// estimated.
+    /// The prompt tokens of all picks, and how many of these the picked endpoint had cached. Both are
+    /// estimates.
     #[prost(uint64, tag = "10")]
     pub prompt_tokens: u64,
     #[prost(uint64, tag = "11")]
     pub matched_tokens: u64,
-    /// Placements that were never published, because too many waited.
+    /// Placements that were never published, because too many were waiting.
     #[prost(uint64, tag = "12")]
     pub placements_dropped: u64,
-    /// Requests with an SLO that run now (not cumulative), for the debug page: JSON of
+    /// Requests with an SLO that run now (not cumulative), for the debug page. This is JSON from
     /// exchange::record::running.
     #[prost(string, tag = "13")]
     pub running: ::prost::alloc::string::String,
     /// A decision since the last report, for the console: a record of exchange::record. Empty if there
-    /// was none. It has no prompt and no hash of one.
+    /// was none. The record has no prompt and no hash of a prompt.
     #[prost(string, tag = "14")]
     pub decision: ::prost::alloc::string::String,
-    /// Flow control, by band; empty without it.
+    /// The counters of flow control by band; empty without flow control.
     #[prost(message, repeated, tag = "15")]
     pub bands: ::prost::alloc::vec::Vec<BandCounters>,
 }
-/// The requests of one priority in flow control.
+/// The requests of one priority (band) in flow control.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct BandCounters {
     #[prost(sint32, tag = "1")]
     pub priority: i32,
-    /// Held now (not cumulative): requests, and their bytes.
+    /// Requests held now and their bytes (not cumulative).
     #[prost(uint64, tag = "2")]
     pub held: u64,
     #[prost(uint64, tag = "3")]
@@ -414,19 +415,19 @@ pub struct BandCounters {
     /// Requests by outcome, in the order of pool_state::queues::FLOW_OUTCOMES.
     #[prost(uint64, repeated, tag = "4")]
     pub outcomes: ::prost::alloc::vec::Vec<u64>,
-    /// Time in the queue of requests that were sent, ms.
+    /// The time in the queue, ms, of requests that were sent.
     #[prost(message, optional, tag = "5")]
     pub queue_ms: ::core::option::Option<Histogram>,
-    /// How long the oldest request held has waited, ms (not cumulative).
+    /// How long the oldest held request has waited, ms (not cumulative).
     #[prost(uint64, tag = "6")]
     pub oldest_ms: u64,
-    /// The endpoint that was picked for the oldest request and had no room, if one was picked.
+    /// The endpoint that was picked for the oldest held request and had no room, if any.
     #[prost(uint32, optional, tag = "7")]
     pub full_slot: ::core::option::Option<u32>,
     #[prost(uint32, tag = "8")]
     pub full_generation: u32,
-    /// Running requests of this priority that were given up for others, and those that were given up
-    /// for requests of this priority.
+    /// Running requests of this priority that were ended to make room, and those that were ended to
+    /// make room for requests of this priority.
     #[prost(uint64, tag = "9")]
     pub given_up: u64,
     #[prost(uint64, tag = "10")]
@@ -438,7 +439,7 @@ pub struct EndpointCounters {
     pub slot: u32,
     #[prost(uint32, tag = "2")]
     pub generation: u32,
-    /// Decisions with this endpoint first in the ranked list.
+    /// Decisions whose ranked list begins with this endpoint.
     #[prost(uint64, tag = "3")]
     pub picked: u64,
     /// Requests that the endpoint answered.
@@ -447,21 +448,21 @@ pub struct EndpointCounters {
     /// Attempts that were refused or reset before a response.
     #[prost(uint64, tag = "5")]
     pub failed: u64,
-    /// Outstanding now (not cumulative).
+    /// Requests outstanding now (not cumulative).
     #[prost(uint64, tag = "6")]
     pub requests: u64,
     #[prost(uint64, tag = "7")]
     pub prefill_tokens: u64,
     #[prost(uint64, tag = "8")]
     pub decode_tokens: u64,
-    /// Prompts without a first token yet.
+    /// Prompts that have no first token yet.
     #[prost(uint64, tag = "9")]
     pub prompts: u64,
     /// Requests with an SLO that are outstanding now.
     #[prost(uint64, tag = "10")]
     pub tracked: u64,
-    /// Requests that have not ended, and are not in `requests`, because their client does not read the
-    /// reply (not cumulative).
+    /// Requests that have not ended, but are left out of `requests` because their client does not read
+    /// the reply (not cumulative).
     #[prost(uint64, tag = "11")]
     pub unread: u64,
 }
@@ -492,20 +493,20 @@ pub struct ModelCounters {
     pub request_bytes: u64,
     #[prost(uint64, tag = "12")]
     pub response_bytes: u64,
-    /// Outstanding now (not cumulative).
+    /// Requests outstanding now (not cumulative).
     #[prost(uint64, tag = "13")]
     pub running: u64,
     /// Counts of one model and target with different priorities are separate.
     #[prost(sint32, tag = "14")]
     pub priority: i32,
-    /// Requests with an SLO: met, missed, shed.
+    /// The numbers of requests with an SLO: met, missed, shed.
     #[prost(uint64, repeated, tag = "15")]
     pub slo: ::prost::alloc::vec::Vec<u64>,
-    /// The prompt tokens that were not cached, in the order of pool_state::MISS_CAUSES.
+    /// The prompt tokens that were not cached, by cause, in the order of pool_state::MISS_CAUSES.
     #[prost(uint64, repeated, tag = "16")]
     pub missed_tokens: ::prost::alloc::vec::Vec<u64>,
-    /// Whether discovery, an object or an engine lists the model, or it is `other`. If not, only
-    /// clients name it.
+    /// Whether discovery, an object or an engine lists the model, or the model is `other`. If not,
+    /// only clients name the model.
     #[prost(bool, tag = "17")]
     pub listed: bool,
 }
@@ -516,7 +517,7 @@ pub struct Count {
     #[prost(uint64, tag = "2")]
     pub count: u64,
 }
-/// Counts by bucket; the bounds are the constants of src/lib.rs.
+/// Counts by bucket; the bounds of the buckets are constants in src/lib.rs.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Histogram {
     #[prost(uint64, repeated, tag = "1")]
@@ -530,34 +531,36 @@ pub struct Histogram {
 pub struct LoadReport {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// A load report as src/load_report.rs writes it. The report is absolute: it replaces the previous
-    /// report, and is used for SHARE_EXPIRY_MS. Empty if the previous report stays in force.
+    /// A load report as src/load_report.rs writes it. The report replaces the previous one, and is
+    /// used for SHARE_EXPIRY_MS. Empty if the previous report stays in force.
     #[prost(bytes = "vec", tag = "2")]
     pub row: ::prost::alloc::vec::Vec<u8>,
     /// Placements since the previous message, as src/placements.rs writes them: hashes keyed by the
     /// deployment's secret, never a prompt.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The requests that flow control holds, as src/backlog.rs writes them. Absolute, like the report.
+    /// The requests that flow control holds, as src/backlog.rs writes them. They replace the previous
+    /// ones.
     #[prost(bytes = "vec", tag = "58")]
     pub backlog: ::prost::alloc::vec::Vec<u8>,
-    /// The time of the oldest change in the report, by a clock that only the sender reads; PeerLoad
-    /// returns it. 0 for none.
+    /// The time of the oldest change in the report, by the sender's clock; 0 without a change.
+    /// PeerLoad returns this stamp.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
     /// Withdrawals, and placements that are not confirmed, since the previous message, as
-    /// src/placements.rs writes them. They come before `placements`.
+    /// src/placements.rs writes them. Readers apply them before `placements`.
     #[prost(bytes = "vec", tag = "59")]
     pub claims: ::prost::alloc::vec::Vec<u8>,
 }
-/// The outstanding load of all other proxies of a pool together, and their placements. Used for
-/// SHARE_EXPIRY_MS.
+/// The outstanding load of all other proxies of a pool together, and their placements. A message is
+/// used for SHARE_EXPIRY_MS.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PeerLoad {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// Proxies of the pool that had load within a minute, this one included, at most 16 of an origin.
-    /// At least 2 if another one is connected: with 1 there is no proxy to share with.
+    /// The number of proxies of the pool that had load within a minute, this proxy included, at most
+    /// 16 of an origin. At least 2 if another proxy is connected, because 1 means that there is no
+    /// proxy to share with.
     #[prost(uint32, tag = "2")]
     pub proxies: u32,
     /// As in LoadReport.
@@ -566,11 +569,11 @@ pub struct PeerLoad {
     /// As in LoadReport.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The stamp of the newest LoadReport received from this proxy. It means that the other proxies
+    /// The stamp of the newest LoadReport received from this proxy. It shows that the other proxies
     /// have that report now.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
-    /// Other proxies that have reported lately.
+    /// Other proxies that have reported recently.
     #[prost(uint32, tag = "56")]
     pub active: u32,
     /// As in LoadReport.
@@ -587,23 +590,23 @@ pub struct Observations {
     pub pool: ::prost::alloc::string::String,
     #[prost(fixed64, tag = "2")]
     pub vm_id: u64,
-    /// The number of the first row; each VM counts its rows from 0. Missing numbers between two
-    /// messages are lost rows; a number that was received before is a repetition.
+    /// The number of the first observation; each VM counts its observations from 0. Missing numbers
+    /// between two messages are lost observations; a number that was received before is a repetition.
     #[prost(uint64, tag = "3")]
     pub first: u64,
     /// Observations as src/observation.rs writes them, at most OBSERVATIONS_MAX.
     #[prost(bytes = "vec", tag = "4")]
     pub rows: ::prost::alloc::vec::Vec<u8>,
 }
-/// The learned models of a pool. The receiver checks each number before it uses any. A proxy that
-/// has models sends Observations. A proxy does not replace other models by provisional ones. While
-/// the pool predicts, a proxy keeps its latency model until another one comes.
+/// The learned models of a pool. The receiver checks all numbers before it uses any. A proxy that
+/// has models sends Observations, and does not replace other models by provisional ones. While the
+/// pool predicts, a proxy keeps its latency model until another one comes.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LearnedModels {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// The version of the models, from the same sequence as those of pool updates but independent of
-    /// them.
+    /// The version of the models, from the same sequence as the versions of pool updates, but
+    /// independent of them.
     #[prost(message, optional, tag = "2")]
     pub version: ::core::option::Option<Version>,
     /// As scheduler::latency::step::StepModel::words writes it.
@@ -612,7 +615,7 @@ pub struct LearnedModels {
     /// As scheduler::latency::LatencyModel::words writes it; empty if nothing is predicted.
     #[prost(fixed32, repeated, tag = "4")]
     pub latency: ::prost::alloc::vec::Vec<u32>,
-    /// Whether the daemon learned them from few requests, or from none: it has just started.
+    /// Whether the daemon has just started, and learned the models from few requests or none.
     #[prost(bool, tag = "5")]
     pub provisional: bool,
 }
@@ -628,7 +631,7 @@ pub mod state_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// One stream for each Envoy process, opened by the VM that leads there.
+    /// One stream for each Envoy process, opened by the VM that leads the process.
     #[derive(Debug, Clone)]
     pub struct StateServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -760,7 +763,7 @@ pub mod state_service_server {
             request: tonic::Request<tonic::Streaming<super::ProxyMessage>>,
         ) -> std::result::Result<tonic::Response<Self::StreamStream>, tonic::Status>;
     }
-    /// One stream for each Envoy process, opened by the VM that leads there.
+    /// One stream for each Envoy process, opened by the VM that leads the process.
     #[derive(Debug)]
     pub struct StateServiceServer<T> {
         inner: Arc<T>,

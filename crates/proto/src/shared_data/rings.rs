@@ -42,7 +42,7 @@ pub struct RingPosition {
     pub bytes: u32,
 }
 
-/// The bit in the word of a [`RingPosition`] that says that the VM holds requests.
+/// In the 64 bits of an encoded [`RingPosition`], the bit that is set while the VM holds requests.
 const HOLDS_FLAG: u64 = 1 << 63;
 
 /// A placement in a segment.

@@ -3,8 +3,8 @@
 use super::{PrefillLocation, SimulatedRequest, Simulation, WorldEvent};
 use crate::engine::StepEvent;
 
-/// The number of steps of an engine between two updates of the ledgers with its output: about a
-/// tenth of a second.
+/// After this many steps of an engine, the proxies learn how many output tokens it has produced:
+/// about every tenth of a second.
 const PROGRESS_STEPS: u64 = 16;
 
 /// The time to transfer a prompt's KV to another engine: this many ms, plus the time for each
