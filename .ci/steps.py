@@ -320,16 +320,19 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("lint: links of documents", "python3 .ci/links.py", one),
         Step("lint: commands and quotations in documents", "python3 .ci/test_doc_commands.py && python3 .ci/doc_commands.py", one),
         Step("lint: rustfmt", "cargo fmt --all --check", one),
-        # The feature `drill` only adds code. The other code is linted when it is compiled.
-        Step("lint: clippy, wasm32", "cargo clippy --locked -p filter --features drill --target wasm32-wasip1 -- -D warnings", one),
         Step("lint: dependency arrows, licences, sources", f"{DENY} check -A unused-wrapper bans licenses sources", one),
         Step("lint: advisories", f"timeout 120 {DENY} check advisories", advisories),
     ],
     # Links are checked by `lint`, so this finds an error in `SUMMARY.md` only.
     "site": lambda: [Step("lint: documents as a site", ".tools/bin/mdbook build docs", one)],
-    "clippy": lambda: [Step("lint: clippy", f"cargo clippy --locked --workspace --all-targets {LONG} -- -D warnings", one)],
+    "clippy": lambda: [
+        Step("lint: clippy", f"cargo clippy --locked --workspace --all-targets {LONG} -- -D warnings", one),
+        # The feature `drill` only adds code.
+        Step("lint: clippy, wasm32", "cargo clippy --locked -p filter --features drill --target wasm32-wasip1 -- -D warnings", one),
+    ],
     "check": check_steps,
-    "wasm": lambda: [Step("wasm: build and size", "make --no-print-directory wasm", one)],
+    # The tests on Envoy build the module with drills in the same way.
+    "wasm": lambda: [Step("wasm: build with clippy, and size", f"{WITH_CLIPPY} make --no-print-directory wasm", one)],
     # All tests of all crates in one run, so that the dependencies are compiled once, with one set of features.
     "tests": lambda: [
         # This step needs Node with npm. Without them, or without the registry, it is skipped.
@@ -379,6 +382,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
             f"SWITCHPOINTD={ROOT}/target/release/switchpointd cargo test --locked -p control-plane --test it -- slow::",
             cargo_test,
         ),
+        Step("e2e: tests of requests and replies, in wasm", "cargo test --locked -p exchange --test wasm -- slow::", cargo_test),
         Step("e2e: the race sees what it must see", "cargo test --locked -p race -- slow::", cargo_test),
         Step("e2e: slow drills, Envoy 1.40", f"cargo test --locked --workspace {LONG} --no-fail-fast --test long", cargo_test),
     ],

@@ -161,7 +161,7 @@ class Slow(unittest.TestCase):
         commands = [step.command for group in ("charts", "e2e-slow") for step in steps.GROUPS[group]()]
         files = [path for path in [*steps.ROOT.glob("*/tests/**/*.rs"), *steps.ROOT.glob("*/*/tests/**/*.rs")] if re.search(r"(?m)^mod slow\b", path.read_text())]
         crates = {re.search(r"([^/]+)/tests/", str(path.relative_to(steps.ROOT)))[1] for path in files}
-        self.assertEqual(crates, {"control-plane", "discovery", "e2e", "migrate"})
+        self.assertEqual(crates, {"control-plane", "discovery", "e2e", "exchange", "migrate"})
         for crate in crates:
             self.assertTrue(any(f"-p {crate} " in command and command.endswith(" slow::") for command in commands), crate)
 

@@ -19,6 +19,7 @@ pub mod config;
 pub mod daemon;
 pub mod error;
 pub mod learn;
+pub mod network;
 pub mod pool;
 pub mod scaling;
 pub mod scrape;

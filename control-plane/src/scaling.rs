@@ -8,7 +8,9 @@
 //! read, so a group that no longer exists leaves no series behind.
 
 mod goal;
+mod traffic;
 pub use goal::ScalingRequest;
+use traffic::{GroupTraffic, RecordedTraffic};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +19,7 @@ use std::time::{Duration, SystemTime};
 use discovery::InstanceState;
 use learning::scaling::{
     EngineSeats, OutstandingWork, ReportedRequests, RequestMix, ScalingGoal, ScalingGroup,
-    ScalingRole, ScalingSignal, TrafficTotals, TrafficWindow, signal,
+    ScalingRole, ScalingSignal, TrafficWindow, signal,
 };
 use scheduler::latency::step::StepModel;
 use scheduler::{EndpointMetrics, Pipeline, ROLE_LABEL};
@@ -25,9 +27,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::learn::learned_pools::LearnedPools;
 use crate::pool::discovery_source::DiscoverySetup;
-use crate::pool::writer::{PoolMember, PoolView};
+use crate::pool::writer::PoolMember;
 use crate::shutdown::Shutdown;
-use crate::state::counters::{CounterTotals, EndedRequests, EndpointTotals, PoolArrivals};
+use crate::state::counters::{CounterTotals, EndpointTotals};
 use crate::state::life::DaemonLife;
 use crate::state::pool_views::PoolTable;
 use crate::state::reports::RequestReports;
@@ -66,26 +68,13 @@ pub struct ScalingInputs {
 /// A role, and the models that its endpoints serve; an empty list means any model.
 pub type GroupKey = (ScalingRole, Arc<[Box<str>]>);
 
-/// The traffic of a pool.
-#[derive(Debug, Default)]
-struct RecordedTraffic {
-    groups: BTreeMap<GroupKey, GroupTraffic>,
-    /// The time when requests were last refused, which shows the demand for a pool without
-    /// endpoints.
-    refused_at: Option<Instant>,
-}
-
-#[derive(Debug, Default)]
-struct GroupTraffic {
-    totals: TrafficTotals,
-    window: TrafficWindow,
-}
-
 /// The endpoints of a group, and the data on their work.
 #[derive(Clone, Debug)]
 pub struct EndpointGroup {
     pub key: GroupKey,
     pub mix: RequestMix,
+    /// The requests of each owner of proxies.
+    owners: Vec<RequestMix>,
     pub endpoints: Vec<OutstandingWork>,
     /// The replicas that are starting: seconds since each was first seen.
     pub starting: Arc<[f64]>,
@@ -227,21 +216,28 @@ impl ScalingSignals {
                 .iter()
                 .map(|(member, metrics)| work(member, metrics, &totals, &step))
                 .collect();
-            let window = traffic
-                .and_then(|traffic| traffic.groups.get(&key))
-                .map(|of| &of.window);
-            let mix = window
-                .map(|window| window.mix(f64::from(step.output_tokens())))
-                .unwrap_or_default();
-            let measured = window.is_some_and(TrafficWindow::is_measured);
+            let traffic = traffic.and_then(|traffic| traffic.groups.get(&key));
+            let output_tokens = f64::from(step.output_tokens());
+            let owners: Vec<RequestMix> = traffic
+                .map(|traffic| traffic.mixes(output_tokens))
+                .unwrap_or_default()
+                .into_iter()
+                .map(|mix| with_prompts(mix, &endpoints))
+                .collect();
+            let mix = if owners.is_empty() {
+                with_prompts(without_traffic(output_tokens), &endpoints)
+            } else {
+                RequestMix::joined(&owners)
+            };
+            let measured = traffic.is_some_and(GroupTraffic::is_measured);
             let seats = EngineSeats::from_metrics(&members.iter().map(|(_, metrics)| *metrics))
                 .at_most(requests_max);
-            let mix = with_prompts(mix, &endpoints);
             let starting = Arc::clone(&starting);
             let step = Arc::clone(&step);
             EndpointGroup {
                 key,
                 mix,
+                owners,
                 endpoints,
                 starting,
                 held: 0.0,
@@ -278,7 +274,7 @@ impl ScalingSignals {
             let arrivals = self.inputs.reports.counters().take_arrivals(&view.name);
             let mut pools = self.lock();
             let pool = pools.entry(Arc::clone(&view.name)).or_default();
-            if arrivals.refused > 0 {
+            if arrivals.values().any(|of_owner| of_owner.refused > 0) {
                 pool.refused_at = Some(now);
             }
             pool.add(&view, &arrivals, at_s);
@@ -333,6 +329,14 @@ fn share(groups: &mut [EndpointGroup], held: f64) {
     }
 }
 
+/// Returns the mix of a group to which no request has been sent.
+fn without_traffic(output_tokens: f64) -> RequestMix {
+    RequestMix {
+        output_tokens,
+        ..RequestMix::default()
+    }
+}
+
 /// Completes the mix with the prompts in flight, if engines report no usage.
 fn with_prompts(mix: RequestMix, endpoints: &[OutstandingWork]) -> RequestMix {
     if mix.prompt_tokens > 0.0 {
@@ -349,77 +353,6 @@ fn with_prompts(mix: RequestMix, endpoints: &[OutstandingWork]) -> RequestMix {
     }
 }
 
-// === impl RecordedTraffic ===
-
-impl RecordedTraffic {
-    /// Adds the requests that arrived since the last call to the groups of `view`. Groups that no
-    /// longer exist are removed.
-    fn add(&mut self, view: &PoolView, arrivals: &PoolArrivals, at_s: f64) {
-        let mut picked: BTreeMap<GroupKey, u64> = BTreeMap::new();
-        for member in view.members.iter() {
-            let picks = arrivals
-                .picked
-                .get(&(member.id.generation, member.id.slot))
-                .copied()
-                .unwrap_or(0);
-            if let Some(key) = key(member) {
-                *picked.entry(key).or_default() += picks;
-            }
-        }
-        self.groups.retain(|key, _| picked.contains_key(key));
-        for key in picked.keys() {
-            let GroupTraffic { totals, window } = self.groups.entry(key.clone()).or_default();
-            let ended = ended(arrivals, &key.1);
-            totals.picked += float(arrived(&picked, key));
-            totals.ended += float(ended.requests);
-            totals.prompt_tokens += float(ended.prompt_tokens);
-            totals.cached_tokens += float(ended.cached_tokens);
-            totals.output_tokens += float(ended.output_tokens);
-            window.record(at_s, *totals);
-        }
-    }
-}
-
-/// Returns the requests that arrived at a group. A pick names the endpoint that decodes. So a
-/// prefill group gets the picks of the other groups with the same models, or of all other groups if
-/// no other group has these models.
-fn arrived(picked: &BTreeMap<GroupKey, u64>, key: &GroupKey) -> u64 {
-    let (role, models) = key;
-    if *role != ScalingRole::Prefill {
-        return picked.get(key).copied().unwrap_or(0);
-    }
-    let decodes = || {
-        picked
-            .iter()
-            .filter(|((role, _), _)| *role != ScalingRole::Prefill)
-    };
-    let same: Vec<u64> = decodes()
-        .filter(|((_, of), _)| of == models)
-        .map(|(_, picks)| *picks)
-        .collect();
-    if same.is_empty() {
-        decodes().map(|(_, picks)| *picks).sum()
-    } else {
-        same.into_iter().sum()
-    }
-}
-
-/// Returns the ended requests for these models. Returns all if the list is empty, or if no ended
-/// request was for a listed model.
-fn ended(arrivals: &PoolArrivals, models: &[Box<str>]) -> EndedRequests {
-    let sum = |rows: &mut dyn Iterator<Item = &EndedRequests>| {
-        rows.fold(EndedRequests::default(), |sum, row| sum.with(*row))
-    };
-    let named = sum(&mut models
-        .iter()
-        .filter_map(|model| arrivals.ended.get(&**model)));
-    if named.requests > 0 {
-        named
-    } else {
-        sum(&mut arrivals.ended.values())
-    }
-}
-
 // === impl EndpointGroup ===
 
 impl EndpointGroup {
@@ -428,6 +361,7 @@ impl EndpointGroup {
         let Self {
             key: (role, _),
             mix,
+            owners,
             endpoints,
             starting,
             held,
@@ -445,6 +379,7 @@ impl EndpointGroup {
                 role,
                 step,
                 mix,
+                owners,
                 measured,
                 seats,
                 endpoints,
@@ -477,6 +412,7 @@ mod tests {
                 per_second,
                 ..RequestMix::default()
             },
+            owners: Vec::new(),
             endpoints: Vec::new(),
             starting: Arc::new([]),
             held: 0.0,

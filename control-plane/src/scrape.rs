@@ -313,7 +313,6 @@ impl ScrapeEntry {
         };
         self.pace.record(outcome, took, now);
         if self.restarts.observe(&page.reading) {
-            tracing::info!(endpoint, "engine restarted");
             self.habit = FetchHabit::default();
             self.models = EngineModels::default();
             return ScrapeEvent::Restarted(id);

@@ -7,6 +7,7 @@ pub mod decision_log;
 pub mod eds_streams;
 mod kept_placements;
 pub mod life;
+pub mod log_limits;
 #[cfg(test)]
 mod one_certificate;
 mod origin_totals;

@@ -26,7 +26,8 @@ pub const NAME_BYTES_MAX: usize = 48;
 
 /// The default limit of unfinished request bodies in each worker, in bytes. It has room for five of
 /// the largest bodies, or a thousand prompts of 30,000 tokens. A worker holds at most twice as many
-/// bytes, so eight workers fit into the heap limit of the shipped Envoy files (2 GiB).
+/// bytes, and half as many for retries, so six workers fit into the heap limit of the shipped Envoy
+/// files (2 GiB).
 const BODIES_IN_PROGRESS_BYTES: usize = 128 << 20;
 
 /// A checked configuration.
@@ -144,6 +145,14 @@ impl FilterConfig {
         nothing_left(&state, "state.")?;
         nothing_left(&root, "")?;
         Ok(config)
+    }
+
+    /// The maximum number of bytes of long request bodies that Envoy keeps for retries, in each
+    /// worker: half of the limit of unfinished bodies. The default, 64 MiB, has room for 500
+    /// prompts of 30,000 tokens.
+    #[must_use]
+    pub fn kept_bodies_bytes(&self) -> usize {
+        self.bodies_in_progress_bytes / 2
     }
 
     /// Returns the index of the pool if there is only one and it names no clusters.

@@ -30,6 +30,7 @@ pub mod host;
 pub mod http;
 pub mod metrics;
 pub mod pairs;
+mod resume;
 pub mod root;
 pub mod shared_data;
 pub mod state_link;

@@ -8,6 +8,7 @@
 //! configuration in a temporary VM, which never ticks and whose work would be lost.
 
 pub mod bodies;
+mod kept_bodies;
 mod leading;
 pub mod parked_request;
 mod queue_release;

@@ -4,7 +4,6 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_server::EndpointDiscoveryServiceServer;
 use proto::state::state_service_server::StateServiceServer;
 use proto::{MESSAGE_BYTES_MAX, PROXY_MESSAGE_BYTES_MAX};
 use tokio::task::AbortHandle;
@@ -14,7 +13,7 @@ use super::StandbyDaemon;
 use super::certificates::CertificateRenewal;
 use super::tasks::TaskGroup;
 use crate::error::FatalError;
-use crate::serve::eds::{self, EdsServer};
+use crate::serve::eds::EdsServer;
 use crate::serve::health::HealthChecks;
 use crate::serve::listen::{IncomingConnections, ListenerName, identify};
 use crate::serve::monitoring::{ended, open, server};
@@ -24,6 +23,14 @@ use crate::shutdown::Shutdown;
 use crate::state::life::unix_ms;
 use crate::state::shared::DaemonState;
 use crate::state::snapshot_file::SavedState;
+
+/// Read-ahead of one stream of the state listener, in bytes. A message may be larger, because the
+/// daemon makes room while it reads. Messages beyond the rate of an origin stay unread for seconds.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+
+/// Read-ahead of one connection of the state listener, in bytes: a state stream and an EDS stream.
+/// An origin may have hundreds of connections, so each must take little.
+const CONNECTION_WINDOW_BYTES: u32 = 2 * STREAM_WINDOW_BYTES;
 
 /// The tasks of a leading daemon, in addition to those of its [`StandbyDaemon`].
 #[derive(Debug)]
@@ -168,10 +175,11 @@ pub async fn serve_state(
     let state = StateServiceServer::new(state)
         .max_decoding_message_size(PROXY_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let eds = EndpointDiscoveryServiceServer::new(EdsServer::new(shared, shutdown.clone()));
-    let eds = eds.max_decoding_message_size(eds::REQUEST_BYTES_MAX);
+    let eds = EdsServer::new(shared, shutdown.clone());
     let served = server()
         .accept_http1(true) // calls may use HTTP/1.1 or HTTP/2
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .layer(identify())
         .add_routes(Routes::from(calls))
         .add_service(state)

@@ -1,7 +1,7 @@
 //! An endpoint in the pool, and a known endpoint outside of it.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use discovery::Instance;
 use scheduler::{Endpoint, EndpointRef, Readiness};
@@ -9,6 +9,10 @@ use tokio::time::Instant;
 
 use super::clock::WallAndMonotonic;
 use super::instance_metadata::InstanceMetadata;
+
+/// The minimum time between two restarts of an endpoint's engine that change its generation. Each
+/// change costs all proxies a pool update. Engines take longer to start.
+const RESTART_INTERVAL_MIN: Duration = Duration::from_secs(10);
 
 /// An endpoint in the pool.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +38,16 @@ pub struct PoolMember {
     pub(super) observed_at: Option<Instant>,
     /// The prompt tokens that the engine has computed since it started, as last scraped.
     pub computed_tokens: Option<u64>,
+    pub(super) restarts: EngineRestarts,
+}
+
+/// The restarts of an endpoint's engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct EngineRestarts {
+    /// When the last restart changed the generation.
+    changed_at: Option<Instant>,
+    /// Whether the engine has restarted since then.
+    pub(super) is_due: bool,
 }
 
 /// Whether an endpoint's metrics are known.
@@ -123,6 +137,26 @@ impl PoolMember {
     }
 }
 
+// === impl EngineRestarts ===
+
+impl EngineRestarts {
+    /// Whether a restart changes the generation now. If it comes too soon after the last one, it is
+    /// due later.
+    pub(super) fn may_change(&mut self, endpoint: &str, now: Instant) -> bool {
+        let is_too_soon = self
+            .changed_at
+            .is_some_and(|at| now.saturating_duration_since(at) < RESTART_INTERVAL_MIN);
+        if !is_too_soon {
+            tracing::info!(endpoint, "engine restarted");
+            self.changed_at = Some(now);
+        } else if !self.is_due {
+            tracing::warn!(endpoint, "engine seems to restart all the time");
+        }
+        self.is_due = is_too_soon;
+        !is_too_soon
+    }
+}
+
 /// Creates a member that joins now.
 pub(super) fn member(
     id: EndpointRef,
@@ -143,5 +177,6 @@ pub(super) fn member(
         since: now.wall,
         observed_at: None,
         computed_tokens: None,
+        restarts: EngineRestarts::default(),
     }
 }

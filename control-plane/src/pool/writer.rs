@@ -224,6 +224,25 @@ impl Pool {
         if member.id != *id {
             return;
         }
+        let is_restart = match &event {
+            ScrapeEvent::Restarted(_) => true,
+            ScrapeEvent::Metrics(..) => member.restarts.is_due,
+            ScrapeEvent::Failed(..) => false,
+        };
+        if is_restart
+            && member
+                .restarts
+                .may_change(&member.instance.name, now.instant)
+        {
+            member.id.generation = self.view.next_generation();
+            member.observed_at = None;
+            member.set_status(MetricsStatus::Awaited, now.wall);
+            *metrics = EndpointMetrics::default();
+            self.view.revision += 1;
+            self.view.metrics_revision += 1;
+            self.touched = true;
+            return;
+        }
         match event {
             ScrapeEvent::Metrics(_, observed) => {
                 member.observed_at = Some(observed.observed_at);
@@ -251,15 +270,7 @@ impl Pool {
                 };
                 self.touched |= member.set_status(status, now.wall);
             }
-            ScrapeEvent::Restarted(_) => {
-                member.id.generation = self.view.next_generation();
-                member.observed_at = None;
-                member.set_status(MetricsStatus::Awaited, now.wall);
-                *metrics = EndpointMetrics::default();
-                self.view.revision += 1;
-                self.view.metrics_revision += 1;
-                self.touched = true;
-            }
+            ScrapeEvent::Restarted(_) => {}
         }
     }
 
@@ -719,6 +730,38 @@ mod tests {
         assert!(!pool.is_settled());
         pool.settle(|_| false, at(origin, wait));
         assert!(pool.is_settled() && pool.take_view().unwrap().eds.addresses.is_empty());
+    }
+
+    #[test]
+    fn an_engine_that_restarts_all_the_time_gets_one_generation_in_ten_seconds() {
+        let origin = Instant::now();
+        let mut pool = pool();
+        pool.replace_instances(vec![instance(0)], at(origin, 0));
+        let mut id = pool.take_view().unwrap().members[0].id;
+        let mut changes = |pool: &mut Pool, ms: u64, restarts: bool| {
+            let event = if restarts {
+                ScrapeEvent::Restarted(id)
+            } else {
+                ScrapeEvent::Metrics(id, observed(1.0, origin))
+            };
+            pool.observe(event, at(origin, ms));
+            let before = id;
+            if let Some(view) = pool.take_view() {
+                id = view.members[0].id;
+            }
+            id != before
+        };
+        let times: Vec<u64> = (0..60)
+            .map(|n| n * 500)
+            .filter(|ms| changes(&mut pool, *ms, true))
+            .collect();
+        assert_eq!(times, [0, 10_000, 20_000]);
+        assert!(
+            !changes(&mut pool, 29_900, false),
+            "the last restart is due"
+        );
+        assert!(changes(&mut pool, 30_000, false));
+        assert!(!changes(&mut pool, 50_000, false));
     }
 
     #[derive(Clone, Debug)]

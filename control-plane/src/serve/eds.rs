@@ -7,18 +7,19 @@
 //! not sent, because Envoy ignores it for hosts that a header names.
 
 use std::collections::BTreeSet;
-use std::pin::Pin;
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::marker::PhantomData;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
-use envoy_types::pb::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
-};
-use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_server::EndpointDiscoveryService;
-use futures::Stream;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service};
+use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::serve::state_stream::admission::NAME_BYTES_MAX;
@@ -26,21 +27,28 @@ use crate::serve::state_stream::refusal;
 use crate::shutdown::Shutdown;
 use crate::state::client_names::RequestedPools;
 use crate::state::eds_streams::EdsStream;
+use crate::state::log_limits::{ShownNames, shown_name};
 use crate::state::peer::{self, EDS_REQUEST_COST, QuotaPermit, RemoteAddress};
 use crate::state::shared::DaemonState;
 
+mod request;
 mod subscription;
 mod variant;
+use request::{EdsCodec, EdsRequest, SubscriptionChange};
 pub use subscription::{DueResponse, EDS_ACK_WAIT_MAX, EdsSubscription, EnvoyAnswer};
 pub use variant::TYPE_URL;
-use variant::{DeltaXds, EdsRequest, SotwXds, SubscriptionChange, XdsVariant};
+use variant::{DeltaXds, SotwXds, XdsVariant};
 
 /// The maximum number of names that one stream may subscribe to: more pools than any Envoy has.
 const NAMES_MAX: usize = 256;
 
 /// The largest request accepted, in bytes. Envoy's first request names all of its extensions, some
 /// 100 KB.
-pub const REQUEST_BYTES_MAX: usize = 512 << 10;
+const REQUEST_BYTES_MAX: usize = 512 << 10;
+
+/// The methods of the service.
+const SOTW_METHOD: &str = "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints";
+const DELTA_METHOD: &str = "/envoy.service.endpoint.v3.EndpointDiscoveryService/DeltaEndpoints";
 
 /// The maximum time that a new stream may take to send its first request.
 const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -51,6 +59,12 @@ pub struct EdsServer {
     shutdown: Shutdown,
 }
 
+/// The method of one variant.
+struct EdsMethod<V> {
+    server: EdsServer,
+    variant: PhantomData<V>,
+}
+
 /// A stream's row in the table of EDS streams; dropping it removes the row.
 struct EdsStreamGuard {
     shared: Arc<DaemonState>,
@@ -59,7 +73,7 @@ struct EdsStreamGuard {
     remote: RemoteAddress,
 }
 
-type XdsResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type XdsResponseStream<V> = ReceiverStream<Result<<V as XdsVariant>::XdsResponse, Status>>;
 
 // === impl EdsServer ===
 
@@ -70,15 +84,28 @@ impl EdsServer {
         Self { shared, shutdown }
     }
 
+    /// Answers a call of one method.
+    async fn answer<V: XdsVariant>(
+        self,
+        request: http::Request<Body>,
+    ) -> Result<http::Response<Body>, Infallible> {
+        let method = EdsMethod {
+            server: self,
+            variant: PhantomData::<V>,
+        };
+        let mut grpc = Grpc::new(EdsCodec::<V::XdsRequest>::default())
+            .max_decoding_message_size(REQUEST_BYTES_MAX);
+        Ok(grpc.streaming(method, request).await)
+    }
+
     fn open<V: XdsVariant>(
         &self,
-        request: Request<Streaming<V::XdsRequest>>,
-    ) -> Result<Response<XdsResponseStream<V::XdsResponse>>, Status> {
+        request: Request<Streaming<EdsRequest>>,
+    ) -> Result<Response<XdsResponseStream<V>>, Status> {
         let remote = RemoteAddress::from_extensions(request.extensions());
         let permit = self
             .shared
             .proxies
-            .origins
             .acquire(peer::StreamQuota::EdsStream, &remote.origin, Instant::now())
             .map_err(refusal)?;
         let inbound = request.into_inner();
@@ -89,16 +116,17 @@ impl EdsServer {
                 let _ = outbound.send(Err(status)).await;
             }
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+        Ok(Response::new(ReceiverStream::new(messages)))
     }
 
     async fn serve<V: XdsVariant>(
         mut self,
-        mut inbound: Streaming<V::XdsRequest>,
+        mut inbound: Streaming<EdsRequest>,
         outbound: &mpsc::Sender<Result<V::XdsResponse, Status>>,
         remote: RemoteAddress,
         permit: QuotaPermit,
     ) -> Result<(), Status> {
+        tokio::time::sleep_until(permit.begin(Instant::now())).await;
         let first = tokio::time::timeout(FIRST_REQUEST_WAIT_MAX, inbound.message());
         let Some(first) = first
             .await
@@ -110,8 +138,7 @@ impl EdsServer {
         // sender down.
         let pay =
             |bytes: usize| permit.message(bytes.saturating_add(EDS_REQUEST_COST), Instant::now());
-        let mut read_at = pay(V::bytes(&first));
-        let first = V::parse_request(first);
+        let mut read_at = pay(first.bytes);
         let row = EdsStreamGuard::insert(&self.shared, &first, remote)?;
         let mut subscription = EdsSubscription::default();
         let mut pools = self.shared.pools.views.subscribe();
@@ -140,8 +167,8 @@ impl EdsServer {
             tokio::select! {
                 request = inbound.message(), if may_read => {
                     let Some(request) = request? else { return Ok(()) };
-                    read_at = pay(V::bytes(&request));
-                    if self.receive(&mut subscription, V::parse_request(request), &row)? {
+                    read_at = pay(request.bytes);
+                    if self.receive(&mut subscription, request, &row)? {
                         read_at = permit.begin(Instant::now());
                     }
                 }
@@ -175,7 +202,9 @@ impl EdsServer {
             if let EnvoyAnswer::Refused(why) = &answer
                 && counts
             {
-                tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response and keeps its old hosts");
+                if self.shared.proxies.refusal_lines.admit(Instant::now()) {
+                    tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response and keeps its old hosts");
+                }
                 self.shared.reports.counters().eds_refused += 1;
             }
         }
@@ -212,17 +241,16 @@ impl EdsServer {
     }
 
     fn report_unserved(&self, sorted: &RequestedPools, row: &EdsStreamGuard) {
-        if !sorted.unknown.is_empty() {
-            let unknown: Vec<&str> = sorted
-                .unknown
-                .iter()
-                .filter_map(|name| name.get(..name.floor_char_boundary(NAME_BYTES_MAX)))
-                .collect();
-            tracing::warn!(?unknown, pools = ?self.shared.pools.names, "an Envoy subscribes to pools that are not configured here");
+        let lines = &self.shared.proxies.refusal_lines;
+        let now = Instant::now();
+        if !sorted.unknown.is_empty() && lines.admit(now) {
+            tracing::warn!(unknown = ?ShownNames(&sorted.unknown), pools = ?self.shared.pools.names, "an Envoy subscribes to pools that are not configured here");
         }
         if !sorted.refused.is_empty() {
             self.shared.reports.counters().pools_refused += sorted.refused.len() as u64;
-            tracing::warn!(node = row.node_id, peer = %row.remote, certificate = row.remote.origin.certificate.as_deref(), refused = ?sorted.refused, "an Envoy subscribes to pools to which its certificate gives no access (--state-tls-client-names)");
+            if lines.admit(now) {
+                tracing::warn!(node = shown_name(&row.node_id), peer = %row.remote, certificate = row.remote.origin.certificate.as_deref(), refused = ?ShownNames(&sorted.refused), "an Envoy subscribes to pools to which its certificate gives no access (--state-tls-client-names)");
+            }
         }
     }
 
@@ -233,36 +261,49 @@ impl EdsServer {
         row.update(subscription);
         self.shared.reports.counters().eds_unanswered += 1;
         let peer = row.remote.to_string();
-        tracing::warn!(peer, node = row.node_id, names = ?subscription.names(), "an Envoy has not applied an EDS response for {EDS_ACK_WAIT_MAX:?}; its filter now gets pool updates with endpoints that the Envoy may not have yet");
+        tracing::warn!(peer, node = shown_name(&row.node_id), names = ?subscription.names(), "an Envoy has not applied an EDS response for {EDS_ACK_WAIT_MAX:?}; its filter now gets pool updates with endpoints that the Envoy may not have yet");
     }
 }
 
-#[tonic::async_trait]
-impl EndpointDiscoveryService for EdsServer {
-    type StreamEndpointsStream = XdsResponseStream<DiscoveryResponse>;
-    type DeltaEndpointsStream = XdsResponseStream<DeltaDiscoveryResponse>;
+impl NamedService for EdsServer {
+    const NAME: &'static str = "envoy.service.endpoint.v3.EndpointDiscoveryService";
+}
 
-    async fn stream_endpoints(
-        &self,
-        request: Request<Streaming<DiscoveryRequest>>,
-    ) -> Result<Response<Self::StreamEndpointsStream>, Status> {
-        self.open::<SotwXds>(request)
+// The generated server of envoy-types would decode all fields of a request.
+impl Service<http::Request<Body>> for EdsServer {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
     }
 
-    async fn delta_endpoints(
-        &self,
-        request: Request<Streaming<DeltaDiscoveryRequest>>,
-    ) -> Result<Response<Self::DeltaEndpointsStream>, Status> {
-        self.open::<DeltaXds>(request)
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let server = self.clone();
+        match request.uri().path() {
+            SOTW_METHOD => Box::pin(server.answer::<SotwXds>(request)),
+            DELTA_METHOD => Box::pin(server.answer::<DeltaXds>(request)),
+            _ => {
+                let status = Status::unimplemented(
+                    "EDS is served by stream only: StreamEndpoints or DeltaEndpoints",
+                );
+                let response: http::Response<Body> = status.into_http();
+                Box::pin(ready(Ok(response)))
+            }
+        }
     }
+}
 
-    async fn fetch_endpoints(
-        &self,
-        _request: Request<DiscoveryRequest>,
-    ) -> Result<Response<DiscoveryResponse>, Status> {
-        Err(Status::unimplemented(
-            "EDS is served by stream only: StreamEndpoints or DeltaEndpoints",
-        ))
+// === impl EdsMethod ===
+
+impl<V: XdsVariant> StreamingService<EdsRequest> for EdsMethod<V> {
+    type Response = V::XdsResponse;
+    type ResponseStream = XdsResponseStream<V>;
+    type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
+
+    fn call(&mut self, request: Request<Streaming<EdsRequest>>) -> Self::Future {
+        ready(self.server.open::<V>(request))
     }
 }
 

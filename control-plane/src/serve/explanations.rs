@@ -3,6 +3,7 @@
 //! for an explanation.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Bytes;
@@ -11,6 +12,9 @@ use axum::http::{HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Semaphore;
+
+/// The maximum time in which the body of a question arrives, because others cannot ask meanwhile.
+const QUESTION_MAX: Duration = Duration::from_secs(5);
 
 /// Computes one explanation at a time.
 #[derive(Clone, Debug)]
@@ -36,8 +40,8 @@ impl ExplanationDesk {
     /// Reads the question in the body of `request`, and computes its answer with `explain`.
     ///
     /// # Errors
-    /// Fails if another explanation is being computed, if the body is not a question in JSON, or if
-    /// `explain` refuses it.
+    /// Fails if another explanation is being computed, if the body is not a question in JSON or
+    /// arrives too slowly, or if `explain` refuses it.
     pub async fn answer<Q: DeserializeOwned>(
         &self,
         request: Request,
@@ -57,8 +61,14 @@ impl ExplanationDesk {
                 "send the question with `content-type: application/json`",
             ));
         }
-        let body = Bytes::from_request(request, &())
+        let body = tokio::time::timeout(QUESTION_MAX, Bytes::from_request(request, &()))
             .await
+            .map_err(|_| {
+                QuestionRefusal::new(
+                    StatusCode::REQUEST_TIMEOUT,
+                    "the question took more than 5 seconds to arrive",
+                )
+            })?
             .map_err(|r| QuestionRefusal::new(r.status(), r.body_text()))?;
         let computed = tokio::task::spawn_blocking(move || {
             let _turn = turn;
@@ -94,5 +104,38 @@ impl QuestionRefusal {
             status,
             why: why.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    async fn ask(desk: &ExplanationDesk, body: Body) -> Result<Value, u16> {
+        let request = axum::http::Request::post("/api/v1/explain")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(body)
+            .unwrap();
+        let answer = desk.answer(request, |question: Value| Ok(question));
+        answer.await.map_err(|refusal| refusal.status.as_u16())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_that_does_not_arrive_delays_others_for_seconds_only() {
+        let desk = ExplanationDesk::default();
+        let never = Body::from_stream(tokio_stream::pending::<Result<Bytes, std::io::Error>>());
+        let slow = async {
+            let answer = tokio::time::timeout(Duration::from_secs(6), ask(&desk, never)).await;
+            assert_eq!(answer.unwrap(), Err(408));
+        };
+        let other = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(ask(&desk, Body::from("1")).await, Err(503));
+        };
+        tokio::join!(slow, other);
+        assert_eq!(ask(&desk, Body::from("1")).await, Ok(json!(1)));
     }
 }

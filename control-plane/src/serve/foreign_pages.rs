@@ -14,6 +14,8 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use super::console;
+
 /// The names under which browsers may reach the admin listener.
 #[derive(Clone, Debug)]
 pub enum AdminHosts {
@@ -56,13 +58,15 @@ fn refusal(hosts: &AdminHosts, request: &Request) -> Option<(StatusCode, String)
     })
 }
 
-/// Whether the browser reports that a page of another site sent this request. Following a link to a
-/// page of this listener is allowed.
+/// Whether the browser reports that a page of another site sent this request. Following a link to
+/// the console is allowed. Other pages cost the daemon more, and a page of another site could open
+/// them again and again.
 fn is_from_other_site(request: &Request) -> bool {
     let says = |name| text(request.headers(), name).unwrap_or_default();
     let is_link = *request.method() == Method::GET
         && says("sec-fetch-mode") == "navigate"
-        && says("sec-fetch-dest") == "document";
+        && says("sec-fetch-dest") == "document"
+        && console::is_asset(request.uri().path());
     matches!(says("sec-fetch-site"), "cross-site" | "same-site") && !is_link
 }
 
@@ -115,15 +119,46 @@ mod tests {
     use super::*;
 
     fn status(hosts: &AdminHosts, method: &str, headers: &[(&str, &str)]) -> Option<u16> {
+        status_of("/", hosts, method, headers)
+    }
+
+    fn status_of(
+        path: &str,
+        hosts: &AdminHosts,
+        method: &str,
+        headers: &[(&str, &str)],
+    ) -> Option<u16> {
         let request = headers.iter().fold(
             axum::http::Request::builder().method(method),
             |all, (name, value)| all.header(*name, *value),
         );
-        refusal(
-            hosts,
-            &request.uri("/debug/state").body(Body::empty()).unwrap(),
-        )
-        .map(|(status, _)| status.as_u16())
+        refusal(hosts, &request.uri(path).body(Body::empty()).unwrap())
+            .map(|(status, _)| status.as_u16())
+    }
+
+    #[test]
+    fn a_page_of_another_site_may_link_only_to_the_console() {
+        let link = [
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "navigate"),
+            ("sec-fetch-dest", "document"),
+        ];
+        let typed = [("sec-fetch-site", "none"), link[1], link[2]];
+        for (path, expected) in [
+            ("/", None),
+            ("/?pool=default", None),
+            ("/console.js", None),
+            ("/metrics", Some(403)),
+            ("/debug/state", Some(403)),
+            ("/api/v1/overview", Some(403)),
+        ] {
+            assert_eq!(
+                status_of(path, &AdminHosts::Any, "GET", &link),
+                expected,
+                "{path}"
+            );
+            assert_eq!(status_of(path, &AdminHosts::Any, "GET", &typed), None);
+        }
     }
 
     #[test]

@@ -37,6 +37,15 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// See [`KEEPALIVE_INTERVAL`].
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The maximum number of open HTTP/2 streams of one connection. An Envoy needs a few: the state
+/// stream or some calls, and an EDS stream. An answer that the client does not read stays in
+/// memory.
+const STREAMS_PER_CONNECTION_MAX: u32 = 64;
+
+/// The same for health. A probe needs one stream. Without a limit, a pod could fill the memory with
+/// `Watch` streams, which never end and need no certificate.
+const HEALTH_STREAMS_PER_CONNECTION_MAX: u32 = 16;
+
 /// The maximum time that a request may take, including its body. The slowest page takes
 /// milliseconds.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
@@ -222,6 +231,7 @@ async fn serve_health(
     mut shutdown: Shutdown,
 ) -> &'static str {
     let served = server()
+        .max_concurrent_streams(HEALTH_STREAMS_PER_CONNECTION_MAX)
         .layer(identify())
         .add_service(health.service())
         .serve_with_incoming_shutdown(incoming, async move { shutdown.begun().await })
@@ -229,9 +239,10 @@ async fn serve_health(
     ended(served, "health listener")
 }
 
-/// Creates a server that notices dead connections.
+/// Creates a server that notices dead connections, and limits the streams of each connection.
 pub fn server() -> Server {
     Server::builder()
+        .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
 }

@@ -40,6 +40,10 @@ const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// The maximum number of open streams. KEDA opens one for each `external-push` trigger.
 const STREAMS_MAX: usize = 256;
 
+/// The maximum number of open HTTP/2 streams of one connection. KEDA uses one connection for all
+/// triggers: for their streams, and for its other calls.
+const STREAMS_PER_CONNECTION_MAX: u32 = 512;
+
 /// The listener of the scaler, which is not served yet.
 #[derive(Debug)]
 pub struct ScalerListener(IncomingConnections);
@@ -105,6 +109,7 @@ impl ScalerListener {
         let mut shutdown = shutdown.clone();
         tasks.spawn(async move {
             let served = server()
+                .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
                 .layer(identify())
                 .add_service(service)
                 .serve_with_incoming_shutdown(self.0, async move { shutdown.begun().await })

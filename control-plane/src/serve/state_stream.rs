@@ -20,6 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::shutdown::Shutdown;
+use crate::state::log_limits::shown_name;
 use crate::state::peer::{QuotaExceeded, QuotaPermit, RemoteAddress, StreamQuota};
 use crate::state::shared::DaemonState;
 
@@ -62,7 +63,6 @@ impl StateServer {
     fn acquire(&self, remote: &RemoteAddress) -> Result<QuotaPermit, Status> {
         self.shared
             .proxies
-            .origins
             .acquire(StreamQuota::StateStream, &remote.origin, Instant::now())
             .map_err(refusal)
     }
@@ -72,21 +72,24 @@ impl StateServer {
         mut inbound: impl ProxyMessages,
         outbound: DaemonMessages,
         remote: RemoteAddress,
-        permit: QuotaPermit,
+        permit: &QuotaPermit,
     ) -> Result<(), Status> {
         tokio::time::sleep_until(permit.begin(Instant::now())).await;
         let hello = tokio::time::timeout(HELLO_WAIT_MAX, hello(&mut inbound))
             .await
             .map_err(|_| Status::deadline_exceeded("no Hello came"))??;
+        // Requests above the rate of the origin stay unread, so HTTP/2 flow control slows the
+        // sender down.
+        let read_at = permit.message(hello.encoded_len(), Instant::now());
         let (mut conversation, welcome) =
             StateStream::begin(&self.shared, hello, remote, Instant::now())?;
         let _ = outbound.send(Ok(welcome)).await;
         let peer = conversation.peer();
-        let node = peer.node_id.clone();
+        let node = shown_name(&peer.node_id).to_owned();
         let process = format!("{:016x}", peer.id);
         tracing::info!(node, process, pools = ?conversation.pools(), "proxy connected");
         let ended = self
-            .run(&mut conversation, &mut inbound, &outbound, &permit)
+            .run(&mut conversation, &mut inbound, &outbound, permit, read_at)
             .await;
         tracing::info!(node, process, why = ?ended.as_ref().err().map(Status::message), "proxy left");
         ended
@@ -98,15 +101,13 @@ impl StateServer {
         inbound: &mut impl ProxyMessages,
         outbound: &DaemonMessages,
         permit: &QuotaPermit,
+        mut read_at: Instant,
     ) -> Result<(), Status> {
         let mut pools = self.shared.pools.views.subscribe();
         let mut eds = self.shared.proxies.eds.subscribe();
         let mut proxies = self.shared.proxies.streams.subscribe();
         let mut relayed = self.shared.proxies.relayed.subscribe();
         let mut shutdown = self.shutdown.clone();
-        // Requests above the rate of the origin stay unread, so HTTP/2 flow control slows the
-        // sender down.
-        let mut read_at = Instant::now();
         loop {
             // The value is marked as seen before it is read, so that a change during the read wakes
             // the loop again.
@@ -172,10 +173,10 @@ impl StateService for StateServer {
         let (outbound, messages) = mpsc::channel(1);
         let server = self.clone();
         tokio::spawn(async move {
-            if let Err(status) = server
-                .serve(inbound, outbound.clone(), remote, permit)
-                .await
-            {
+            let served = server.serve(inbound, outbound.clone(), remote, &permit);
+            let ended = served.await;
+            drop(permit);
+            if let Err(status) = ended {
                 let _ = outbound.send(Err(status)).await;
             }
         });

@@ -90,12 +90,17 @@ impl BacklogSum {
             });
         }
         *queued = newest;
+        let [owner, _] = &levels;
         queued.0.retain(|priority, requests| {
-            let [_, origins] = &self.levels;
-            let known = origins.get(origin);
-            if known
-                .is_some_and(|bands| bands.len() >= PRIORITIES_MAX && !bands.contains_key(priority))
-            {
+            let [owners, origins] = &self.levels;
+            let own = [
+                owners.get(owner).filter(|_| owners.len() > 1),
+                origins.get(origin),
+            ];
+            let is_full = |bands: &BTreeMap<i32, OriginBand>| {
+                bands.len() >= PRIORITIES_MAX && !bands.contains_key(priority)
+            };
+            if own.into_iter().flatten().any(is_full) {
                 return false;
             }
             self.change(&levels, *priority, |known| OriginBand {
@@ -183,6 +188,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn an_owner_with_many_pods_has_the_priorities_of_one() {
+        let pod = |last| Origin {
+            certificate: Some("pods".into()),
+            ..of(last)
+        };
+        let mut sum = BacklogSum::default();
+        sum.replace(&of(1), &mut QueuedRequests::default(), queued(&[(-1, 1)]));
+        for last in 0..10_u8 {
+            let first = 1_000 * i32::from(last);
+            let bands: Vec<(i32, u64)> = (first..first + 40).map(|band| (band, 1)).collect();
+            sum.replace(&pod(last), &mut QueuedRequests::default(), queued(&bands));
+        }
+        assert_eq!(sum.bands.len(), PRIORITIES_MAX + 1);
+    }
 
     fn of(last: u8) -> Origin {
         Origin {

@@ -112,6 +112,19 @@ impl ClientNames {
         sorted
     }
 
+    /// Returns whether a client of `origin` may have any pool.
+    #[must_use]
+    pub fn has_pools(&self, origin: &Origin) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Listed { every_pool, pools } => {
+                origin.certificate.as_deref().is_some_and(|name| {
+                    every_pool.contains(name) || pools.values().any(|names| names.contains(name))
+                })
+            }
+        }
+    }
+
     fn may_have(&self, origin: &Origin, pool: &str) -> bool {
         match self {
             Self::Any => true,
@@ -174,6 +187,11 @@ mod tests {
             (Some(""), pools(&[], &["a", "b"])),
             (None, pools(&[], &["a", "b"])),
         ] {
+            let origin = Origin {
+                certificate: certificate.map(Arc::from),
+                address: None,
+            };
+            assert_eq!(names.has_pools(&origin), !expected.allowed.is_empty());
             assert_eq!(sorted(&names, certificate), expected, "{certificate:?}");
         }
     }

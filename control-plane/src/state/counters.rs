@@ -9,6 +9,7 @@
 //!
 //! A proxy may invent its reports. So only counts of endpoints that the pool has or recently had
 //! are accepted ([`KnownEndpoints`]), and an origin has a share of all names ([`ReportedNames`]).
+//! No count is so large that what others add to it is lost (`CountLimit`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,10 +22,12 @@ use crate::pool::writer::PoolView;
 use crate::state::peer::{Origin, ProxyProcess};
 
 use pool_names::{OtherNames, PoolNames};
+use totals::CountLimit;
 use vm_usage::{LEFT_EIGHTHS, VmUsage, VmUsageByOrigin};
 
 mod arrivals;
 mod local_totals;
+pub(crate) use arrivals::OWNERS_MAX;
 pub use arrivals::{EndedRequests, PoolArrivals};
 
 mod known_endpoints;
@@ -87,8 +90,8 @@ struct MergedCounts {
     retired: CounterTotals,
     /// The sum of the first reports of VMs: what they counted before this daemon knew them.
     first_reports: CounterTotals,
-    /// The requests that arrived since the last [`CounterStore::take_arrivals`].
-    arrivals: PoolArrivals,
+    /// The requests of each owner that arrived since the last [`CounterStore::take_arrivals`].
+    arrivals: BTreeMap<Origin, PoolArrivals>,
 }
 
 /// A VM's counts of one pool, in a form that can be added.
@@ -218,11 +221,8 @@ impl CounterStore {
     ) -> Vec<EndpointRef> {
         let before = self.remove(&key).map(|vm| vm.totals);
         if let Some(before) = &before {
-            self.pools
-                .entry(key.pool.clone())
-                .or_default()
-                .arrivals
-                .add(before, &totals);
+            let pool = self.pools.entry(key.pool.clone()).or_default();
+            PoolArrivals::of_owner(&mut pool.arrivals, origin.owner()).add(before, &totals);
         }
         let before = before.unwrap_or_default();
         let more = |id: &(Generation, Slot), now: &EndpointTotals| {
@@ -280,9 +280,9 @@ impl CounterStore {
             .max()
     }
 
-    /// Returns the requests that arrived in a pool since the last call. Each pool has only one
-    /// caller.
-    pub fn take_arrivals(&mut self, pool: &str) -> PoolArrivals {
+    /// Returns the requests of each owner that arrived in a pool since the last call. Each pool has
+    /// only one caller.
+    pub fn take_arrivals(&mut self, pool: &str) -> BTreeMap<Origin, PoolArrivals> {
         self.pools
             .get_mut(pool)
             .map(|pool| std::mem::take(&mut pool.arrivals))
@@ -318,6 +318,8 @@ impl CounterStore {
         for pool in self.pools.values_mut() {
             pool.names
                 .expire(now, &mut [&mut pool.retired, &mut pool.first_reports]);
+            pool.retired.cut(CountLimit::OF_RETIRED);
+            pool.first_reports.cut(CountLimit::OF_FIRST_REPORTS);
         }
     }
 
@@ -352,10 +354,13 @@ impl CounterStore {
         oldest.sort();
         for (_, key, bytes) in oldest {
             if !taken.is_over(max.eighths(LEFT_EIGHTHS)) {
-                return;
+                break;
             }
             taken.subtract(bytes);
             self.merge(&key, now);
+        }
+        for pool in self.pools.values_mut() {
+            pool.retired.cut(CountLimit::OF_RETIRED);
         }
     }
 }
@@ -464,7 +469,11 @@ mod tests {
         let mut all = CounterStore::default();
         let now = Instant::now();
         let slot = |slot| (Generation(1), Slot(slot));
-        let taken = |all: &mut CounterStore| all.take_arrivals("p").picked;
+        let taken = |all: &mut CounterStore| {
+            let by_owner = all.take_arrivals("p");
+            let mut owners = by_owner.into_values();
+            owners.next().map(|of| of.picked).unwrap_or_default()
+        };
         all.report(&peer(1, 1), vec![counters(1, &[(1_000_000, 0)])], now);
         assert!(
             taken(&mut all).is_empty(),
@@ -627,6 +636,67 @@ mod tests {
         let key = (real.generation, real.slot);
         assert_eq!(totals.endpoints.keys().copied().collect::<Vec<_>>(), [key]);
         assert_eq!(totals.endpoints[&key].requests, 1);
+    }
+
+    #[test]
+    fn counts_beyond_all_measure_do_not_hide_those_of_others() {
+        let mut all = CounterStore::default();
+        let now = Instant::now();
+        let report = |vm_id: u64, requests: u64, sum: f64| {
+            let histogram = || {
+                Some(state::Histogram {
+                    counts: vec![requests],
+                    sum,
+                })
+            };
+            VmReport::from_vm(state::VmCounters {
+                pool: "p".to_owned(),
+                vm_id,
+                endpoints: vec![state::EndpointCounters {
+                    generation: 1,
+                    picked: requests,
+                    ..Default::default()
+                }],
+                models: vec![state::ModelCounters {
+                    model: "m".to_owned(),
+                    requests,
+                    prompt_tokens: requests,
+                    duration_ms: histogram(),
+                    ..Default::default()
+                }],
+                pick_us: histogram(),
+                ..Default::default()
+            })
+        };
+        // Most of these VMs are retired, because one origin has a share of the VMs.
+        for vm in 0..8_000 {
+            let at = now + Duration::from_millis(vm);
+            all.report(&peer(2, 2), vec![report(vm, u64::MAX, f64::MAX)], at);
+        }
+        let at = now + Duration::from_secs(11);
+        all.report(&peer(1, 1), vec![report(1, 1, 1.0)], at);
+        let shown = |all: &CounterStore| {
+            let totals = all.totals("p", at);
+            let first = all.first_reports("p");
+            let [model, first] = [&totals, &first].map(|of| of.models.values().next().unwrap());
+            #[expect(clippy::cast_precision_loss, reason = "as pages show them")]
+            let counts = [
+                totals.endpoints[&(Generation(1), Slot(0))].picked,
+                model.requests,
+                model.requests - first.requests,
+                model.duration_ms.count(),
+            ]
+            .map(|count| count as f64);
+            assert!(totals.pick_us.sum.is_finite() && model.duration_ms.sum < 1e19);
+            (counts, model.prompt_tokens)
+        };
+        let (counts, tokens) = shown(&all);
+        all.report(&peer(1, 1), vec![report(1, 3, 3.0)], at);
+        let (later, later_tokens) = shown(&all);
+        for (later, before) in later.into_iter().zip(counts) {
+            assert_eq!(later - before, 2.0, "{before}");
+        }
+        assert_eq!(later_tokens - tokens, 2);
     }
 
     #[test]

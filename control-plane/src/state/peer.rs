@@ -18,7 +18,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use tokio::time::Instant;
 use tonic::Extensions;
 use tonic::transport::server::TcpConnectInfo;
 
+use crate::network::network;
 use crate::serve::listen::PeerName;
 
 /// The maximum number of streams of one kind served at once. A cluster has far fewer proxies, and
@@ -38,11 +39,11 @@ pub const STREAMS_MAX: usize = 4096;
 /// proxies. A fleet with more proxies behind one address needs more daemons.
 pub const STREAMS_PER_ORIGIN_MAX: usize = STREAMS_MAX / 16;
 
-/// The maximum number of bodies of HTTP calls read at once from one origin. A process sends one at
-/// a time. Each may be as large as a message.
+/// The maximum number of bodies of HTTP calls from one origin that are being read, or have messages
+/// that wait. A process sends one at a time. Each may be as large as a message.
 pub const UPLOADS_PER_ORIGIN_MAX: usize = 16;
 
-/// The maximum number of bodies of HTTP calls read at once from all origins, 32 MiB in total.
+/// The maximum number of such bodies from all origins, 32 MiB in total.
 const UPLOADS_MAX: usize = 64;
 
 /// One in this many permits of each [`StreamQuota`] is reserved for owners that have few permits.
@@ -53,13 +54,16 @@ const RESERVED_PARTS: usize = 4;
 /// the reserved streams, and far more than the gateways of one namespace open.
 const FEW_STREAMS: usize = STREAMS_MAX / RESERVED_PARTS / 16;
 
-/// The number of leading bits of an IPv6 address that identify an origin. A host chooses the other
-/// bits itself.
-const IPV6_ORIGIN_BITS: u32 = 64;
+/// Only origins with fewer calls than this may take a reserved one. A process sends one at a time,
+/// and the daemon may not have taken the messages of the one before.
+const FEW_UPLOADS: usize = 2;
 
 /// The maximum cost of the messages from one origin in a second, in bytes. The busiest proxy needs
 /// a tenth of it. Messages beyond it stay unread, so HTTP/2 flow control slows the sender down.
 const COST_PER_SECOND: u32 = 64 << 20;
+
+/// An owner may send this many times [`COST_PER_SECOND`] while there are other owners.
+const OWNER_TIMES: u32 = 4;
 
 /// An origin may exceed [`COST_PER_SECOND`] for a short time, by the cost of this duration. This
 /// allows many proxies of one host to reconnect at once.
@@ -110,7 +114,7 @@ pub enum StreamQuota {
     /// State streams, and the HTTP calls that replace them.
     StateStream,
     EdsStream,
-    /// Bodies of HTTP calls that are being read.
+    /// Bodies of HTTP calls that are being read, or have messages that wait.
     Upload,
 }
 
@@ -128,15 +132,14 @@ struct QuotaTable {
     taken: [usize; KINDS],
     refused: [u64; KINDS],
     origins: BTreeMap<Origin, OriginUsage>,
-    /// The number of permits that each owner has, by [`StreamQuota`].
-    owners: BTreeMap<Origin, [usize; KINDS]>,
+    owners: BTreeMap<Origin, OriginUsage>,
 }
 
-#[derive(Debug)]
+/// The resources used by an origin or an owner.
+#[derive(Clone, Copy, Debug)]
 struct OriginUsage {
     taken: [usize; KINDS],
-    /// The time until which the origin's rate is used up. If it is in the past, the origin may send
-    /// at once.
+    /// The time until which its rate is used up. If it is in the past, it may send at once.
     paid_at: Instant,
 }
 
@@ -208,18 +211,6 @@ impl RemoteAddress {
     }
 }
 
-/// Returns the part of an address that a host cannot choose itself.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) if address.is_loopback() => address.into(),
-        IpAddr::V6(address) => {
-            let own = u128::MAX << (u128::BITS - IPV6_ORIGIN_BITS);
-            Ipv6Addr::from_bits(address.to_bits() & own).into()
-        }
-    }
-}
-
 impl fmt::Display for RemoteAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.socket {
@@ -257,11 +248,12 @@ impl StreamQuota {
         }
     }
 
-    /// Returns the number of permits below which an owner may take a reserved one.
-    const fn few(self) -> usize {
+    /// Returns the numbers of permits below which an owner, and its origin, may take a reserved
+    /// one. All proxies of a namespace may have one certificate, so their owner may take several.
+    const fn few(self) -> (usize, usize) {
         match self {
-            Self::StateStream | Self::EdsStream => FEW_STREAMS,
-            Self::Upload => 1,
+            Self::StateStream | Self::EdsStream => (FEW_STREAMS, FEW_STREAMS),
+            Self::Upload => (UPLOADS_PER_ORIGIN_MAX, FEW_UPLOADS),
         }
     }
 
@@ -311,10 +303,9 @@ impl OriginQuotas {
         let mut table = self.lock();
         let (all_max, each_max) = kind.max();
         if !table.origins.contains_key(origin) {
-            table
-                .origins
-                .retain(|_, usage| usage.taken != [0; KINDS] || usage.paid_at > now);
-            table.owners.retain(|_, taken| *taken != [0; KINDS]);
+            let is_used = |usage: &OriginUsage| usage.taken != [0; KINDS] || usage.paid_at > now;
+            table.origins.retain(|_, usage| is_used(usage));
+            table.owners.retain(|_, usage| is_used(usage));
         }
         let QuotaTable {
             taken,
@@ -322,14 +313,17 @@ impl OriginQuotas {
             origins,
             owners,
         } = &mut *table;
-        let of_owner = kind.of(owners.entry(origin.owner()).or_default());
-        let usage = origins.entry(origin.clone()).or_insert(OriginUsage {
+        let new = OriginUsage {
             taken: [0; KINDS],
             paid_at: now,
-        });
+        };
+        let of_owner = owners.entry(origin.owner()).or_insert(new);
+        let of_owner = kind.of(&mut of_owner.taken);
+        let usage = origins.entry(origin.clone()).or_insert(new);
         let all = kind.of(taken);
         let own = kind.of(&mut usage.taken);
-        let reserved = match *of_owner < kind.few() {
+        let (few_of_owner, few_of_origin) = kind.few();
+        let reserved = match *of_owner < few_of_owner && *own < few_of_origin {
             true => 0,
             false => all_max / RESERVED_PARTS,
         };
@@ -391,6 +385,18 @@ impl OriginQuotas {
     }
 }
 
+// === impl OriginUsage ===
+
+impl OriginUsage {
+    /// Uses up the rate for this time. Returns when the next message may be read.
+    fn pay(&mut self, time: Duration, now: Instant) -> Instant {
+        self.paid_at = self.paid_at.max(now) + time;
+        self.paid_at
+            .checked_sub(COST_BURST)
+            .map_or(now, |at| at.max(now))
+    }
+}
+
 // === impl QuotaPermit ===
 
 impl QuotaPermit {
@@ -415,14 +421,16 @@ impl QuotaPermit {
         let time = Duration::from_secs(1).saturating_mul(u32::try_from(cost).unwrap_or(u32::MAX))
             / COST_PER_SECOND;
         let mut table = self.origins.lock();
-        let Some(usage) = table.origins.get_mut(&self.origin) else {
-            return now;
-        };
-        usage.paid_at = usage.paid_at.max(now) + time;
-        usage
-            .paid_at
-            .checked_sub(COST_BURST)
-            .map_or(now, |at| at.max(now))
+        let QuotaTable {
+            origins, owners, ..
+        } = &mut *table;
+        let of_origin = origins.get_mut(&self.origin);
+        let of_origin = of_origin.map(|usage| usage.pay(time, now));
+        let has_others = owners.len() > 1;
+        let of_owner = owners.get_mut(&self.origin.owner());
+        let of_owner = of_owner.filter(|_| has_others);
+        let of_owner = of_owner.map(|usage| usage.pay(time / OWNER_TIMES, now));
+        of_origin.max(of_owner).unwrap_or(now)
     }
 }
 
@@ -437,7 +445,7 @@ impl Drop for QuotaPermit {
         } = &mut *table;
         *self.kind.of(taken) -= 1;
         if let Some(of_owner) = owners.get_mut(&self.origin.owner()) {
-            *self.kind.of(of_owner) -= 1;
+            *self.kind.of(&mut of_owner.taken) -= 1;
         }
         if let Some(usage) = origins.get_mut(&self.origin) {
             *self.kind.of(&mut usage.taken) -= 1;
@@ -454,6 +462,23 @@ mod tests {
             certificate: None,
             address: Some([10, 0, 0, last].into()),
         }
+    }
+
+    #[test]
+    fn pods_with_one_certificate_share_a_rate_beside_other_certificates() {
+        let origins = Arc::new(OriginQuotas::default());
+        let now = Instant::now();
+        let take = |of: &Origin| origins.acquire(StreamQuota::StateStream, of, now).unwrap();
+        let pod = |last| Origin {
+            certificate: Some("pods".into()),
+            ..origin(last)
+        };
+        let pods: Vec<QuotaPermit> = (0..16).map(|last| take(&pod(last))).collect();
+        let send = || pods.iter().map(|pod| pod.message(24 << 20, now)).max();
+        assert_eq!(send(), Some(now), "there is no other certificate");
+        let other = take(&origin(99));
+        assert!(send() > Some(now + Duration::from_millis(400)));
+        assert_eq!(other.message(24 << 20, now), now);
     }
 
     #[test]
@@ -513,11 +538,37 @@ mod tests {
             .collect();
         assert_eq!(
             permits.len(),
-            UPLOADS_MAX - UPLOADS_MAX / RESERVED_PARTS + 1,
-            "the first of the fourth is one of the reserved"
+            UPLOADS_MAX - UPLOADS_MAX / RESERVED_PARTS + FEW_UPLOADS,
+            "the first of the fourth are of the reserved"
         );
-        let _first = take(5).unwrap();
+        let _few = [(); FEW_UPLOADS].map(|()| take(5).unwrap());
         assert!(take(5).is_err() && take(6).is_ok());
+    }
+
+    #[test]
+    fn a_flood_of_calls_leaves_some_to_each_of_the_proxies_with_another_certificate() {
+        let origins = Arc::new(OriginQuotas::default());
+        let now = Instant::now();
+        let take = |certificate: &str, last| {
+            let origin = Origin {
+                certificate: Some(certificate.into()),
+                ..origin(last)
+            };
+            origins.acquire(StreamQuota::Upload, &origin, now)
+        };
+        let _flood: Vec<QuotaPermit> = (1..=9)
+            .flat_map(|last| (0..UPLOADS_PER_ORIGIN_MAX).map(move |_| last))
+            .filter_map(|last| take("hostile", last).ok())
+            .collect();
+        assert!(take("hostile", 10).is_err());
+        let fleet: Vec<QuotaPermit> = (11..=31)
+            .filter_map(|last| take("fleet", last).ok())
+            .collect();
+        assert_eq!(
+            fleet.len(),
+            UPLOADS_MAX / RESERVED_PARTS,
+            "one for each proxy"
+        );
     }
 
     #[test]

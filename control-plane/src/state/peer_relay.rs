@@ -51,6 +51,9 @@ pub const ACTIVE_PER_ORIGIN_MAX: u32 = 16;
 /// 256 proxies that are busy at 1,000 endpoints each. A report beyond that is not accepted.
 const ROW_BYTES_PER_ORIGIN_MAX: usize = 16 << 20;
 
+/// The maximum for all origins of an owner while another owner has reports.
+const ROW_BYTES_PER_OWNER_MAX: usize = 4 * ROW_BYTES_PER_ORIGIN_MAX;
+
 /// The interval at which the relay looks for load reports that are too old: a fortieth of the time
 /// for which a report is used.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(SHARE_EXPIRY_MS / 40);
@@ -64,8 +67,8 @@ const CLOCK_BEGINS_MS: u64 = 86_400_000;
 pub struct PeerRelay {
     began: Instant,
     pools: BTreeMap<String, PoolRelay>,
-    /// The bytes of the load reports of each origin in all pools.
-    row_bytes: BTreeMap<Origin, usize>,
+    /// The bytes of the load reports of each owner and each origin in all pools.
+    row_bytes: [BTreeMap<Origin, usize>; 2],
 }
 
 #[derive(Debug, Default)]
@@ -96,7 +99,7 @@ impl Default for PeerRelay {
         Self {
             began: Instant::now(),
             pools: BTreeMap::new(),
-            row_bytes: BTreeMap::new(),
+            row_bytes: [BTreeMap::new(), BTreeMap::new()],
         }
     }
 }
@@ -121,13 +124,8 @@ impl PeerRelay {
         if owned.is_none_or(|process| process.stream_id != stream_id) {
             return;
         }
-        if let Some(process) = pool.leave(process_id)
-            && let Some(bytes) = self.row_bytes.get_mut(&process.origin)
-        {
-            *bytes -= process.row_bytes;
-            if *bytes == 0 {
-                self.row_bytes.remove(&process.origin);
-            }
+        if let Some(process) = pool.leave(process_id) {
+            change_row_bytes(&mut self.row_bytes, &process.origin, process.row_bytes, 0);
         }
     }
 
@@ -165,16 +163,12 @@ impl PeerRelay {
         if share.row.len() <= ROW_BYTES_MAX
             && head.receive(&mut share.row)
             && let Some(row) = pool.sum.of_present(&share.row)
+            && change_row_bytes(&mut self.row_bytes, &origin, process.row_bytes, row.len())
         {
-            let bytes = self.row_bytes.entry(origin.clone()).or_default();
-            let grown = *bytes - process.row_bytes + row.len();
-            if grown <= ROW_BYTES_PER_ORIGIN_MAX {
-                *bytes = grown;
-                process.row_bytes = row.len();
-                let counted = process.row.counts();
-                pool.sum.read(&mut process.row, row);
-                pool.set_active(&origin, counted, true);
-            }
+            process.row_bytes = row.len();
+            let counted = process.row.counts();
+            pool.sum.read(&mut process.row, row);
+            pool.set_active(&origin, counted, true);
         }
         let peer = PlacingPeer {
             process_id,
@@ -263,6 +257,38 @@ impl PeerRelay {
         let pool = self.pools.get(pool);
         pool.map_or(0, |pool| pool.shares.over_share)
     }
+}
+
+/// Changes the bytes that a process of `origin` has. Returns whether the new ones fit. If they do
+/// not, nothing changes.
+fn change_row_bytes(
+    levels: &mut [BTreeMap<Origin, usize>; 2],
+    origin: &Origin,
+    before: usize,
+    after: usize,
+) -> bool {
+    let [owners, _] = &*levels;
+    let owner_max = match owners.len() {
+        0 | 1 => usize::MAX,
+        _ => ROW_BYTES_PER_OWNER_MAX,
+    };
+    let known = levels.iter().zip(origin.levels());
+    let fits = known
+        .zip([owner_max, ROW_BYTES_PER_ORIGIN_MAX])
+        .all(|((rows, of), max)| {
+            rows.get(&of).copied().unwrap_or_default() - before + after <= max
+        });
+    if !fits && after > before {
+        return false;
+    }
+    for (rows, of) in levels.iter_mut().zip(origin.levels()) {
+        let bytes = rows.entry(of.clone()).or_default();
+        *bytes = *bytes - before + after;
+        if *bytes == 0 {
+            rows.remove(&of);
+        }
+    }
+    true
 }
 
 // === impl PoolRelay ===
@@ -479,9 +505,9 @@ mod tests {
             slot: scheduler::Slot(1),
             generation: scheduler::Generation(1),
         };
-        let send = |relay: &mut PeerRelay, process_id, kind, block| {
+        let send_all = |relay: &mut PeerRelay, process_id, kind, blocks: &[u64]| {
             let mut claims = Vec::new();
-            placements::push_claim(&mut claims, kind, at, &[block, block + 1]);
+            placements::push_claim(&mut claims, kind, at, blocks);
             let share = state::LoadReport {
                 pool: "p".to_owned(),
                 claims,
@@ -489,7 +515,12 @@ mod tests {
             };
             relay.receive(process_id, share, now);
         };
+        let send = |relay: &mut PeerRelay, process_id, kind, block| {
+            send_all(relay, process_id, kind, &[block, block + 1]);
+        };
         use placements::PlacementKind::{Unconfirmed, Withdrawn};
+        send_all(&mut relay, 2, Unconfirmed, &[]);
+        send_all(&mut relay, 2, Unconfirmed, &[10]);
         send(&mut relay, 1, Unconfirmed, 10);
         send(&mut relay, 2, Withdrawn, 10);
         send(&mut relay, 1, Unconfirmed, 20);
@@ -502,8 +533,13 @@ mod tests {
             .collect();
         assert_eq!(
             sent,
-            [(Unconfirmed, 10), (Unconfirmed, 20), (Withdrawn, 10)],
-            "before, the withdrawal of process 2 was sent too"
+            [
+                (Unconfirmed, 10),
+                (Unconfirmed, 10),
+                (Unconfirmed, 20),
+                (Withdrawn, 10)
+            ],
+            "process 2 claimed only the first block"
         );
     }
 
@@ -797,7 +833,34 @@ mod tests {
         // A newer stream that did not request the pool does not keep the process in the pool.
         join(&mut relay, 12);
         relay.leave("p", 1, 12);
-        assert!(relay.pools["p"].processes.is_empty() && relay.row_bytes.is_empty());
+        assert!(relay.pools["p"].processes.is_empty());
+        assert!(relay.row_bytes.iter().all(BTreeMap::is_empty));
+    }
+
+    #[test]
+    fn the_rows_of_an_owner_have_a_limit_beside_another_owner() {
+        let pod = |last| Origin {
+            certificate: Some("pods".into()),
+            ..of(last)
+        };
+        let accepted = |rows: &mut [BTreeMap<Origin, usize>; 2]| {
+            let accepts =
+                |last: &u8| change_row_bytes(rows, &pod(*last), 0, ROW_BYTES_PER_ORIGIN_MAX);
+            (1..=9).filter(accepts).count()
+        };
+        let mut rows = [BTreeMap::new(), BTreeMap::new()];
+        assert_eq!(accepted(&mut rows), 9, "there is no other owner");
+        let mut rows = [BTreeMap::new(), BTreeMap::new()];
+        assert!(change_row_bytes(&mut rows, &of(99), 0, 1));
+        assert_eq!(accepted(&mut rows), 4);
+        assert!(change_row_bytes(
+            &mut rows,
+            &pod(1),
+            ROW_BYTES_PER_ORIGIN_MAX,
+            0
+        ));
+        let left: usize = rows[0].values().sum();
+        assert_eq!(left, 3 * ROW_BYTES_PER_ORIGIN_MAX + 1);
     }
 
     #[test]
@@ -840,9 +903,10 @@ mod tests {
             processes.filter(|process| process.row.counts()).count()
         };
         assert_eq!(counted(&relay), fitting);
-        assert_eq!(relay.row_bytes[&of(1)], fitting * row.len());
+        assert_eq!(relay.row_bytes[1][&of(1)], fitting * row.len());
         (1..=all).for_each(|id| relay.leave("p", id, id));
-        assert!(relay.row_bytes.is_empty() && relay.pools["p"].origins.is_empty());
+        assert!(relay.row_bytes.iter().all(BTreeMap::is_empty));
+        assert!(relay.pools["p"].origins.is_empty());
         assert_eq!(relay.pools["p"].active, 0);
     }
 

@@ -47,6 +47,16 @@ const PLACED_HALVES: u64 = 3;
 /// much as its cache holds.
 const UNSHOWN: u32 = 16;
 
+/// The maximum number of owners counted one by one at an endpoint, and of origins of an owner. The
+/// rest are counted as one.
+const ORIGINS_MAX: usize = 256;
+
+/// The maximum number of processes of an origin counted one by one at an endpoint.
+const PROCESSES_MAX: usize = 32;
+
+/// Stands for all processes beyond [`PROCESSES_MAX`]. No process has this id.
+const OTHER_PROCESSES: u64 = 0;
+
 /// The shares at the endpoints of one pool.
 #[derive(Debug, Default)]
 pub(super) struct PlacementShares {
@@ -154,9 +164,18 @@ impl Default for EndpointShares {
 impl EndpointShares {
     /// Counts a placement. Returns whether the placement is within the peer's share.
     fn place(&mut self, blocks: u32, peer: PlacingPeer<'_>) -> bool {
+        // The rows of a peer go when its blocks are halved away.
+        if blocks == 0 {
+            return true;
+        }
         self.blocks = self.blocks.saturating_add(blocks);
         let share = self.capacity / SHARES;
-        let of_owner = self.by_owner.entry(peer.origin.owner()).or_default();
+        let of_owner = row(
+            &mut self.by_owner,
+            peer.origin.owner(),
+            Origin::default(),
+            ORIGINS_MAX,
+        );
         let is_within = of_owner.place(blocks, peer, share) || self.are_shown();
         while self.blocks >= self.capacity.max(1) {
             self.halve();
@@ -203,9 +222,19 @@ impl OwnerBlocks {
     /// within an equal part of them for each origin and process.
     fn place(&mut self, blocks: u32, peer: PlacingPeer<'_>, share: u32) -> bool {
         self.blocks = self.blocks.saturating_add(blocks);
-        let of_origin = self.by_origin.entry(peer.origin.clone()).or_default();
+        let of_origin = row(
+            &mut self.by_origin,
+            peer.origin.clone(),
+            Origin::default(),
+            ORIGINS_MAX,
+        );
         of_origin.blocks = of_origin.blocks.saturating_add(blocks);
-        let of_process = of_origin.by_process.entry(peer.process_id).or_default();
+        let of_process = row(
+            &mut of_origin.by_process,
+            peer.process_id,
+            OTHER_PROCESSES,
+            PROCESSES_MAX,
+        );
         *of_process = of_process.saturating_add(blocks);
         let of_process = *of_process;
         let is_within = of_origin.blocks <= share;
@@ -216,6 +245,17 @@ impl OwnerBlocks {
             None => is_within || of_process <= part,
         }
     }
+}
+
+/// Returns the row of `key`, or that of `others` if there are `rows_max` other rows.
+fn row<K: Ord, V: Default>(
+    rows: &mut BTreeMap<K, V>,
+    key: K,
+    others: K,
+    rows_max: usize,
+) -> &mut V {
+    let has_room = rows.len() < rows_max || rows.contains_key(&key);
+    rows.entry(if has_room { key } else { others }).or_default()
 }
 
 /// Returns the number of processes or origins, including those that left the pool but still have an
@@ -400,6 +440,47 @@ pub(super) mod tests {
             .map(|process_id| confirmed(&mut shares, process_id, &origin(1), 1))
             .sum();
         assert!(all < 500, "of 10,000 percent: {all}");
+    }
+
+    #[test]
+    fn a_process_that_comes_again_leaves_few_rows() {
+        let mut shares = shares();
+        let host = origin(1);
+        for (blocks, rows_max) in [(0, 0), (1, PROCESSES_MAX + 1)] {
+            let mut written = Vec::new();
+            placements::push(&mut written, AT, &[2_u64][..blocks]);
+            for process_id in 1..=200 {
+                let peer = PlacingPeer {
+                    process_id,
+                    origin: &host,
+                    processes: 1,
+                    divided_by: None,
+                };
+                shares.divide(&written, peer);
+            }
+            let owners = shares.endpoints[&AT].by_owner.values();
+            let origins = owners.flat_map(|owner| owner.by_origin.values());
+            let rows: usize = origins.map(|origin| origin.by_process.len()).sum();
+            assert_eq!(rows, rows_max, "with {blocks} blocks each");
+        }
+        let mut written = Vec::new();
+        placements::push(&mut written, AT, &[2]);
+        for address in 0..600_u32 {
+            let pod = Origin {
+                certificate: Some("pods".into()),
+                address: Some(std::net::IpAddr::V4(address.into())),
+            };
+            let peer = PlacingPeer {
+                process_id: 1,
+                origin: &pod,
+                processes: 1,
+                divided_by: None,
+            };
+            shares.divide(&written, peer);
+        }
+        let owners = shares.endpoints[&AT].by_owner.values();
+        let rows = owners.map(|owner| owner.by_origin.len()).max();
+        assert_eq!(rows, Some(ORIGINS_MAX + 1));
     }
 
     /// If more origins than shares report equally many placements, none is over its share.

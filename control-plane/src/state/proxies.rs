@@ -13,7 +13,10 @@ use tokio::time::Instant;
 use crate::pool::writer::PoolView;
 use crate::state::client_names::ClientNames;
 use crate::state::eds_streams::EdsStreams;
-use crate::state::peer::{OriginQuotas, ProxyProcess};
+use crate::state::log_limits::RefusalLines;
+use crate::state::peer::{
+    Origin, OriginQuotas, ProxyProcess, QuotaExceeded, QuotaPermit, StreamQuota,
+};
 use crate::state::peer_relay::{PeerRelay, RelayMember};
 
 /// The connected state streams, by stream id.
@@ -27,6 +30,8 @@ pub struct ProxyTables {
     pub streams: watch::Sender<Proxies>,
     pub eds: watch::Sender<EdsStreams>,
     pub origins: Arc<OriginQuotas>,
+    /// The lines in the log about refusals by and of proxies and Envoys.
+    pub(crate) refusal_lines: RefusalLines,
     /// The state that the daemon's own ext_proc server has of each pool, in the same form as for a
     /// proxy. The map is empty if the server does not run.
     own: Mutex<BTreeMap<String, ProxyPool>>,
@@ -93,6 +98,24 @@ impl ProxyTables {
         Self {
             clients,
             ..Self::default()
+        }
+    }
+
+    /// Acquires a permit for a peer of `origin`, before any message is read. All peers whose
+    /// certificates give access to no pool share the permits and the rate of one origin.
+    ///
+    /// # Errors
+    /// Returns [`QuotaExceeded`] if the origin's share or all permits are in use.
+    pub fn acquire(
+        &self,
+        kind: StreamQuota,
+        origin: &Origin,
+        now: Instant,
+    ) -> Result<QuotaPermit, QuotaExceeded> {
+        if self.clients.has_pools(origin) {
+            self.origins.acquire(kind, origin, now)
+        } else {
+            self.origins.acquire(kind, &Origin::default(), now)
         }
     }
 
@@ -163,5 +186,29 @@ impl ProxyTables {
 
     fn own(&self) -> MutexGuard<'_, BTreeMap<String, ProxyPool>> {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::peer::UPLOADS_PER_ORIGIN_MAX;
+
+    #[test]
+    fn clients_without_pools_share_the_permits_of_one_origin() {
+        let clients = ClientNames::try_new(vec!["proxy".parse().unwrap()], &[]).unwrap();
+        let tables = ProxyTables::new(clients);
+        let take = |certificate: &str, last| {
+            let origin = Origin {
+                certificate: Some(certificate.into()),
+                address: Some([10, 0, 0, last].into()),
+            };
+            tables.acquire(StreamQuota::Upload, &origin, Instant::now())
+        };
+        let strangers: Vec<QuotaPermit> = (1..=99)
+            .filter_map(|last| take(&format!("stranger-{last}"), last).ok())
+            .collect();
+        assert_eq!(strangers.len(), UPLOADS_PER_ORIGIN_MAX);
+        assert!(take("proxy", 1).is_ok());
     }
 }

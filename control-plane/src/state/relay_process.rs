@@ -1,6 +1,7 @@
 //! The processes of a pool that share their load, and what was sent to each.
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use pool_state::PeerLoadReport;
@@ -54,12 +55,14 @@ pub(super) struct RelayProcess {
 /// proxy has half as many requests without a reply.
 const CLAIMS_MAX: usize = 1_024;
 
-/// The last prompts that a process claimed when it sent them, each by its endpoint and first block.
-/// The process may withdraw these claims, and no others.
+/// The last prompts that a process claimed when it sent them, each by its endpoint and the hash of
+/// all its blocks. The process may withdraw these claims, and no others.
 #[derive(Debug, Default)]
 pub(super) struct ClaimedPrompts {
     newest: BTreeSet<(EndpointRef, u64)>,
     older: BTreeSet<(EndpointRef, u64)>,
+    /// A process does not know this key, so it cannot make two prompts with the same hash.
+    key: RandomState,
 }
 
 // === impl ClaimedPrompts ===
@@ -70,15 +73,15 @@ impl ClaimedPrompts {
     pub(super) fn admit(&mut self, mut claims: &[u8]) -> Vec<u8> {
         let mut admitted = Vec::new();
         while let Some(claim) = placements::take(claims) {
-            let prompt = claim.blocks.first();
-            let prompt = prompt.map(|block| (claim.endpoint, u64::from_le_bytes(*block)));
+            let prompt = (claim.endpoint, self.key.hash_one(claim.blocks));
             let kind = PlacementKind::of_number(claim.kind);
             let (bytes, rest) = claims.split_at(claims.len() - claim.rest.len());
-            let is_admitted = match (kind, prompt) {
-                (Some(PlacementKind::Withdrawn), Some(prompt)) => {
+            let is_admitted = match kind {
+                Some(_) if claim.blocks.is_empty() => false,
+                Some(PlacementKind::Withdrawn) => {
                     self.newest.remove(&prompt) || self.older.remove(&prompt)
                 }
-                (Some(PlacementKind::Unconfirmed), Some(prompt)) => {
+                Some(PlacementKind::Unconfirmed) => {
                     self.add(prompt);
                     true
                 }

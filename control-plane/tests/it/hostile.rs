@@ -7,6 +7,7 @@ mod eds;
 mod flood;
 mod identity;
 mod kit;
+mod limits;
 mod rows;
 mod sequence;
 mod sequences;

@@ -58,7 +58,8 @@
 //!    `count`. While a long body arrives, `body_piece`.
 //! 2. Decision: `body_piece`, or `take_body` if the body is complete; `with_pool`
 //!    ([`PoolUse::Resolve`]); `subset_hint`; `with_pool` ([`PoolUse::Pick`]); `log_decision`. Then
-//!    `forward` and `count`, or `count` and `reply`, or `park` or `hold`, and `keep_body`.
+//!    `may_keep` for a long body, `forward` and `count`, or `count` and `reply`, or `park` or
+//!    `hold`, and `keep_body`.
 //! 3. Response headers: `with_pool` ([`PoolUse::Respond`]), `send_response_headers`.
 //! 4. Response body: `take_response_body`; `with_pool` ([`PoolUse::ReadResponse`]) at the first
 //!    token, every 50 ms and at the end; `send_response_body`.
@@ -156,6 +157,7 @@ impl<H: RequestHost> RequestDriver<H> {
             is_whole: end_of_stream,
             ..Self::default()
         };
+        self.exchange.is_arriving = H::IS_FILTER && !end_of_stream;
         let step = self
             .exchange
             .request_headers(host.settings(), pairs.clone(), end_of_stream);
@@ -310,6 +312,13 @@ impl<H: RequestHost> RequestDriver<H> {
         self.exchange.client()
     }
 
+    /// The length of the request body, if the client declared it. A decompressor in front removes
+    /// this length.
+    #[must_use]
+    pub fn declared_bytes(&self) -> Option<usize> {
+        self.exchange.declared_bytes()
+    }
+
     /// Whether [`Self::resume`] must still be called, at the time that the driver gave.
     #[must_use]
     pub fn waits(&self) -> bool {
@@ -393,11 +402,14 @@ impl<H: RequestHost> RequestDriver<H> {
     /// Handles the last byte of the request.
     fn request_complete(&mut self, host: &mut H) -> FilterStatus {
         self.is_whole = true;
+        let was_arriving = std::mem::take(&mut self.exchange.is_arriving);
         if self.awaits_body() {
-            self.decide(host)
-        } else {
-            self.flow()
+            return self.decide(host);
         }
+        if was_arriving {
+            self.body_passes(host);
+        }
+        self.flow()
     }
 
     fn pass_piece(&mut self, host: &mut H) -> FilterStatus {

@@ -59,6 +59,9 @@ pub struct Exchange {
     pub(crate) why: DecisionReason,
     /// Whether the host cannot show the body.
     unseen: bool,
+    /// Whether the host will report the last byte of the body, which has not arrived. A client may
+    /// declare a body that it never sends, so a body that is not read counts only when it is whole.
+    pub(crate) is_arriving: bool,
     facts: HeaderFacts,
 }
 
@@ -134,6 +137,7 @@ impl Exchange {
             started: now,
             why: DecisionReason::default(),
             unseen: false,
+            is_arriving: false,
             facts: HeaderFacts {
                 declared_bytes: None,
                 model: None,
@@ -286,6 +290,11 @@ impl Exchange {
     #[must_use]
     pub fn client(&self) -> u64 {
         self.facts.client.hash
+    }
+
+    /// The length of the request body, if the client declared it.
+    pub(crate) fn declared_bytes(&self) -> Option<usize> {
+        self.facts.declared_bytes
     }
 
     /// Whether a header or the proxy's metadata names the client.

@@ -248,7 +248,7 @@ fn no_room_row(is_slow: bool) -> RefusalRow {
             413,
             "request_too_large",
             reason,
-            "the gateway has no room for a request this large now, beside your other unfinished ones; try again later",
+            "the gateway has no room for this request now, beside your other unfinished ones; try again later",
         )
     }
 }

@@ -6,7 +6,8 @@
 //! outvote each other. From a sample that no other origin confirms, the model learns the cost of a
 //! step, which is common to all endpoints, but not the speed of the endpoint. The learner forgets
 //! everything in one case: an origin whose samples were learned unconfirmed becomes silent or is
-//! outvoted, and the other samples do not fit the model. A single origin is trusted completely.
+//! outvoted, and the other samples do not fit the model. If there are no other samples to compare,
+//! it forgets only if that origin taught most of the model. A single origin is trusted completely.
 
 use std::collections::BTreeMap;
 
@@ -83,6 +84,8 @@ struct OriginRow {
     at_ms: u64,
     /// The number of its unconfirmed samples minus that of its confirmed samples; at least 0.
     unconfirmed: u64,
+    /// The number of its samples that were learned since everything was last forgotten.
+    taught: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -140,6 +143,7 @@ impl OriginVotes {
             }
         }
         if let Some(row) = self.origins.get_mut(&origin) {
+            row.taught += u64::from(trust != OriginTrust::Outvoted);
             match trust {
                 OriginTrust::Confirmed => row.unconfirmed = row.unconfirmed.saturating_sub(1),
                 OriginTrust::Unconfirmed => row.unconfirmed += 1,
@@ -205,10 +209,16 @@ impl OriginVotes {
         let is_silent = |row: &OriginRow| now_ms.saturating_sub(row.at_ms) >= SILENT_MS;
         let rows = || self.origins.values();
         let is_active = |origin: u64| self.origins.get(&origin).is_some_and(|row| !is_silent(row));
-        rows().any(|row| row.unconfirmed >= UNCONFIRMED_MIN && is_silent(row))
+        let suspects = rows().filter(|&row| row.unconfirmed >= UNCONFIRMED_MIN && is_silent(row));
+        let suspect: u64 = suspects.map(|row| row.unconfirmed).sum();
+        let taught: u64 = rows().map(|row| row.taught).sum();
+        let is_little = 2 * suspect <= taught;
+        suspect > 0
             && rows().any(|row| !is_silent(row))
             && self.may_forget(now_ms)
-            && self.fits(|vote| is_active(vote.origin), now_ms) != Some(true)
+            && !self
+                .fits(|vote| is_active(vote.origin), now_ms)
+                .unwrap_or(is_little)
     }
 
     /// Whether the median of the votes that `which` selects, over all endpoints, fits the learned
@@ -237,6 +247,7 @@ impl OriginVotes {
         self.votes.clear();
         for row in self.origins.values_mut() {
             row.unconfirmed = 0;
+            row.taught = 0;
         }
     }
 

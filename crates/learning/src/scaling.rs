@@ -54,6 +54,10 @@ const STEP_TOKENS: f64 = 8_192.0;
 /// longer than the SLO.
 const WAIT_SHARE_MIN: f64 = 0.1;
 
+/// How many times the requests of all other owners those of one count in a mean, if that mean is
+/// greater.
+const TIMES_OTHERS: f64 = 3.0;
+
 /// Larger numbers are reduced to this number, so that products of two numbers stay finite.
 const NUMBER_MAX: f64 = 1e15;
 
@@ -128,6 +132,9 @@ pub struct ScalingGroup<'g> {
     /// The cost of a step of its engines.
     pub step: &'g StepModel,
     pub mix: RequestMix,
+    /// The requests of each owner of proxies, whose demands are added up; none if `mix` is all that
+    /// is known.
+    pub owners: &'g [RequestMix],
     /// Whether `mix` was measured for long enough: see [`TrafficWindow::is_measured`].
     pub measured: bool,
     pub seats: EngineSeats,
@@ -179,7 +186,11 @@ pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
         .sum();
     let starting = group.starting.len() as f64;
     let capacity = ready + starting;
-    let busy = known(group.mix.per_second) * cost.request_s();
+    let busy = if group.owners.is_empty() {
+        known(group.mix.per_second) * cost.request_s()
+    } else {
+        group.owners.iter().map(|mix| group.busy(*mix)).sum()
+    };
 
     let wait_s = (known(goal.ttft_s) - cost.alone_s).max(known(goal.ttft_s) * WAIT_SHARE_MIN);
     let staff = staffed(busy, wait_s, cost.request_s());
@@ -219,6 +230,51 @@ fn known(number: f64) -> f64 {
         number.clamp(0.0, NUMBER_MAX)
     } else {
         0.0
+    }
+}
+
+// === impl ScalingGroup ===
+
+impl ScalingGroup<'_> {
+    /// Returns the number of replicas that these requests keep busy.
+    fn busy(&self, mix: RequestMix) -> f64 {
+        let cost = RequestCost::from_group(&ScalingGroup { mix, ..*self });
+        known(mix.per_second) * cost.request_s()
+    }
+}
+
+// === impl RequestMix ===
+
+impl RequestMix {
+    /// Returns the mean of the requests of several owners. An owner may report many requests
+    /// without tokens. So each mean is at least the one in which no owner has more than three times
+    /// the requests of all others.
+    #[must_use]
+    pub fn joined(owners: &[Self]) -> Self {
+        let per_second: f64 = owners.iter().map(|mix| known(mix.per_second)).sum();
+        let rate = |mix: &Self| {
+            if per_second > 0.0 {
+                known(mix.per_second)
+            } else {
+                1.0
+            }
+        };
+        let all: f64 = owners.iter().map(rate).sum();
+        let capped = |mix: &Self| rate(mix).min(TIMES_OTHERS * (all - rate(mix)));
+        let greater = |of: fn(&Self) -> f64| {
+            let mean = |weight: &dyn Fn(&Self) -> f64| {
+                let weights: f64 = owners.iter().map(weight).sum();
+                let sum: f64 = owners.iter().map(|mix| weight(mix) * known(of(mix))).sum();
+                sum / weights.max(f64::MIN_POSITIVE)
+            };
+            mean(&rate).max(mean(&capped))
+        };
+        Self {
+            per_second,
+            prompt_tokens: greater(|mix| mix.prompt_tokens),
+            uncached_tokens: greater(|mix| mix.uncached_tokens),
+            output_tokens: greater(|mix| mix.output_tokens),
+        }
     }
 }
 

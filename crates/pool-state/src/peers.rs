@@ -360,6 +360,20 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_without_blocks_is_no_pick() {
+        let at = EndpointRef {
+            slot: scheduler::Slot(0),
+            generation: scheduler::Generation(1),
+        };
+        let mut sent = EncodedPlacements::default();
+        let kind = PlacementKind::Unconfirmed;
+        placements::push_claim(&mut sent.claims, kind, at, &[]);
+        placements::push_claim(&mut sent.claims, kind, at, &[2, 4]);
+        let received: Vec<_> = sent.each().collect();
+        assert_eq!(received, [(kind, at, vec![2, 4])]);
+    }
+
+    #[test]
     fn a_report_is_due_on_change_and_repeated_while_it_has_load() {
         let mut peers = ProxyPeers::default();
         let at = |ms| Timestamp(0).plus_ms(1_000_000 + ms);

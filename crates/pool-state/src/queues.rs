@@ -45,6 +45,10 @@ pub use shared::FlowTurn;
 /// share the nearest band.
 const BANDS_MAX: usize = 64;
 
+/// The maximum number of requests that are checked between two ticks after the pool has changed. A
+/// host resumes them all before its thread does anything else, and each one costs a pick.
+const CHECKS_MAX: usize = 256;
+
 /// The time over which the rate of releases is averaged, in ms.
 const RATE_MS: f64 = 10_000.0;
 
@@ -350,6 +354,7 @@ impl FlowQueues {
             }
         }
         self.bands.iter_mut().for_each(|band| band.show_oldest(now));
+        self.pass.forget_named();
         // A host that did not have the stream yet gets the number again.
         self.to_resume = self
             .leaving
@@ -362,22 +367,26 @@ impl FlowQueues {
             .iter_mut()
             .flat_map(BandQueue::queued_mut)
             .filter(|entry| entry.to_check)
+            .take(CHECKS_MAX)
         {
             self.to_resume.push_back(entry.number);
         }
     }
 
     /// Records that the pool has changed. Each queued request is resumed once, and refused if
-    /// waiting can no longer help it.
+    /// waiting can no longer help it. Requests beyond [`CHECKS_MAX`] wait for the next ticks.
     pub(crate) fn check_all(&mut self) {
+        self.pass.forget_named();
         for entry in self.bands.iter_mut().flat_map(BandQueue::queued_mut) {
-            if !std::mem::replace(&mut entry.to_check, true) {
+            let is_new = !std::mem::replace(&mut entry.to_check, true);
+            if is_new && self.to_resume.len() < CHECKS_MAX {
                 self.to_resume.push_back(entry.number);
             }
         }
     }
 
-    /// Whether the request was resumed to be checked.
+    /// Whether the request was resumed to be checked. A request that the pass names is tried, also
+    /// if it was not checked yet.
     pub(crate) fn take_to_check(&mut self, ticket: &QueuedTicket) -> bool {
         let entry = self.band_mut(ticket.flow.priority).entry_mut(
             ticket.flow.at,
@@ -385,6 +394,7 @@ impl FlowQueues {
             ticket.number,
         );
         entry.is_some_and(|entry| std::mem::take(&mut entry.to_check))
+            && !self.pass.is_named(ticket.number)
     }
 
     /// Refuses all requests, because the pool no longer has flow control.

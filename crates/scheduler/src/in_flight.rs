@@ -152,6 +152,23 @@ impl InFlight {
         self.add(ticket);
     }
 
+    /// Sets the prompt of a request before its first token, with none of it cached, and its
+    /// expected output.
+    #[cold]
+    pub fn set_prompt(&mut self, ticket: &mut InFlightTicket, tokens: u32, output_tokens: u32) {
+        if ticket.past_first_token {
+            return;
+        }
+        self.subtract(ticket);
+        let prefills = PendingPrefills::from_tokens(tokens, tokens);
+        ticket.output_tokens = output_tokens;
+        ticket.load.prefill_tokens = prefills
+            .uncached_tokens
+            .saturating_add(u64::from(output_tokens));
+        ticket.load.prefills = prefills;
+        self.add(ticket);
+    }
+
     /// Records that the first token arrived. The prefill is done, and `prompt_tokens` (the whole
     /// prompt, cached or not) are context of every further token. A second call changes nothing.
     pub fn first_token(&mut self, ticket: &mut InFlightTicket, prompt_tokens: u32) {

@@ -424,36 +424,3 @@ async fn other_encodings_are_refused_by_name() -> Result<()> {
     }
     Ok(())
 }
-
-/// A zstd frame that contains `text` uncompressed, as a raw block.
-fn zstd(text: &str) -> Result<Vec<u8>> {
-    let size = u8::try_from(text.len())?;
-    // A zstd frame: the magic number, a single segment with its size in one byte, and one raw block
-    // of that size, which is the last.
-    let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0x20, size];
-    frame.extend(&((u32::from(size) << 3) | 1).to_le_bytes()[..3]);
-    frame.extend(text.as_bytes());
-    Ok(frame)
-}
-
-#[tokio::test]
-async fn zstd_bodies_are_picked_by_their_content() -> Result<()> {
-    let stack = Stack::start_shared(1).await?;
-    let send = async |text: &str| {
-        stack
-            .send(echo::post(
-                "/v1/chat/completions",
-                &[("content-encoding", "zstd")],
-                zstd(text)?,
-            )?)
-            .await
-    };
-    let body = echo::chat("hello").to_string();
-    assert_eq!(send(&body).await?.json()?["body"], body);
-    assert_eq!(
-        send("{").await?.status,
-        400,
-        "the picker reads the decompressed body"
-    );
-    Ok(())
-}

@@ -77,6 +77,8 @@ async fn what_follows_a_response_goes_to_the_engine_that_made_it() -> Result<()>
             .shared_envoy()
             .start()
             .await?;
+        // The workers read each other's state from their first ticks on.
+        tokio::time::sleep(Duration::from_millis(500)).await;
         let mut made = Vec::new();
         for stream in [false, true, false, true, false, true] {
             let reply = respond(&stack, &json!({"stream": stream})).await?;
@@ -84,7 +86,6 @@ async fn what_follows_a_response_goes_to_the_engine_that_made_it() -> Result<()>
         }
         let endpoints: BTreeSet<_> = made.iter().map(|(_, by)| by).collect();
         assert!(endpoints.len() > 1, "{front:?}: {made:?}");
-        // A worker that has just started learns what the other ones know at its first tick.
         let (id, by) = made.last().ok_or("no response")?;
         let body = json!({"previous_response_id": id});
         let known = || async {

@@ -7,6 +7,7 @@ use crate::tree::{SourceFile, SourceTree};
 /// The files that may use `proxy_wasm`; only the last may call the host.
 const ADAPTER: &[&str] = &[
     "filter/src/lib.rs",
+    "filter/src/resume.rs",
     "filter/src/root.rs",
     "filter/src/http.rs",
     "filter/src/host.rs",

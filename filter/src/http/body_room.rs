@@ -1,51 +1,68 @@
 //! Asks the VM for room for a request body that is not yet complete. All such bodies of a VM share
 //! a limit.
 
+use std::mem;
+
 use exchange::{FilterStatus, RequestDriver};
 
 use super::filter_host::FilterHost;
 use crate::host::Host;
-use crate::vm::bodies::BodyRoom;
+use crate::vm::bodies::{AwaitedBody, BodyRoom, STREAM_WITHOUT_LENGTH_BYTES, cost_bytes};
 
 // === impl FilterHost ===
 
 impl<H: Host> FilterHost<H> {
-    /// Records that the body from this client has `size` bytes now. Returns whether there is room
-    /// for it.
-    pub(super) fn body_grows(&mut self, client: u64, size: usize) -> BodyRoom {
+    /// Begins to await the body. Returns whether there is room for it.
+    pub(super) fn body_begins(&mut self, driver: &RequestDriver<Self>) -> BodyRoom {
+        self.body_ends(); // a proxy that begins twice must not leave the first one counted
+        if self.with_vm(|vm| vm.watched().bodies.await_uncounted()) {
+            self.body = AwaitedBody::Uncounted;
+            return BodyRoom::Free;
+        }
+        self.body_grows(driver, 0)
+    }
+
+    /// Records that the body has `size` bytes now. Returns whether there is room for it.
+    pub(super) fn body_grows(&mut self, driver: &RequestDriver<Self>, size: usize) -> BodyRoom {
         let now = self.proxy.now();
-        let body = self.body.take().unwrap_or_else(|| {
-            self.with_vm(|vm| {
+        let body = match mem::take(&mut self.body) {
+            AwaitedBody::Counted(body) => body,
+            uncounted => self.with_vm(|vm| {
                 let bodies = &mut vm.watched().bodies;
-                bodies.begin(client, self.stream.clone(), now)
-            })
-        });
-        let bytes_max = self
-            .config
-            .bodies_in_progress_bytes
-            .max(self.config.settings.body_limit_bytes);
+                bodies.end(&uncounted);
+                bodies.begin(driver.client(), self.stream.clone(), now)
+            }),
+        };
+        let settings = &self.config.settings;
+        let longest = settings
+            .body_limit_bytes
+            .saturating_add(STREAM_WITHOUT_LENGTH_BYTES);
+        let bytes_max = self.config.bodies_in_progress_bytes.max(longest);
+        let bytes = cost_bytes(size, driver.declared_bytes().is_some());
         let room = self.with_vm(|vm| {
-            let room = vm.watched().bodies.grow(&body, size, bytes_max, now);
+            let room = vm.watched().bodies.grow(&body, bytes, bytes_max, now);
             if room == BodyRoom::AfterRefusals {
                 vm.run_root_soon();
             }
             room
         });
-        self.body = Some(body);
+        self.body = AwaitedBody::Counted(body);
         room
     }
 
     /// Records that the body is complete or refused, or that the stream has ended.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn body_ends(&mut self) {
-        if let Some(body) = self.body.take() {
-            self.with_vm(|vm| vm.watched().bodies.remove(&body));
+        let body = mem::take(&mut self.body);
+        if !matches!(body, AwaitedBody::None) {
+            self.with_vm(|vm| vm.watched().bodies.end(&body));
         }
     }
 
     /// Refuses the request because there is no room for its body.
     pub(super) fn refuse_body(&mut self, driver: &mut RequestDriver<Self>) -> FilterStatus {
         let now = self.proxy.now();
-        let is_slow = self.body.as_ref().is_some_and(|body| body.is_slow(now));
+        let is_slow = matches!(&self.body, AwaitedBody::Counted(body) if body.is_slow(now));
         self.body_ends();
         driver.refuse_body(self, is_slow)
     }

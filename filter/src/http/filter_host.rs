@@ -19,7 +19,7 @@ use crate::metrics::{FilterMetrics, Stat};
 use crate::pairs::{self, HeaderPairs};
 use crate::shared_data::load_sharing::SharingOccasion;
 use crate::vm::VmState;
-use crate::vm::bodies::BodyInProgress;
+use crate::vm::bodies::AwaitedBody;
 use crate::vm::parked_request::ParkedRequest;
 use crate::vm::replica::PoolReplica;
 
@@ -57,8 +57,9 @@ pub(super) struct FilterHost<H: Host> {
     /// Whether the request headers went on before the decision, to a buffer filter that holds them.
     /// After that, Envoy allows no change of these headers.
     pub(super) headers_went_on: bool,
-    /// The request body, if it is long and not yet complete.
-    pub(super) body: Option<Rc<BodyInProgress>>,
+    pub(super) body: AwaitedBody,
+    /// The client and the length of the body that Envoy keeps for a retry, if the body is long.
+    pub(super) kept: Option<(u64, usize)>,
     /// The index of the sent request in the VM's `WatchedStreams`.
     pub(super) watch: Option<usize>,
 }
@@ -192,6 +193,16 @@ impl<H: Host> RequestHost for FilterHost<H> {
             set.unwrap_or_else(|e| self.failed("a request header", e));
         }
         Ok(())
+    }
+
+    fn may_keep(&mut self, client: u64, bytes: usize) -> bool {
+        let bytes_max = self.config.kept_bodies_bytes();
+        let may = self.kept.is_none()
+            && self.with_vm(|vm| vm.watched().kept.keep(client, bytes, bytes_max));
+        if may {
+            self.kept = Some((client, bytes));
+        }
+        may
     }
 
     fn reply(&mut self, reply: LocalReply) {

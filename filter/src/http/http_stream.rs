@@ -15,7 +15,7 @@ use crate::config::FilterConfig;
 use crate::host::{HeaderMap, Host};
 use crate::pairs::HeaderPairs;
 use crate::vm::VmState;
-use crate::vm::bodies::{BodyRoom, COUNTED_BYTES_MIN};
+use crate::vm::bodies::{AwaitedBody, BodyRoom};
 use crate::vm::parked_request::ParkedRequest;
 
 /// A header that Envoy sets only on responses from upstream, not on responses that Envoy or a
@@ -52,7 +52,8 @@ impl<H: Host> HttpStream<H> {
                 response_bytes: 0,
                 is_ending: false,
                 headers_went_on: false,
-                body: None,
+                body: AwaitedBody::None,
+                kept: None,
                 watch: None,
             };
             Self(RefCell::new(StreamParts {
@@ -71,7 +72,13 @@ impl<H: Host> HttpStream<H> {
             .unwrap_or_else(|e| host.failed("request headers", e));
         host.strip_headers(&bytes);
         let status = driver.request_headers(host, HeaderPairs::new(&bytes), end_of_stream);
-        if host.config.hold_headers || !driver.awaits_body() {
+        if !driver.awaits_body() {
+            return status;
+        }
+        if host.body_begins(driver) == BodyRoom::None {
+            return host.refuse_body(driver);
+        }
+        if host.config.hold_headers {
             status
         } else {
             host.let_headers_go()
@@ -84,8 +91,9 @@ impl<H: Host> HttpStream<H> {
         // The driver itself refuses a body that exceeds the limit for one body.
         let counts = !end_of_stream
             && driver.awaits_body()
-            && (COUNTED_BYTES_MIN..=host.config.settings.body_limit_bytes).contains(&size);
-        if counts && host.body_grows(driver.client(), size) == BodyRoom::None {
+            && host.body.counts(size)
+            && size <= host.config.settings.body_limit_bytes;
+        if counts && host.body_grows(driver, size) == BodyRoom::None {
             return host.refuse_body(driver);
         }
         let progress = if end_of_stream {
@@ -154,6 +162,9 @@ impl<H: Host> HttpStream<H> {
     pub fn end(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.body_ends();
+        if let Some((client, bytes)) = host.kept.take() {
+            host.with_vm(|vm| vm.watched().kept.release(client, bytes));
+        }
         if let Some(watch) = host.watch.take() {
             host.with_vm(|vm| vm.watched().forget_reply(watch));
         }

@@ -1,6 +1,10 @@
 //! The request bodies of one VM that are not complete yet. Their total size is bounded. A client
 //! takes no room from others by sending slowly, or by sending few bytes that a decompressor makes
-//! large.
+//! large. Each body counts with what its stream costs Envoy, from its headers on, so a client takes
+//! no room from others by many bodies that do not arrive either.
+//!
+//! Some short bodies are not counted. So a request costs no memory and no search here while bodies
+//! arrive as fast as usual.
 //!
 //! Each client has an equal share of the total, which applies only while other clients need room.
 //! If there is no room, the VM refuses the costliest body (bytes times time) of the clients above
@@ -15,9 +19,22 @@ use exchange::Timestamp;
 
 use super::parked_request::ParkedRequest;
 
-/// The minimum length of a body that counts toward the total. For a shorter body, Envoy needs
-/// little more memory than for a stream without a body.
-pub const COUNTED_BYTES_MIN: usize = 16_384;
+/// The cost of a stream without its body, in bytes, which counts toward the total. Envoy 1.40 needs
+/// 20 KB for an HTTP/2 stream, and 13 KB more for the longest headers (16 KiB).
+const STREAM_BYTES: usize = 32 << 10;
+
+/// The same cost if the body has no declared length. Then a decompressor may read the body, because
+/// a decompressor removes the length. With the `chunk_size` of the shipped Envoy files, gzip needs
+/// about 75 KB for its state, window and chunk.
+pub const STREAM_WITHOUT_LENGTH_BYTES: usize = 128 << 10;
+
+/// The maximum number of bodies that are not counted, while they are shorter than
+/// `COUNTED_BYTES_MIN`. They cost Envoy at most 18 MiB. If bodies arrive within 10 ms, a worker
+/// that gets 10,000 requests a second awaits 100 bodies.
+const UNCOUNTED_MAX: usize = 128;
+
+/// The minimum length of a body that counts in any case.
+const COUNTED_BYTES_MIN: usize = 16_384;
 
 /// A body is slow once it has been arriving for this time. In this time a line of 10 Mbit/s
 /// delivers a prompt of 250,000 tokens.
@@ -30,6 +47,17 @@ pub struct BodyInProgress {
     since: Timestamp,
     stream: Weak<dyn ParkedRequest>,
     is_refused: Cell<bool>,
+}
+
+/// How the request body of a stream counts.
+#[derive(Default)]
+pub enum AwaitedBody {
+    /// The stream awaits no body.
+    #[default]
+    None,
+    /// The body is one of the first `UNCOUNTED_MAX`.
+    Uncounted,
+    Counted(Rc<BodyInProgress>),
 }
 
 /// The bodies of one client that are not refused.
@@ -47,6 +75,8 @@ pub struct BodiesInProgress {
     clients: Vec<Rc<ClientBodies>>,
     /// The bytes of all bodies that are not refused.
     bytes: usize,
+    /// The number of bodies that are not counted.
+    uncounted: usize,
     refused: Vec<Weak<dyn ParkedRequest>>,
 }
 
@@ -70,6 +100,15 @@ fn subtract(cell: &Cell<usize>, amount: usize) {
     cell.set(cell.get().saturating_sub(amount));
 }
 
+/// Returns what a stream and `size` bytes of its body cost Envoy.
+pub fn cost_bytes(size: usize, has_length: bool) -> usize {
+    size.saturating_add(if has_length {
+        STREAM_BYTES
+    } else {
+        STREAM_WITHOUT_LENGTH_BYTES
+    })
+}
+
 // === impl BodyInProgress ===
 
 impl BodyInProgress {
@@ -89,9 +128,34 @@ impl BodyInProgress {
     }
 }
 
+// === impl AwaitedBody ===
+
+impl AwaitedBody {
+    /// Whether the body counts once it has `size` bytes.
+    pub fn counts(&self, size: usize) -> bool {
+        size >= COUNTED_BYTES_MIN || matches!(self, Self::Counted(_))
+    }
+}
+
 // === impl BodiesInProgress ===
 
 impl BodiesInProgress {
+    /// Begins to await a body without counting it. Returns false if too many are not counted.
+    pub fn await_uncounted(&mut self) -> bool {
+        let may = self.uncounted < UNCOUNTED_MAX;
+        self.uncounted = self.uncounted.saturating_add(may.into());
+        may
+    }
+
+    /// Records that the stream no longer awaits the body.
+    pub fn end(&mut self, body: &AwaitedBody) {
+        match body {
+            AwaitedBody::None => {}
+            AwaitedBody::Uncounted => self.uncounted = self.uncounted.saturating_sub(1),
+            AwaitedBody::Counted(body) => self.remove(body),
+        }
+    }
+
     /// Begins to count a body of this client.
     pub fn begin(
         &mut self,
@@ -121,7 +185,8 @@ impl BodiesInProgress {
         body
     }
 
-    /// Records that the body has `bytes` bytes now. `bytes_max` is the maximum total.
+    /// Records that the body and its stream cost `bytes` bytes now. `bytes_max` is the maximum
+    /// total.
     pub fn grow(
         &mut self,
         body: &Rc<BodyInProgress>,
@@ -151,8 +216,8 @@ impl BodiesInProgress {
         room
     }
 
-    /// Records that the body is complete, or that its stream has ended.
-    pub fn remove(&mut self, body: &Rc<BodyInProgress>) {
+    /// Forgets a body that is complete, or whose stream has ended.
+    fn remove(&mut self, body: &Rc<BodyInProgress>) {
         self.bodies.retain(|known| !Rc::ptr_eq(known, body));
         self.refuse(body);
     }
@@ -320,6 +385,42 @@ mod tests {
             stopped.iter().filter(|body| body.is_refused.get()).count(),
             1
         );
+    }
+
+    #[test]
+    fn short_bodies_count_only_while_many_are_awaited() {
+        let mut all = BodiesInProgress::default();
+        let awaited = (0..UNCOUNTED_MAX + 9).filter(|_| all.await_uncounted());
+        assert_eq!(awaited.count(), UNCOUNTED_MAX);
+        all.end(&AwaitedBody::None);
+        assert!(!all.await_uncounted());
+        all.end(&AwaitedBody::Uncounted);
+        assert!(all.await_uncounted(), "one has gone");
+        let counted = AwaitedBody::Counted(all.begin(1, nobody(), Timestamp(0)));
+        let counts = |body: &AwaitedBody| [0, COUNTED_BYTES_MIN].map(|size| body.counts(size));
+        assert_eq!(
+            (counts(&AwaitedBody::Uncounted), counts(&counted)),
+            ([false, true], [true, true])
+        );
+        all.end(&counted);
+        assert_eq!((all.bodies.len(), all.clients.len()), (0, 0));
+    }
+
+    #[test]
+    fn streams_whose_bodies_do_not_arrive_fill_the_sum_of_one_client_only() {
+        let mut all = BodiesInProgress::default();
+        let price = cost_bytes(0, false);
+        let mut begin = |client| {
+            let body = all.begin(client, nobody(), Timestamp(0));
+            let room = all.grow(&body, price, MAX, Timestamp(0));
+            if room == BodyRoom::None {
+                all.remove(&body);
+            }
+            room
+        };
+        let hostile = (0..2_000).filter(|_| begin(1) == BodyRoom::Free).count();
+        assert_eq!(hostile, MAX / price);
+        assert_eq!(begin(2), BodyRoom::AfterRefusals);
     }
 
     #[test]

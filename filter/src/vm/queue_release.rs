@@ -49,7 +49,8 @@ impl<H: Host> VmState<H> {
         if !self.is_release_due() {
             return;
         }
-        if !resumed {
+        // A callback that used up its replies on other requests was not idle.
+        if !resumed && self.watched.may_reply() {
             self.ticks.idle_releases = self.ticks.idle_releases.saturating_add(1);
         }
         if self.ticks.idle_releases < IDLE_RELEASES_MAX {

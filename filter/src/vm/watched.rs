@@ -6,6 +6,7 @@ use std::rc::{Rc, Weak};
 use exchange::Timestamp;
 
 use super::bodies::BodiesInProgress;
+use super::kept_bodies::KeptBodies;
 use super::parked_request::ParkedRequest;
 
 /// The interval at which sent requests are checked, in ms: a fifth of the shortest silence after
@@ -20,6 +21,7 @@ const LOCAL_REPLIES_MAX: usize = 64;
 #[derive(Default)]
 pub struct WatchedStreams {
     pub bodies: BodiesInProgress,
+    pub kept: KeptBodies,
     /// The sent requests of this VM that have not ended, and free entries.
     replies: Vec<Option<Weak<dyn ParkedRequest>>>,
     free: Vec<usize>,

@@ -1,4 +1,4 @@
-//! The messages of both variants of EDS: state of the world and incremental.
+//! The responses of both variants of EDS: state of the world and incremental.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -11,47 +11,25 @@ use envoy_types::pb::envoy::config::endpoint::v3::{
     ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints,
 };
 use envoy_types::pb::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
+    DeltaDiscoveryResponse, DiscoveryResponse, Resource,
 };
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Any, Struct, Value};
-use envoy_types::pb::google::rpc;
 use prost::Message;
 
+use super::request::{DeltaRequest, SotwRequest, XdsRequest};
 use super::subscription::DueResponse;
 use crate::pool::writer::PoolView;
-use crate::serve::state_stream::admission::REASON_BYTES_MAX;
 use crate::state::pool_views::PoolViews;
 
 /// The only resource type that this daemon serves.
 pub const TYPE_URL: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
-/// The parts of a request that matter, for both variants.
-pub(super) struct EdsRequest {
-    pub(super) node_id: Option<String>,
-    pub(super) type_url: String,
-    pub(super) names: SubscriptionChange,
-    pub(super) nonce: String,
-    pub(super) error: Option<String>,
-}
-
-pub(super) enum SubscriptionChange {
-    /// All names that are subscribed now.
-    All(Vec<String>),
-    /// Names added and names removed.
-    Delta {
-        more: Vec<String>,
-        fewer: Vec<String>,
-    },
-}
-
 /// The differences of the two variants: their messages.
 pub(super) trait XdsVariant: Send + 'static {
-    type XdsRequest: Send + 'static;
-    type XdsResponse: Send + 'static;
+    type XdsRequest: XdsRequest<Response = Self::XdsResponse>;
+    type XdsResponse: Message + 'static;
 
-    fn bytes(request: &Self::XdsRequest) -> usize;
-    fn parse_request(request: Self::XdsRequest) -> EdsRequest;
     fn build_response(
         due: &DueResponse,
         names: &BTreeSet<String>,
@@ -66,22 +44,8 @@ pub(super) struct DeltaXds;
 // === impl SotwXds ===
 
 impl XdsVariant for SotwXds {
-    type XdsRequest = DiscoveryRequest;
+    type XdsRequest = SotwRequest;
     type XdsResponse = DiscoveryResponse;
-
-    fn bytes(request: &DiscoveryRequest) -> usize {
-        request.encoded_len()
-    }
-
-    fn parse_request(request: DiscoveryRequest) -> EdsRequest {
-        EdsRequest {
-            node_id: request.node.map(|n| n.id),
-            type_url: request.type_url,
-            names: SubscriptionChange::All(request.resource_names),
-            nonce: request.response_nonce,
-            error: request.error_detail.map(reason),
-        }
-    }
 
     fn build_response(
         due: &DueResponse,
@@ -107,25 +71,8 @@ impl XdsVariant for SotwXds {
 // === impl DeltaXds ===
 
 impl XdsVariant for DeltaXds {
-    type XdsRequest = DeltaDiscoveryRequest;
+    type XdsRequest = DeltaRequest;
     type XdsResponse = DeltaDiscoveryResponse;
-
-    fn bytes(request: &DeltaDiscoveryRequest) -> usize {
-        request.encoded_len()
-    }
-
-    fn parse_request(request: DeltaDiscoveryRequest) -> EdsRequest {
-        EdsRequest {
-            node_id: request.node.map(|n| n.id),
-            type_url: request.type_url,
-            names: SubscriptionChange::Delta {
-                more: request.resource_names_subscribe,
-                fewer: request.resource_names_unsubscribe,
-            },
-            nonce: request.response_nonce,
-            error: request.error_detail.map(reason),
-        }
-    }
 
     fn build_response(
         due: &DueResponse,
@@ -152,13 +99,6 @@ impl XdsVariant for DeltaXds {
             ..DeltaDiscoveryResponse::default()
         }
     }
-}
-
-/// Returns the reason why Envoy refused a response, truncated to [`REASON_BYTES_MAX`].
-fn reason(error: rpc::Status) -> String {
-    let rpc::Status { mut message, .. } = error;
-    message.truncate(message.floor_char_boundary(REASON_BYTES_MAX));
-    message
 }
 
 fn resource(view: &PoolView) -> Any {

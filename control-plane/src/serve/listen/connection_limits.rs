@@ -2,7 +2,8 @@
 //!
 //! A connection is in the waiting group until its first request, and in the served group after it.
 //! Each group has a maximum. When a group is full, the client address with the most connections in
-//! it loses one, so one address cannot keep others out. In the waiting group the address loses its
+//! it loses one, so one address cannot keep others out. Of IPv6, all addresses of one network count
+//! as one, because a host chooses among them itself. In the waiting group the address loses its
 //! oldest connection, because a proper client makes a request within milliseconds. In the served
 //! group it loses its newest, so that working connections stay.
 
@@ -14,6 +15,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::ConnectionBudget;
+use crate::network::network;
 
 /// The maximum time from accepting a connection to its first request, including the TLS and HTTP/2
 /// handshakes. A peer on the same network needs milliseconds. Clients that connect long before
@@ -46,7 +48,7 @@ pub(super) struct ClosedConnections {
 struct ConnectionGroup {
     open: usize,
     open_max: usize,
-    /// Connections by number; numbers grow with time.
+    /// Connections of each [`network`] by number; numbers grow with time.
     by_address: HashMap<IpAddr, BTreeMap<u64, OpenConnection>>,
 }
 
@@ -155,6 +157,7 @@ impl ConnectionGroup {
         held: OpenConnection,
         leaves: EvictionOrder,
     ) -> u64 {
+        let address = network(address);
         self.by_address
             .entry(address)
             .or_default()
@@ -182,6 +185,7 @@ impl ConnectionGroup {
     }
 
     fn remove(&mut self, address: IpAddr, number: u64) -> Option<OpenConnection> {
+        let address = network(address);
         let of_address = self.by_address.get_mut(&address)?;
         let held = of_address.remove(&number)?;
         if of_address.is_empty() {
@@ -242,6 +246,24 @@ mod tests {
         rooms.remove(ATTACKER, silent[0].0);
         let mut second = rooms.admit(other(2), now).unwrap();
         assert!(is_open(&mut second.1) && is_open(&mut proper.1) && !is_open(&mut silent[1].1));
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_network_do_not_keep_others_out() {
+        let mut rooms = rooms();
+        let now = Instant::now();
+        let of = |address: &str| address.parse::<IpAddr>().unwrap();
+        let mut proper = rooms.admit(of("2001:db8:0:1::1"), now).unwrap();
+        let mut silent: Vec<_> = (1..=4)
+            .map(|host| rooms.admit(of(&format!("2001:db8::{host}")), now).unwrap())
+            .collect();
+        assert!(is_open(&mut proper.1) && !is_open(&mut silent[0].1));
+        let mut second = rooms.admit(of("2001:db8:0:2::1"), now).unwrap();
+        assert!(is_open(&mut second.1) && is_open(&mut proper.1) && !is_open(&mut silent[1].1));
+        for (host, (number, _)) in (1..=4).zip(silent) {
+            rooms.remove(of(&format!("2001:db8::{host}")), number);
+        }
+        assert!(rooms.waiting.by_address.len() == 2 && rooms.waiting.open == 2);
     }
 
     #[test]

@@ -10,6 +10,9 @@
 //! other. The connection ends when the daemon ends it, which the next call reports, or after
 //! [`SILENCE_MAX`] without a call. A lost message is not sent again. The proxy then begins a new
 //! connection, as after a broken stream.
+//!
+//! What waits here has limits. A message that the task has not taken yet keeps the permit of the
+//! body that it came in. An answer that is not sent yet keeps the connection from making another.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -24,10 +27,11 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use futures::{StreamExt, stream};
 use prost::Message;
 use proto::state::proxy_message;
 use proto::{CALL_BYTES_MAX, MESSAGE_BYTES_MAX, frames, state};
-use tokio::sync::{Mutex as AsyncMutex, mpsc, watch};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpConnectInfo;
@@ -35,7 +39,7 @@ use tonic::{Code, Status};
 
 use super::{StateServer, refusal};
 use crate::serve::listen::PeerName;
-use crate::state::peer::{Origin, RemoteAddress, StreamQuota};
+use crate::state::peer::{Origin, QuotaPermit, RemoteAddress, StreamQuota};
 
 /// How long a call is held while there is no message. Metrics are sent at least twice a second, so
 /// this matters only for a proxy without known pools.
@@ -74,12 +78,28 @@ struct CallConnections {
 struct CallConnection {
     /// The origin that began the connection. Calls of other origins cannot use it.
     origin: Origin,
-    from_proxy: mpsc::Sender<Result<state::ProxyMessage, Status>>,
-    to_proxy: AsyncMutex<mpsc::Receiver<Result<state::DaemonMessage, Status>>>,
+    /// The permit of the stream. It is returned when the connection is over and its last answer is
+    /// sent.
+    permit: QuotaPermit,
+    from_proxy: mpsc::Sender<QueuedMessage>,
+    to_proxy: Arc<AsyncMutex<MessagesToProxy>>,
     /// The number of calls for messages so far. Only the newest call waits.
     polls: watch::Sender<u64>,
     called: Mutex<Instant>,
 }
+
+/// A message that the task of the connection has not taken yet.
+#[derive(Debug)]
+struct QueuedMessage {
+    message: state::ProxyMessage,
+    /// All messages of a body share its permit.
+    _body: Arc<QuotaPermit>,
+}
+
+type MessagesToProxy = mpsc::Receiver<Result<state::DaemonMessage, Status>>;
+
+/// Keeps the connection of an answer from making another answer, and its permit from returning.
+type AnswerGuard = (OwnedMutexGuard<MessagesToProxy>, Arc<CallConnection>);
 
 pub fn router(server: StateServer) -> Router {
     Router::new()
@@ -98,15 +118,16 @@ async fn receive_call(
     body: Body,
 ) -> Result<(), CallRefusal> {
     let session = session(&headers)?;
-    // The permit is acquired before the body is read, and held until the whole body is processed,
-    // because a body can be as large as a message. The messages of the body are decoded one by one.
-    let _permit = calls
+    // The permit is acquired before the body is read, and held until the connection's task has
+    // taken all messages of the body, because a body can be as large as a message. The messages of
+    // the body are decoded one by one.
+    let permit = calls
         .server
         .shared
         .proxies
-        .origins
         .acquire(StreamQuota::Upload, &remote.origin, Instant::now())
         .map_err(refusal)?;
+    let permit = Arc::new(permit);
     let body = tokio::time::timeout(UPLOAD_MAX, to_bytes(body, CALL_BYTES_MAX)).await;
     let body = body.map_err(|_| Status::deadline_exceeded("the body took too long"))?;
     let body = body.map_err(|error| {
@@ -127,10 +148,13 @@ async fn receive_call(
     };
     let rest = frames.map(decode);
     for message in first.map(Ok).into_iter().chain(rest) {
-        let message = message?;
+        let queued = QueuedMessage {
+            message: message?,
+            _body: Arc::clone(&permit),
+        };
         connection
             .from_proxy
-            .send(Ok(message))
+            .send(queued)
             .await
             .map_err(|_| over())?;
     }
@@ -141,21 +165,23 @@ async fn poll_call(
     State(calls): State<CallConnections>,
     CallOrigin(remote): CallOrigin,
     headers: HeaderMap,
-) -> Result<Vec<u8>, CallRefusal> {
+) -> Result<Body, CallRefusal> {
     let connection = calls
         .find(session(&headers)?, &remote.origin)
         .ok_or_else(over)?;
     let mut answer = Vec::new();
     let newer = connection.begin_poll();
     tokio::pin!(newer);
+    let held_until = Instant::now() + HOLD_MAX;
     let mut to_proxy = tokio::select! {
-        to_proxy = connection.to_proxy.lock() => to_proxy,
-        () = &mut newer => return Ok(answer),
+        to_proxy = Arc::clone(&connection.to_proxy).lock_owned() => to_proxy,
+        () = &mut newer => return Ok(Body::empty()),
+        () = tokio::time::sleep_until(held_until) => return Ok(Body::empty()),
     };
     tokio::select! {
         first = to_proxy.recv() => push(&mut answer, first.ok_or_else(over)?)?,
-        () = &mut newer => return Ok(answer),
-        () = tokio::time::sleep(HOLD_MAX) => return Ok(answer),
+        () = &mut newer => return Ok(Body::empty()),
+        () = tokio::time::sleep_until(held_until) => return Ok(Body::empty()),
     }
     // Adds the messages that are ready now. If the connection ended, the next call reports it.
     while answer.len() < ANSWER_BYTES
@@ -164,7 +190,21 @@ async fn poll_call(
         push(&mut answer, Ok(message))?;
     }
     connection.record_call();
-    Ok(answer)
+    Ok(guarded(answer, (to_proxy, Arc::clone(&connection))))
+}
+
+/// Returns a body that keeps `guard` until the proxy has made room for the whole answer. Over
+/// HTTP/2, the server sends a part as soon as there is room for its first byte. So the last byte is
+/// a part of its own: when it is sent, there is room for all bytes.
+fn guarded(mut answer: Vec<u8>, guard: AnswerGuard) -> Body {
+    let last = answer.split_off(answer.len().saturating_sub(1));
+    Body::from_stream(stream::unfold(
+        ([answer, last].into_iter(), guard),
+        |(mut parts, guard)| async move {
+            let part = parts.next()?;
+            Some((Ok::<_, Infallible>(part), (parts, guard)))
+        },
+    ))
 }
 
 fn push(
@@ -249,8 +289,9 @@ impl CallConnections {
         let origin = remote.origin.clone();
         let connection = Arc::new(CallConnection {
             origin,
+            permit,
             from_proxy,
-            to_proxy: AsyncMutex::new(to_proxy),
+            to_proxy: Arc::new(AsyncMutex::new(to_proxy)),
             polls: watch::Sender::new(0),
             called: Mutex::new(Instant::now()),
         });
@@ -272,11 +313,12 @@ impl CallConnections {
                 socket: None,
                 ..remote
             };
+            let inbound = ReceiverStream::new(inbound);
             let served = calls.server.clone().serve(
-                ReceiverStream::new(inbound),
+                inbound.map(|queued| Ok::<_, Status>(queued.message)),
                 outbound.clone(),
                 remote,
-                permit,
+                &ours.permit,
             );
             let ended = tokio::select! {
                 ended = served => ended,

@@ -11,6 +11,7 @@ use tonic::Status;
 use super::StateSession;
 use super::admission::{self, Admission, AdmittedMessage, ProxyScope};
 use crate::state::life::unix_ms;
+use crate::state::log_limits::{ShownNames, shown_name};
 use crate::state::peer::{ProxyProcess, RemoteAddress};
 use crate::state::pool_views::PoolViews;
 use crate::state::proxies::{ConnectedProxy, PoolMembership};
@@ -48,7 +49,7 @@ impl StateStream {
     ) -> Result<(Self, state::DaemonMessage), Status> {
         let mut hello = admission::hello(hello)?;
         let peer = shared.proxies.origins.peer(&hello, remote);
-        let (unknown_pools, refused_pools) = scope(shared, &mut hello, &peer);
+        let (unknown_pools, refused_pools) = scope(shared, &mut hello, &peer, now);
         let session = StateSession::new(peer.clone(), hello.pools.iter().cloned(), now);
         let stream_id = shared.life.next_stream_id();
         let proxy = ConnectedProxy {
@@ -182,7 +183,7 @@ impl StateStream {
             self.shared.reports.counters().pool_updates_refused += 1;
             // Logs the first refusal of a stream and then fewer and fewer, because a peer can
             // refuse as fast as it can send.
-            if self.refusals.is_power_of_two() {
+            if self.refusals.is_power_of_two() && self.shared.proxies.refusal_lines.admit(now) {
                 tracing::error!(
                     pool = ack.pool,
                     why = ack.refused,
@@ -216,18 +217,23 @@ fn scope(
     shared: &DaemonState,
     hello: &mut state::Hello,
     peer: &ProxyProcess,
+    now: Instant,
 ) -> (Vec<String>, Vec<String>) {
     let requested = std::mem::take(&mut hello.pools);
     let served = &shared.pools.names;
     let origin = &peer.remote.origin;
     let sorted = shared.proxies.clients.sort(requested, origin, served);
     hello.pools = sorted.allowed;
-    if !sorted.unknown.is_empty() {
-        tracing::warn!(node = peer.node_id, unknown = ?sorted.unknown, known = ?served, "a proxy requests pools that are not configured here");
+    let node = shown_name(&peer.node_id);
+    let lines = &shared.proxies.refusal_lines;
+    if !sorted.unknown.is_empty() && lines.admit(now) {
+        tracing::warn!(node, unknown = ?ShownNames(&sorted.unknown), known = ?served, "a proxy requests pools that are not configured here");
     }
     if !sorted.refused.is_empty() {
         shared.reports.counters().pools_refused += sorted.refused.len() as u64;
-        tracing::warn!(node = peer.node_id, peer = %peer.remote, certificate = origin.certificate.as_deref(), refused = ?sorted.refused, "a proxy requests pools to which its certificate gives no access (--state-tls-client-names)");
+        if lines.admit(now) {
+            tracing::warn!(node, peer = %peer.remote, certificate = origin.certificate.as_deref(), refused = ?ShownNames(&sorted.refused), "a proxy requests pools to which its certificate gives no access (--state-tls-client-names)");
+        }
     }
     (sorted.unknown, sorted.refused)
 }

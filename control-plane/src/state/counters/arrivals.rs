@@ -4,13 +4,23 @@
 //! VMs count since their own start. So the first report of a VM only sets its baseline.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
 
 use scheduler::{Generation, Slot};
 
 use super::totals::ENDPOINTS_KNOWN_MAX;
-use super::{CounterTotals, MODELS_MAX, ModelTotals, OTHER, TotalsLabel};
+use super::{CounterTotals, MODELS_MAX, ModelTotals, OTHER, Origin, TotalsLabel};
 
-/// The requests of a pool that were picked or ended in a period.
+/// The maximum number of owners whose arrivals are counted one by one.
+pub(crate) const OWNERS_MAX: usize = 64;
+
+/// Stands for all owners beyond [`OWNERS_MAX`]. No client has this address.
+const OTHER_OWNERS: Origin = Origin {
+    certificate: None,
+    address: Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+};
+
+/// The requests of an owner in a pool that were picked or ended in a period.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PoolArrivals {
     /// Requests picked, by endpoint.
@@ -36,6 +46,13 @@ pub struct EndedRequests {
 // === impl PoolArrivals ===
 
 impl PoolArrivals {
+    /// Returns the row of an owner, or of all owners beyond the limit.
+    pub(super) fn of_owner(rows: &mut BTreeMap<Origin, Self>, owner: Origin) -> &mut Self {
+        let has_room = rows.len() < OWNERS_MAX || rows.contains_key(&owner);
+        let owner = if has_room { owner } else { OTHER_OWNERS };
+        rows.entry(owner).or_default()
+    }
+
     /// Adds the counts of a VM between two reports.
     pub(super) fn add(&mut self, before: &CounterTotals, now: &CounterTotals) {
         for (id, row) in &now.endpoints {

@@ -33,6 +33,19 @@ pub(super) const ENDPOINTS_KNOWN_MAX: usize = 4 * ENDPOINTS_MAX;
 /// The maximum number of priority bands that are read from a VM's report. A VM has the same limit.
 pub(super) const BANDS_MAX: usize = 64;
 
+/// The maximum of each count. A proxy may report any number, and f64 adds 1 only to numbers below
+/// 2⁵³. So no VM has more than a VM counts in years, and all buckets of all VMs together stay below
+/// 2⁵³.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CountLimit {
+    /// The limit for numbers of requests.
+    requests: u64,
+    /// The limit for tokens, bytes and times, whose last digits matter less.
+    amount: u64,
+    /// The limit for the sums of histograms.
+    sum: f64,
+}
+
 /// Counts of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CounterTotals {
@@ -154,9 +167,80 @@ pub struct TotalsHistogram {
     pub sum: f64,
 }
 
+// === impl CountLimit ===
+
+impl CountLimit {
+    pub(super) const OF_VM: Self = Self {
+        requests: 1 << 36,
+        amount: 1 << 50,
+        sum: 3e14,
+    };
+
+    pub(super) const OF_RETIRED: Self = Self {
+        requests: 1 << 46,
+        amount: 1 << 59,
+        sum: 6e17,
+    };
+
+    /// Less than [`Self::OF_RETIRED`], because first reports are subtracted from all counts.
+    pub(super) const OF_FIRST_REPORTS: Self = Self {
+        requests: 1 << 45,
+        amount: 1 << 58,
+        sum: 3e17,
+    };
+
+    fn cut_requests<'c>(self, counts: impl IntoIterator<Item = &'c mut u64>) {
+        for count in counts {
+            *count = (*count).min(self.requests);
+        }
+    }
+
+    fn cut_amounts<'c>(self, amounts: impl IntoIterator<Item = &'c mut u64>) {
+        for amount in amounts {
+            *amount = (*amount).min(self.amount);
+        }
+    }
+
+    fn cut_histograms<'c>(self, histograms: impl IntoIterator<Item = &'c mut TotalsHistogram>) {
+        for TotalsHistogram { counts, sum } in histograms {
+            self.cut_requests(counts);
+            *sum = sum.min(self.sum);
+        }
+    }
+}
+
 // === impl CounterTotals ===
 
 impl CounterTotals {
+    /// Cuts each count to its maximum.
+    pub(super) fn cut(&mut self, limit: CountLimit) {
+        for row in self.endpoints.values_mut() {
+            limit.cut_requests([&mut row.picked, &mut row.served, &mut row.failed]);
+            limit.cut_requests([&mut row.requests, &mut row.prompts]);
+            limit.cut_requests([&mut row.tracked, &mut row.unread]);
+            limit.cut_amounts([&mut row.prefill_tokens, &mut row.decode_tokens]);
+        }
+        for row in self.models.values_mut() {
+            limit.cut_requests([&mut row.requests, &mut row.running]);
+            limit.cut_requests(row.errors.values_mut().chain(&mut row.slo));
+            limit.cut_histograms([&mut row.duration_ms, &mut row.ttft_ms, &mut row.tpot_ms]);
+            limit.cut_amounts([&mut row.prompt_tokens, &mut row.completion_tokens]);
+            limit.cut_amounts([&mut row.cached_tokens]);
+            limit.cut_amounts([&mut row.request_bytes, &mut row.response_bytes]);
+            limit.cut_amounts(&mut row.missed_tokens);
+        }
+        for row in self.bands.values_mut() {
+            limit.cut_requests([&mut row.held, &mut row.given_up, &mut row.given_up_for]);
+            limit.cut_requests(&mut row.outcomes);
+            limit.cut_amounts([&mut row.bytes, &mut row.oldest_ms]);
+            limit.cut_histograms([&mut row.queue_ms]);
+        }
+        limit.cut_requests(self.dropped.values_mut());
+        limit.cut_histograms([&mut self.pick_us]);
+        limit.cut_requests([&mut self.prefix_entries, &mut self.prefix_evictions]);
+        limit.cut_requests([&mut self.placements_dropped]);
+    }
+
     /// Returns the approximate memory of the totals, in bytes.
     pub(super) fn bytes(&self) -> usize {
         // The memory that a tree uses for each entry, in addition to the entry.

@@ -7,8 +7,8 @@ use proto::state;
 use scheduler::{ENDPOINTS_MAX, Generation, Slot};
 
 use super::totals::{
-    BANDS_MAX, BandTotals, CounterTotals, EndpointTotals, ModelTotals, OTHER, TotalsHistogram,
-    TotalsLabel, add_counts,
+    BANDS_MAX, BandTotals, CountLimit, CounterTotals, EndpointTotals, ModelTotals, OTHER,
+    TotalsHistogram, TotalsLabel, add_counts,
 };
 
 /// The maximum number of models kept of one VM.
@@ -83,6 +83,7 @@ impl CounterTotals {
             &mut totals.dropped,
             dropped.into_iter().map(|c| (shorten(&c.key), c.count)),
         );
+        totals.cut(CountLimit::OF_VM);
         totals
     }
 }

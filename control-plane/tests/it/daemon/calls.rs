@@ -68,7 +68,7 @@ impl CallClient {
         caller
     }
 
-    async fn hear(&self) -> Result<Vec<Message>, (u16, String)> {
+    pub(crate) async fn hear(&self) -> Result<Vec<Message>, (u16, String)> {
         let (status, body) = self
             .post("hear", Some(&format!("{:x}", self.session)), Vec::new())
             .await;
@@ -94,7 +94,7 @@ impl CallClient {
         }
     }
 
-    async fn pool_update(&self) -> state::PoolUpdate {
+    pub(crate) async fn pool_update(&self) -> state::PoolUpdate {
         self.next(|message| {
             if let Message::PoolUpdate(pool_update) = message {
                 Some(pool_update)

@@ -8,6 +8,10 @@ use crate::{
     Exchange, ExchangeStep, HashSettings, LocalReply, ParsedBody, RequestChanges, headers,
 };
 
+/// The maximum length of a body that the proxy may always keep for a retry. Most prompts are
+/// shorter (about 16,000 tokens).
+const SHORT_BODY_BYTES_MAX: usize = 64 << 10;
+
 fn log_decision(exchange: &mut Exchange, host: &mut impl RequestHost) {
     if let Some(record) = exchange.take_record() {
         host.log_decision(&record);
@@ -169,7 +173,8 @@ impl<H: RequestHost> RequestDriver<H> {
         // For a retry, Envoy's router keeps the body in the same buffer as the part that is held
         // for a filter. A retry of a request that was resumed in the middle of its body would send
         // that part twice (Envoy 1.40). So such a request gets only one attempt.
-        if H::IS_FILTER && self.pieces != BodyDelivery::None && !self.is_whole {
+        let is_cut = H::IS_FILTER && self.pieces != BodyDelivery::None && !self.is_whole;
+        if is_cut || !self.may_retry(host, &forward) {
             forward.set.retain(|(name, _)| name != headers::RETRY_ON);
         }
         // A filter needs only the beginning of a body to change it.
@@ -204,6 +209,22 @@ impl<H: RequestHost> RequestDriver<H> {
         };
         host.count(self.pool.as_ref(), counted);
         FilterStatus::Go
+    }
+
+    /// Whether the proxy may keep the request until the reply has ended, as it does for a retry.
+    fn may_retry(&self, host: &mut H, forward: &RequestChanges) -> bool {
+        let bytes = if self.is_whole {
+            self.body_bytes
+        } else {
+            let declared = self.exchange.declared_bytes();
+            declared.unwrap_or_else(|| host.settings().body_limit_bytes)
+        };
+        bytes <= SHORT_BODY_BYTES_MAX
+            || !forward
+                .set
+                .iter()
+                .any(|(name, _)| name == headers::RETRY_ON)
+            || host.may_keep(self.exchange.client(), bytes)
     }
 
     /// Answers a running request if the pool gives it up. The proxy then ends it upstream.

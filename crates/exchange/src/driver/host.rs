@@ -62,7 +62,8 @@ pub enum RequestCount {
     Shed,
     /// The request is refused because no endpoint can serve it (5xx).
     Unavailable,
-    /// The request no longer counts at its endpoint, because its client does not read the reply.
+    /// The request no longer counts at its endpoint, because its client does not send the body or
+    /// does not read the reply.
     Unread,
 }
 
@@ -139,6 +140,13 @@ pub trait RequestHost {
         changes: RequestChanges,
         body: Option<Self::RequestBody>,
     ) -> Result<(), RewriteError>;
+
+    /// Whether the proxy may keep `bytes` bytes of this client's request until the stream ends.
+    /// The proxy keeps them for a retry, so without them the request gets only one attempt. The
+    /// driver asks once, and only about long bodies.
+    fn may_keep(&mut self, _client: u64, _bytes: usize) -> bool {
+        true
+    }
 
     /// Replies to the client, and does not let the request go on.
     fn reply(&mut self, reply: LocalReply);

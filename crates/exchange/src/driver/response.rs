@@ -16,7 +16,7 @@ impl<H: RequestHost> RequestDriver<H> {
         };
         let exchange = &mut self.exchange;
         let now = host.now();
-        let is_late = self.reply_flow.reply_begins();
+        let is_late = self.reply_flow.progresses();
         let (step, due) = host.with_pool(pool, PoolUse::Respond, now, |pool| {
             if is_late {
                 exchange.take_place_again(pool);

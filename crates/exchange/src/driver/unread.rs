@@ -12,7 +12,8 @@ use crate::exchange::{AwaitedSide, RELEASE_MS, Silence};
 /// The part of a reply that has arrived so far.
 #[derive(Debug, Default)]
 pub(super) struct ReplyFlow {
-    /// Bytes of the reply so far; the headers count as one.
+    /// Bytes of the reply so far. The headers count as one, and so does the end of a request body
+    /// that is not read.
     bytes: u64,
     silence: Silence,
     /// Whether no byte passed for a long time, because the client does not read.
@@ -34,6 +35,22 @@ impl<H: RequestHost> RequestDriver<H> {
         let since = self.reply_flow.silence.since;
         host.with_pool(pool, PoolUse::ReadResponse, since, |pool| {
             exchange.take_place_again(pool);
+        });
+    }
+
+    /// Records that the last byte of a body that is not read passes to the endpoint. The request
+    /// counts from now on, and so does its silence.
+    pub(super) fn body_passes(&mut self, host: &mut H) {
+        let Some(pool) = self.pool.as_ref().filter(|_| self.is_routed()) else {
+            return;
+        };
+        let is_late = self.reply_flow.progresses();
+        let exchange = &mut self.exchange;
+        host.with_pool(pool, PoolUse::ReadResponse, host.now(), |pool| {
+            if is_late {
+                exchange.take_place_again(pool);
+            }
+            exchange.body_passed(pool);
         });
     }
 
@@ -93,9 +110,9 @@ impl ReplyFlow {
         self.silence.since = now;
     }
 
-    /// Records the headers of the reply. Returns whether the request had stopped counting at its
-    /// endpoint.
-    pub(super) fn reply_begins(&mut self) -> bool {
+    /// Records the headers of the reply, or the end of a request body that is not read. Returns
+    /// whether the request had stopped counting at its endpoint.
+    pub(super) fn progresses(&mut self) -> bool {
         self.bytes = self.bytes.saturating_add(1);
         std::mem::take(&mut self.is_unread)
     }

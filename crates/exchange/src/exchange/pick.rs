@@ -311,7 +311,10 @@ impl Exchange {
             hashes: pending.blocks,
             tokens: pending.prompt_tokens,
         };
-        let routed = RoutedRequest::new(self.api, counted, picked, prompt, kind, now);
+        let mut routed = RoutedRequest::new(self.api, counted, picked, prompt, kind, now);
+        if self.is_arriving && routed.prompt.tokens > 0 {
+            pool.set_prompt(&mut routed.pick.hold, 0);
+        }
         self.phase = ExchangePhase::Routed(Box::new(routed.with_model_names(pending.names)));
         ExchangeStep::Forward(forward)
     }

@@ -102,7 +102,8 @@ impl Exchange {
             .map(|parsed| std::mem::take(&mut parsed.model))
             .or(named)
             .unwrap_or_default();
-        // A client may declare any length, so limit it.
+        // A client may declare any length, so limit it. The load of endpoints does not include it
+        // before the body has arrived.
         let is_unread = unseen || !self.api.reads_body();
         let declared = self.facts.declared_bytes.filter(|_| is_unread).unwrap_or(0);
         let unseen_bytes = declared.min(settings.body_limit_bytes);
@@ -199,7 +200,7 @@ impl Exchange {
     }
 
     /// Whether the body has an effect on the decision.
-    fn reads_body(&self) -> bool {
+    pub(super) fn reads_body(&self) -> bool {
         !self.unseen && self.api.reads_body()
     }
 }

@@ -2,6 +2,9 @@
 
 use crate::headers;
 
+/// The status of an upgraded connection, on which both sides may be silent. So it is never reset.
+pub(super) const SWITCHING_PROTOCOLS: u16 = 101;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResponseOrigin {
     /// A model server.

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use scheduler::EndpointRef;
 
 use super::reply_progress::ReplyProgress;
-use super::response_head::{ResponseHead, ResponseOrigin};
+use super::response_head::{ResponseHead, ResponseOrigin, SWITCHING_PROTOCOLS};
 use crate::api::RequestApi;
 use crate::headers;
 use crate::load;
@@ -251,7 +251,8 @@ impl RoutedRequest {
             head.content_type
                 .is_some_and(|t| t.starts_with(b"application/json"))
         };
-        self.is_computed = head.content_length.is_some() || self.api.is_inference() && is_json();
+        self.is_computed = head.status != SWITCHING_PROTOCOLS
+            && (head.content_length.is_some() || self.api.is_inference() && is_json());
         if self.api == RequestApi::Task
             && head.status == 200
             && !head.encoded
@@ -314,7 +315,7 @@ impl RoutedRequest {
     pub(super) fn report_progress(&mut self, pool: &mut ManagedPool, now: Timestamp) {
         let reported = self.reply.progress.take_unreported(now);
         if let Some((server, id)) = reported.stored {
-            pool.record_stored_answer(server, id);
+            pool.record_stored_answer(server, id, self.kind.client);
         }
         if reported.first_token {
             if self.reply.status == 200 {
@@ -385,9 +386,12 @@ impl RoutedRequest {
             {
                 pool.record_lost_connection(*endpoint, prompt, self.kind.client, now);
             }
-            // A request that is not inference is retried only if there was no connection.
-            let is_refused =
-                !self.api.is_inference() || (head.origin == ResponseOrigin::Proxy && at == failed);
+            let is_refused = match head.origin {
+                ResponseOrigin::Proxy if at == failed => true,
+                ResponseOrigin::Lost | ResponseOrigin::TimedOut if at == failed => false,
+                // A request that is not inference is retried only if there was no connection.
+                _ => !self.api.is_inference(),
+            };
             let failure = if is_refused {
                 RequestFailure::Refused
             } else {

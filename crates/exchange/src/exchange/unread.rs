@@ -2,6 +2,7 @@
 
 use pool_state::{EngineCount, ManagedPool, Timestamp};
 
+use super::response_head::SWITCHING_PROTOCOLS;
 use super::routed_request::RoutedRequest;
 use super::{Exchange, ExchangeOutcome, ExchangePhase};
 use crate::reply::{LocalReply, Refusal};
@@ -20,9 +21,6 @@ const PREFILL_MS_PER_TOKEN: u64 = 1;
 /// engine may run a tool for the request.
 const STREAM_BYTES_MIN: u64 = 1_048_576;
 
-/// The status of an upgraded connection, on which both sides may be silent.
-const SWITCHING_PROTOCOLS: u16 = 101;
-
 /// How many bytes of a reply had passed at the last check, and when a check first saw this number.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Silence {
@@ -36,8 +34,9 @@ pub(crate) enum AwaitedSide {
     /// The endpoint, as far as is known. A long prefill or long reasoning is not the client's
     /// fault.
     Endpoint,
-    /// Probably the client: the engine has fewer requests than were sent to it and have not ended.
-    /// But it may still have this request, or run a tool for it.
+    /// Probably the client: it has not sent the whole body, or the engine has fewer requests than
+    /// were sent to it and have not ended. But the engine may still have this request, or run a
+    /// tool for it.
     ClientProbably,
     /// The client: the engine has computed the whole reply, or it has sent a long stream and has no
     /// request.
@@ -56,8 +55,22 @@ impl Exchange {
         now: Timestamp,
     ) -> AwaitedSide {
         match &self.phase {
-            ExchangePhase::Routed(routed) => routed.awaited(pool, silence, now),
+            ExchangePhase::Routed(_) if self.is_arriving && silence.bytes == 0 => {
+                AwaitedSide::ClientProbably
+            }
+            ExchangePhase::Routed(routed) => routed.awaited(pool, silence, self.reads_body(), now),
             _ => AwaitedSide::Endpoint,
+        }
+    }
+
+    /// Records that the last byte of a body that was not read goes to the endpoint, which can begin
+    /// with the request.
+    #[cold]
+    pub(crate) fn body_passed(&mut self, pool: &mut ManagedPool) {
+        if let ExchangePhase::Routed(routed) = &mut self.phase
+            && routed.prompt.tokens > 0
+        {
+            pool.set_prompt(&mut routed.pick.hold, routed.prompt.tokens);
         }
     }
 
@@ -99,20 +112,31 @@ impl Exchange {
 
 impl RoutedRequest {
     #[cold]
-    fn awaited(&self, pool: &ManagedPool, silence: Silence, now: Timestamp) -> AwaitedSide {
-        if self.reply.status == SWITCHING_PROTOCOLS {
-            return AwaitedSide::Endpoint;
-        }
+    fn awaited(
+        &self,
+        pool: &ManagedPool,
+        silence: Silence,
+        is_read: bool,
+        now: Timestamp,
+    ) -> AwaitedSide {
         if self.is_computed {
             return AwaitedSide::Client;
         }
         let silent_ms = now.ms_since(silence.since);
-        let prefill_ms = self.pick.hold.uncached_tokens() * PREFILL_MS_PER_TOKEN;
+        // The length of a body that is not read says little about its prefill.
+        let tokens = if is_read {
+            self.pick.hold.uncached_tokens()
+        } else {
+            0
+        };
+        let prefill_ms = tokens * PREFILL_MS_PER_TOKEN;
         if silent_ms < RELEASE_MS + prefill_ms {
             return AwaitedSide::Endpoint;
         }
+        let is_stream =
+            silence.bytes >= STREAM_BYTES_MIN && self.reply.status != SWITCHING_PROTOCOLS;
         match pool.engine_count(&self.pick.hold, silent_ms, now) {
-            EngineCount::Nothing if silence.bytes >= STREAM_BYTES_MIN => AwaitedSide::Client,
+            EngineCount::Nothing if is_stream => AwaitedSide::Client,
             EngineCount::Nothing | EngineCount::Fewer => AwaitedSide::ClientProbably,
             EngineCount::All => AwaitedSide::Endpoint,
         }

@@ -593,6 +593,49 @@ fn a_prompt_that_crashes_two_engines_is_refused_and_others_are_not() {
     );
 }
 
+/// A path that is no inference is retried only if there was no connection. But its last attempt may
+/// lose a connection as well.
+#[test]
+fn only_a_refused_connection_ejects_at_once_on_a_path_that_is_no_inference() {
+    for (origin, ejected) in [
+        (ResponseOrigin::Lost, 0),
+        (ResponseOrigin::TimedOut, 0),
+        (ResponseOrigin::Proxy, 1),
+    ] {
+        let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset)
+            .workers
+            .remove(0)
+            .pool;
+        for n in 0..40 {
+            let now = at(200 + n);
+            let prompt = format!("prompt {n}").repeat(50);
+            let (mut exchange, to) = request(&mut pool, &prompt, false, now);
+            let to = to.unwrap().split(',').next().unwrap().to_owned();
+            answer_well(&mut exchange, &mut pool, &to, now);
+            exchange.end(&mut pool, now);
+        }
+        let settings = ExchangeSettings::default();
+        let mut exchange = Exchange::new(at(300));
+        let pairs: [(&[u8], &[u8]); 2] =
+            [(b":method", b"POST"), (b":path", b"/v1/load_lora_adapter")];
+        exchange.request_headers(&settings, pairs, false);
+        exchange.capture_headers(&pool, pairs);
+        let ExchangeStep::Forward(forward) =
+            exchange.decide(&settings, &mut pool, None, b"{}", at(300))
+        else {
+            panic!("not routed")
+        };
+        let list = destination(&forward);
+        let head = ResponseHead {
+            origin,
+            ..head(list.split(',').next().unwrap(), 503)
+        };
+        exchange.response_headers(&mut pool, &head, at(301));
+        exchange.end(&mut pool, at(301));
+        assert_eq!(pool.ejections().len(), ejected, "{origin:?}");
+    }
+}
+
 #[test]
 fn a_lost_connection_is_tried_once_more_where_the_second_answered() {
     let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset)

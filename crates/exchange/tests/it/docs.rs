@@ -11,7 +11,7 @@ or from a form (`multipart/form-data`); such a request may have no body. Request
 endpoint, if a [route](../how-to/envoy.md#which-paths-are-served) allows them.
 
 A body that is neither JSON nor an allowed form, or that lacks a required `model`, is answered 400 in the error shape of
-the API. An encoded body (`content-encoding`, other than the gzip and zstd that Envoy decodes in the shipped files) is
+the API. An encoded body (`content-encoding`, other than the gzip that Envoy decodes in the shipped files) is
 answered 415, which names the encoding.
 
 ";

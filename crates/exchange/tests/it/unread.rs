@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use exchange::{FilterStatus, ManagedPool, RequestDriver, ResponseHead, ResponseOrigin};
+use exchange::{DecideAt, FilterStatus, ManagedPool, RequestDriver, ResponseHead, ResponseOrigin};
 use scheduler::{EndpointMetrics, Snapshot, Version};
 
 use crate::memory_host::{CHAT, MemoryHost};
@@ -290,6 +290,20 @@ fn an_engine_that_counts_no_request_in_prefill_has_a_millisecond_for_each_token(
 }
 
 #[test]
+fn the_declared_length_of_a_body_that_is_not_read_excuses_no_silence() {
+    let mut case = UnreadCase::sent();
+    let mut host = MemoryHost::new(&case.pool, CHAT);
+    host.settings.decide_at = DecideAt::Headers;
+    let length: [(&[u8], &[u8]); 1] = [(b"content-length", b"25000000")];
+    let (driver, _) = host.send_with(&length);
+    case.driver.end(&mut case.host);
+    case.host = host;
+    case.driver = driver;
+    case.report(1.0, 0.0);
+    assert_eq!(case.wait_with(5_100, 0.0, 0.0), "Unread");
+}
+
+#[test]
 fn a_request_in_stages_is_unread_when_none_of_its_engines_has_it() {
     let mut case = UnreadCase::sent_to(split_pool_update(3, 1));
     let loads = |case: &UnreadCase| {
@@ -317,20 +331,24 @@ fn a_request_in_stages_is_unread_when_none_of_its_engines_has_it() {
 }
 
 #[test]
-fn an_upgraded_connection_may_be_silent() {
+fn a_silent_upgraded_connection_has_no_place_and_is_not_reset() {
     let mut case = UnreadCase::sent();
     let head = ResponseHead {
         origin: ResponseOrigin::Upstream,
         status: 101,
         upstream_address: Some(b"10.0.0.0:8000"),
         attempts: 1,
+        content_length: Some(0),
         ..ResponseHead::default()
     };
     let _ = case.driver.response_headers(&mut case.host, &head);
     case.piece(2 << 20);
-    case.report(1.0, 0.0);
-    assert_eq!(case.wait_with(1_000_000, 0.0, 0.0), "");
-    assert_eq!(case.places(), (1, 0));
+    assert_eq!(case.wait_with(5_100, 1.0, 0.0), "", "its engine has it");
+    assert_eq!(case.wait_with(100, 0.0, 0.0), "Unread");
+    assert_eq!(case.places(), (0, 1));
+    assert_eq!(case.wait_with(1_000_000, 0.0, 0.0), "", "never reset");
+    case.piece(100);
+    assert_eq!(case.places(), (1, 0), "its engine has work again");
 }
 
 #[test]

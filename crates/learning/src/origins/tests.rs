@@ -288,6 +288,18 @@ fn an_honest_origin_that_leaves_takes_nothing_along() {
 }
 
 #[test]
+fn a_few_samples_of_an_origin_that_leaves_a_quiet_pool_take_nothing_along() {
+    let mut drill = OriginDrill::new();
+    drill.run(30, &[(1, 20, SLOW_2)]);
+    drill.run(1, &[(LIAR, 10, LIE_OF_ALL)]);
+    // In a quiet pool, too few samples come for a vote.
+    drill.run_without_times(40, 1);
+    let prior = StepModel::default();
+    assert_ne!(drill.model().prefill(), prior.prefill());
+    assert_ne!(drill.model().decode(), prior.decode());
+}
+
+#[test]
 fn a_liar_cannot_make_the_learner_forget_again_and_again() {
     let mut drill = OriginDrill::new();
     let [a, b, c] = HONEST;

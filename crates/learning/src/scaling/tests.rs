@@ -41,6 +41,7 @@ fn of(mix: RequestMix, endpoints: &[OutstandingWork], goal: &ScalingGoal) -> Sca
             role: ScalingRole::Both,
             step: &step,
             mix,
+            owners: &[],
             measured: true,
             seats: EngineSeats::default(),
             endpoints,
@@ -100,6 +101,55 @@ fn the_figures_of_an_example() {
     );
 }
 
+/// An owner reports many requests without tokens, beside an honest owner.
+#[test]
+fn an_owner_cannot_make_the_requests_of_others_seem_cheap() {
+    let honest = RequestMix {
+        per_second: 40.0,
+        ..MIX
+    };
+    let loaded = OutstandingWork {
+        requests: 80.0,
+        reported: Some(ReportedRequests {
+            waiting: 0.0,
+            running: 80.0,
+        }),
+        ..IDLE
+    };
+    let step = StepModel::from_parts(STEP.0, STEP.1, 100.0);
+    let found = |owners: &[RequestMix]| {
+        let group = ScalingGroup {
+            role: ScalingRole::Both,
+            step: &step,
+            mix: RequestMix::joined(owners),
+            owners,
+            measured: true,
+            seats: EngineSeats::default(),
+            endpoints: &[loaded; 10],
+            starting: &[],
+            held: 0.0,
+        };
+        signal(&group, &GOAL)
+    };
+    let alone = found(&[honest]);
+    assert_near(alone.busy, of(honest, &[loaded; 10], &GOAL).busy);
+    assert_near(RequestMix::joined(&[honest]).prompt_tokens, 2_000.0);
+    for per_second in [0.0, 1.0, 40.0, 1e6] {
+        let liar = RequestMix {
+            per_second,
+            ..RequestMix::default()
+        };
+        let beside = found(&[honest, liar]);
+        assert!(beside.busy >= alone.busy * 0.999_999, "{per_second}");
+        assert!(beside.desired >= 0.9 * alone.desired, "{per_second}");
+        assert!(beside.backlog_s.unwrap() >= alone.backlog_s.unwrap() / 16.0);
+    }
+    let mean = RequestMix::joined(&[honest, honest]);
+    assert_near(mean.per_second, 80.0);
+    assert_near(mean.output_tokens, 100.0);
+    assert_eq!(RequestMix::joined(&[]), RequestMix::default());
+}
+
 /// 200 requests in proxies are as much work as 200 at engines without a first token.
 #[test]
 fn requests_that_proxies_hold_are_backlog() {
@@ -112,6 +162,7 @@ fn requests_that_proxies_hold_are_backlog() {
                 role,
                 step: &step,
                 mix: MIX,
+                owners: &[],
                 measured: true,
                 seats,
                 endpoints: &[endpoint],
@@ -179,6 +230,7 @@ fn engines_of_which_nothing_is_known_are_not_idle() {
         role: ScalingRole::Both,
         step: &step,
         mix: MIX,
+        owners: &[],
         measured: false,
         seats,
         endpoints: &[IDLE; 5],
@@ -216,6 +268,7 @@ fn a_starting_replica_is_capacity_that_comes() {
                 role: ScalingRole::Both,
                 step: &step,
                 mix: MIX,
+                owners: &[],
                 measured: true,
                 seats: EngineSeats::default(),
                 endpoints,
@@ -264,6 +317,7 @@ fn a_slow_endpoint_is_less_capacity_and_other_roles_have_other_costs() {
             role,
             step: &step,
             mix: MIX,
+            owners: &[],
             measured: true,
             seats: EngineSeats::default(),
             endpoints: &[loaded],
@@ -375,6 +429,7 @@ fn a_limit_of_requests_needs_more_replicas() {
                 role,
                 step: &step,
                 mix,
+                owners: &[],
                 measured: true,
                 seats,
                 endpoints,

@@ -191,9 +191,9 @@ impl Cache {
     }
 
     /// Records that `endpoint` gave an answer that it may keep. `id` is the hash of the answer's
-    /// id.
-    pub(super) fn record_stored_answer(&mut self, endpoint: EndpointRef, id: u64) {
-        let mark = stored_answers::mark(id);
+    /// id, `client` that of its client.
+    pub(super) fn record_stored_answer(&mut self, endpoint: EndpointRef, id: u64, client: u64) {
+        let mark = stored_answers::mark(id, client);
         self.stored_answers.record(mark, endpoint, false);
         self.placements
             .push(PlacementKind::Confirmed, endpoint, &[mark], 0);

@@ -2,10 +2,10 @@
 //! own report, as the load of all others.
 //!
 //! Adding a report takes time in proportion to the report's size, and writing a sum takes time in
-//! proportion to the pool's size. Except for a binary search, the number of reports does not
-//! matter.
+//! proportion to the pool's size. The number of reports matters only by its logarithm.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use proto::load_report::{
     FAILURE_BYTES, LOAD_BYTES, LoadReportHead, LoadReportLayout, SLOS_BYTES, decode_slos,
@@ -38,7 +38,7 @@ struct SlotExtremes {
 
 /// Values of several writers, the greatest last.
 #[derive(Debug)]
-struct Ranking<T>(Vec<(T, u64)>);
+struct Ranking<T>(BTreeSet<(T, u64)>);
 
 // === impl RelaySum ===
 
@@ -190,7 +190,7 @@ impl RelaySum {
 
 impl<T> Default for Ranking<T> {
     fn default() -> Self {
-        Self(Vec::new())
+        Self(BTreeSet::new())
     }
 }
 
@@ -199,10 +199,10 @@ impl<T: Ord + Copy> Ranking<T> {
     fn set(&mut self, value: Option<T>, writer: u64, is_added: bool) {
         let Some(value) = value else { return };
         let entry = (value, writer);
-        match (self.0.binary_search(&entry), is_added) {
-            (Err(at), true) => self.0.insert(at, entry),
-            (Ok(at), false) => drop(self.0.remove(at)),
-            _ => {}
+        if is_added {
+            self.0.insert(entry);
+        } else {
+            self.0.remove(&entry);
         }
     }
 

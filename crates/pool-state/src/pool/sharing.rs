@@ -19,10 +19,11 @@ use scheduler::Timestamp;
 const PATIENCE_MS: std::ops::RangeInclusive<u64> = 1_000..=5_000;
 
 /// The kind that a placement from another proxy has here; `None` for a kind that only workers of
-/// one process accept from each other. A mark is always taken as [`PlacementKind::OverShare`], so
-/// that it displaces nothing that this process saw.
+/// one process accept from each other, and for a placement without blocks. A mark is always taken
+/// as [`PlacementKind::OverShare`], so that it displaces nothing that this process saw.
 pub(crate) fn peer_kind(kind: PlacementKind, blocks: &[u64]) -> Option<PlacementKind> {
     match blocks {
+        [] => None,
         [mark] if shared_streak::is_mark(*mark) => None,
         [mark]
             if adapters::is_model_mark(*mark)
@@ -199,9 +200,10 @@ impl ManagedPool {
         }
     }
 
-    /// Records that `endpoint` gave an answer that it may keep, whose id has this hash.
-    pub fn record_stored_answer(&mut self, endpoint: EndpointRef, id: u64) {
-        self.cache.record_stored_answer(endpoint, id);
+    /// Records that `endpoint` gave this client (a hash) an answer that it may keep, whose id has
+    /// this hash.
+    pub fn record_stored_answer(&mut self, endpoint: EndpointRef, id: u64, client: u64) {
+        self.cache.record_stored_answer(endpoint, id, client);
         self.ledger.changes += 1;
     }
 

@@ -1,4 +1,5 @@
-//! Handles picks whose reply the client does not read.
+//! Handles picks that wait for their client: it does not read the reply, or the body has not
+//! arrived.
 
 use scheduler::{EndpointRef, Timestamp};
 
@@ -80,6 +81,23 @@ impl ManagedPool {
             self.ledger.in_flight.resume(ticket);
             self.place_changed(ticket.endpoint());
         }
+    }
+
+    /// Sets the prompt of a request whose body is not read: 0 tokens until its body has arrived.
+    #[cold]
+    pub fn set_prompt(&mut self, held: &mut LedgerHold, tokens: u32) {
+        let output_tokens = self.snapshot().map_or(0, |snapshot| {
+            let load = &snapshot.pipeline().production().load;
+            load.output_tokens(tokens, None)
+        });
+        for ticket in held.tickets_mut() {
+            self.ledger.in_flight.set_prompt(ticket, 0, 0);
+            self.place_changed(ticket.endpoint());
+        }
+        let prompting = held.stages.last_mut().unwrap_or(&mut held.serving);
+        self.ledger
+            .in_flight
+            .set_prompt(prompting, tokens, output_tokens);
     }
 
     fn place_changed(&mut self, endpoint: EndpointRef) {

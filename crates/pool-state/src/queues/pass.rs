@@ -32,6 +32,8 @@ pub(super) struct ReleasePass {
     round: u64,
     /// The numbers of the requests that were tried without success.
     tried: Vec<u64>,
+    /// The numbers of the requests that were named since the last call of [`Self::forget_named`].
+    named: Vec<u64>,
     full: Vec<FullEndpoint>,
     /// The endpoints where requests made room since the last check.
     freed: Vec<EndpointRef>,
@@ -179,6 +181,15 @@ impl ReleasePass {
     pub(super) fn take(&mut self, candidate: Candidate) {
         self.nowhere += usize::from(candidate.nowhere);
         self.tried.push(candidate.number);
+        self.named.push(candidate.number);
+    }
+
+    pub(super) fn is_named(&self, number: u64) -> bool {
+        self.named.contains(&number)
+    }
+
+    pub(super) fn forget_named(&mut self) {
+        self.named.clear();
     }
 
     /// The request that [`Self::next`] would name. Bands with a claim on their minimum share come

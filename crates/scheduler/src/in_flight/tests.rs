@@ -61,6 +61,29 @@ fn a_request_to_a_former_generation_is_in_no_queue() {
 }
 
 #[test]
+fn a_prompt_may_change_until_the_first_token() {
+    let a = endpoint(3, 1);
+    let mut ledger = InFlight::default();
+    let mut ticket = ledger.admit(a, 1_000);
+    ledger.expect_output(&mut ticket, 50);
+    let prefill = |ledger: &InFlight| {
+        let load = ledger.load(a);
+        (load.prefill_tokens, load.prefills.prompt_tokens)
+    };
+    assert_eq!(prefill(&ledger), (1_050, 1_000));
+    ledger.set_prompt(&mut ticket, 0, 0);
+    assert_eq!(prefill(&ledger), (0, 0));
+    assert_eq!(ledger.load(a).requests, 1);
+    ledger.set_prompt(&mut ticket, 600, 30);
+    assert_eq!(prefill(&ledger), (630, 600));
+    ledger.first_token(&mut ticket, 600);
+    ledger.set_prompt(&mut ticket, 0, 0);
+    assert_eq!(prefill(&ledger), (30, 0));
+    ledger.release(ticket);
+    assert_eq!(ledger.rows().count(), 0);
+}
+
+#[test]
 fn prompts_are_summed_up_until_their_first_token() {
     let a = endpoint(3, 1);
     let b = endpoint(4, 1);

@@ -1,7 +1,7 @@
 //! Requests that come before the first state of their pool.
 
 use super::*;
-use crate::root::retry;
+use crate::resume::retry;
 
 /// Runs the next tick, like the root context.
 fn tick(world: &HttpWorld) {

@@ -5,7 +5,7 @@ use proto::state::{self, daemon_message::Message::PoolUpdate};
 
 use super::*;
 use crate::fake::{FakeCall, encode};
-use crate::root::release_queued;
+use crate::resume::release_queued;
 use crate::shared_data::load_sharing::SharingOccasion;
 
 const SEATS: f64 = 1.0;
@@ -15,7 +15,7 @@ const LOADED: &str = "10.0.0.1:8000";
 struct Workers(Vec<HttpWorld>);
 
 /// A pool update with flow control. Requests of the objective `batch` may be given up for others.
-fn update(version: Version) -> Vec<u8> {
+fn update(version: Version, seats: f64) -> Vec<u8> {
     let bytes = pool_update_message("default", version, &[LOADED, "10.0.0.2:8000"]);
     let message = state::DaemonMessage::decode(bytes.as_slice())
         .unwrap()
@@ -26,7 +26,7 @@ fn update(version: Version) -> Vec<u8> {
     let pipeline = update.pipeline.as_mut().unwrap();
     let seats = state::Parameter {
         name: "maxConcurrency".into(),
-        value: Some(state::parameter::Value::Number(SEATS)),
+        value: Some(state::parameter::Value::Number(seats)),
     };
     let eviction = state::Parameter {
         name: "eviction".into(),
@@ -61,7 +61,13 @@ impl Workers {
         };
         let store = crate::shared_data::snapshot_store::SharedSnapshotStore::new("default");
         store
-            .publish_pool_update(&first.host, 1, version, &update(version), Timestamp(1))
+            .publish_pool_update(
+                &first.host,
+                1,
+                version,
+                &update(version, SEATS),
+                Timestamp(1),
+            )
             .unwrap();
         let worker = |at: u32| {
             let mut vm = VmState::new(first.host.clone());
@@ -386,9 +392,11 @@ fn a_worker_that_finds_nothing_to_resume_waits_for_the_next_tick_at_last() {
     let waiting = workers.send(0);
     workers.wake();
     let mut vm = workers.0[0].vm.borrow_mut();
-    let mut wakes_itself = || {
+    let mut wakes_itself = |other_replies: usize| {
         let replica = vm.replica("default").unwrap();
         replica.borrow_mut().pool.queues_mut().room_changed();
+        vm.watched().begin_callback();
+        (0..other_replies).for_each(|_| vm.watched().count_local_reply());
         assert!(vm.begin_release());
         vm.end_release(false);
         let mut queues = workers.host().queues.borrow_mut();
@@ -398,7 +406,9 @@ fn a_worker_that_finds_nothing_to_resume_waits_for_the_next_tick_at_last() {
             .sum();
         woken > 0
     };
-    let times = (0..1_000).take_while(|_| wakes_itself()).count();
+    let times = (0..1_000).take_while(|_| wakes_itself(1_000)).count();
+    assert_eq!(times, 1_000, "other requests took the replies");
+    let times = (0..1_000).take_while(|_| wakes_itself(0)).count();
     assert!((8..256).contains(&times), "{times} times");
     workers.host().pass_ms(100);
     drop(vm.tick(1));
@@ -408,6 +418,48 @@ fn a_worker_that_finds_nothing_to_resume_waits_for_the_next_tick_at_last() {
     vm.end_release(false);
     drop(vm);
     workers.wake();
+    drop((running, waiting));
+}
+
+/// Envoy runs the wake-ups of a thread before its sockets and timers.
+#[test]
+fn after_a_pool_update_a_worker_looks_at_some_held_requests_and_at_the_others_in_the_next_ticks() {
+    const HELD: usize = 600;
+    let workers = Workers::new(1);
+    let running: Vec<_> = (0..2).map(|_| workers.send(0)).collect();
+    workers.host().pass_ms(3);
+    let waiting: Vec<_> = (0..HELD).map(|_| workers.send(0)).collect();
+    workers.wake();
+    let store = crate::shared_data::snapshot_store::SharedSnapshotStore::new("default");
+    let publish = |sequence, seats| {
+        let version = Version { term: 1, sequence };
+        let update = update(version, seats);
+        store
+            .publish_pool_update(workers.host(), 1, version, &update, Timestamp(1))
+            .unwrap();
+    };
+    publish(2, SEATS);
+    workers.host().take_log();
+    let tried = || {
+        let log = workers.host().take_log();
+        let is_stream = |line: &&String| line.starts_with("focus ") && *line != "focus 1";
+        log.iter().filter(is_stream).count()
+    };
+    let times = [(); 4].map(|()| {
+        workers.tick();
+        tried()
+    });
+    // Each tick also tries a few requests in case there is room.
+    assert!(
+        times[..2].iter().all(|times| (256..320).contains(times)),
+        "{times:?}"
+    );
+    assert!((88..150).contains(&times[2]) && times[3] < 64, "{times:?}");
+    assert_eq!((workers.held(), workers.running()), (HELD, 2));
+    // Requests that were not looked at do not delay those that have room.
+    publish(3, 400.0);
+    workers.tick();
+    assert_eq!((workers.held(), workers.running()), (0, 602));
     drop((running, waiting));
 }
 

@@ -2,7 +2,8 @@
 //! read, or a body that has not arrived completely.
 
 use super::*;
-use crate::root::check_streams;
+use crate::resume::check_streams;
+use crate::vm::bodies::STREAM_WITHOUT_LENGTH_BYTES;
 
 /// Lets a second pass, and acts like a root context at its end.
 fn second(world: &HttpWorld) {
@@ -66,7 +67,38 @@ fn a_reply_that_ends_is_not_looked_at_any_more() {
     assert_eq!(world.host.metric_value("switchpoint_unread_total"), 0);
 }
 
-/// Returns a proxy with room for 50,000 bytes of unfinished bodies.
+#[test]
+fn a_body_that_is_not_read_counts_when_it_has_arrived() {
+    let world = HttpWorld::ready();
+    let headers = [
+        (":method", "POST"),
+        (":path", "/v2/models/m/infer"),
+        ("content-length", "25000000"),
+    ];
+    let (mut stream, action) = world.headers(&headers, false);
+    let load = || {
+        let replica = world.vm.borrow().replica("default").unwrap();
+        let replica = replica.borrow();
+        let rows = replica.pool.in_flight().rows();
+        rows.map(|(_, load)| (load.requests, load.prefill_tokens))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!((action, load()), (Action::Continue, vec![(1, 0)]));
+    (0..4).for_each(|_| second(&world));
+    assert_eq!(load(), [(1, 0)]);
+    (0..2).for_each(|_| second(&world));
+    assert!(load().is_empty(), "no endpoint works on it");
+    assert_eq!(stream.on_http_request_body(1_000, false), Action::Continue);
+    second(&world);
+    assert!(load().is_empty(), "nor now");
+    assert_eq!(stream.on_http_request_body(1_000, true), Action::Continue);
+    (0..100).for_each(|_| second(&world));
+    assert_eq!(load(), [(1, 6_250_000)]);
+    stream.on_done();
+    assert!(load().is_empty());
+}
+
+/// Returns a proxy with room for the longest unfinished body, of 40,000 bytes.
 fn narrow() -> HttpWorld {
     narrow_with("")
 }
@@ -78,6 +110,23 @@ fn narrow_with(fields: &str) -> HttpWorld {
     ));
     world.state("default");
     world
+}
+
+/// Begins a request of this client, and sends nothing of its body.
+fn await_body(
+    world: &HttpWorld,
+    address: &str,
+    path: &str,
+    length: &str,
+) -> HttpStreamContext<FakeHost> {
+    let headers = [
+        (":method", "POST"),
+        (":path", path),
+        ("x-forwarded-for", address),
+        ("content-length", length),
+    ];
+    let headers = &headers[..if length.is_empty() { 3 } else { 4 }];
+    world.headers(headers, false).0
 }
 
 /// Sends 30,000 bytes of a longer body.
@@ -149,12 +198,13 @@ fn a_client_makes_room_for_another_one() {
 #[test]
 fn a_callback_refuses_some_bodies_and_the_next_one_the_rest() {
     let world = HttpWorld::new(
-        r#"{"pools": [{"name": "default"}], "body_limit_bytes": 3000000, "bodies_in_progress_bytes": 6000000}"#,
+        r#"{"pools": [{"name": "default"}], "body_limit_bytes": 16000000, "bodies_in_progress_bytes": 32214400}"#,
     );
     world.state("default");
     let held: Vec<_> = (0..200).map(|_| begin(&world, "10.1.1.1")).collect();
     let mut other = begin(&world, "10.2.2.2");
-    assert_eq!(other.on_http_request_body(3_000_000, false), Action::Pause);
+    let half = 16_107_200 - STREAM_WITHOUT_LENGTH_BYTES;
+    assert_eq!(other.on_http_request_body(half, false), Action::Pause);
     let refused = [(); 3].map(|()| {
         world.vm.borrow_mut().watched().begin_callback();
         check_streams(&world.vm, world.host.now());
@@ -195,4 +245,56 @@ fn a_whole_body_takes_no_room() {
     }
     let _next = begin(&world, "10.1.1.1");
     assert_eq!(replies(&world), [""; 0]);
+}
+
+#[test]
+fn streams_whose_bodies_do_not_arrive_count_once_many_are_awaited() {
+    const UNCOUNTED: usize = 128;
+    const COUNTED: usize = 32;
+    let world = HttpWorld::new(&format!(
+        r#"{{"pools": [{{"name": "default"}}], "body_limit_bytes": 40000, "bodies_in_progress_bytes": {}}}"#,
+        COUNTED * STREAM_WITHOUT_LENGTH_BYTES
+    ));
+    world.state("default");
+    let chat = |address: &str| await_body(&world, address, "/v1/chat/completions", "");
+    let mut open: Vec<_> = (0..UNCOUNTED + COUNTED).map(|_| chat("10.1.1.1")).collect();
+    assert_eq!(replies(&world), [""; 0]);
+    let mut refused = chat("10.1.1.1");
+    assert_eq!(replies(&world), ["413"]);
+    refused.on_done();
+    let mut other = chat("10.2.2.2");
+    check_streams(&world.vm, world.host.now());
+    assert_eq!(replies(&world), ["413"], "a stream of the first client");
+    assert_eq!(world.body(&mut other, CHAT), Action::Continue);
+    for stream in &mut open {
+        stream.on_done();
+    }
+    let _again: Vec<_> = (0..UNCOUNTED + COUNTED).map(|_| chat("10.1.1.1")).collect();
+    assert_eq!(replies(&world), [""; 0], "all places are free again");
+}
+
+#[test]
+fn a_long_body_is_kept_for_a_retry_while_its_client_has_room_and_a_short_one_always() {
+    let world =
+        HttpWorld::new(r#"{"pools": [{"name": "default"}], "bodies_in_progress_bytes": 1000000}"#);
+    world.state("default");
+    let retries = || world.request_header("x-envoy-retry-on").is_some();
+    let send = |address: &str, bytes: usize| {
+        let mut stream = await_body(&world, address, "/v1/chat/completions", "");
+        let body = format!("{CHAT}{}", " ".repeat(bytes - CHAT.len()));
+        assert_eq!(world.body(&mut stream, &body), Action::Continue);
+        (stream, retries())
+    };
+    let (mut first, is_kept) = send("10.1.1.1", 200_000);
+    assert!(is_kept);
+    assert!(!send("10.1.1.1", 100_000).1, "half of 500,000 bytes");
+    assert!(send("10.1.1.1", 60_000).1, "short");
+    assert!(send("10.2.2.2", 120_000).1, "half of the rest");
+    first.on_done();
+    assert!(send("10.1.1.1", 180_000).1);
+    // The length of a body that is not read is what its client declared, or the longest.
+    for (length, is_kept) in [("1000", true), ("400000", false), ("", false)] {
+        await_body(&world, "10.3.3.3", "/pictures", length);
+        assert_eq!(retries(), is_kept, "{length:?}");
+    }
 }

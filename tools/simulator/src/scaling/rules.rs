@@ -258,6 +258,7 @@ impl Autoscaler {
             role: ScalingRole::Both,
             step: pool.step,
             mix: self.window.mix(f64::from(pool.step.output_tokens())),
+            owners: &[],
             measured: self.window.is_measured(),
             seats: seats(),
             endpoints: &endpoints,

@@ -148,6 +148,7 @@ pub(super) fn seconds(prompt_tokens: f64, output_tokens: f64) -> f64 {
             role: ScalingRole::Both,
             step: &step,
             mix,
+            owners: &[],
             measured: true,
             seats: seats(),
             endpoints,

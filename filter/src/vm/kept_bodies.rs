@@ -1,0 +1,67 @@
+//! The long request bodies that Envoy keeps for retries. Envoy keeps a copy of a request until its
+//! stream ends, also while the reply runs for minutes. So the total size is bounded in each VM. A
+//! request beyond it is sent without a retry, and Envoy keeps no copy.
+
+/// All bodies that Envoy keeps for retries in a VM.
+#[derive(Default)]
+pub struct KeptBodies {
+    /// Each client that has kept bodies, and their bytes.
+    clients: Vec<(u64, usize)>,
+    bytes: usize,
+}
+
+// === impl KeptBodies ===
+
+impl KeptBodies {
+    /// Counts a body of this client if there is room for it. A client may have half of what the
+    /// others leave of `bytes_max`, so there is always room for another client.
+    pub fn keep(&mut self, client: u64, bytes: usize, bytes_max: usize) -> bool {
+        let known = self.clients.iter_mut().find(|(known, _)| *known == client);
+        let before = known.as_ref().map_or(0, |(_, held)| *held);
+        let of_others = self.bytes.saturating_sub(before);
+        let held = before.saturating_add(bytes);
+        if held > bytes_max.saturating_sub(of_others) / 2 {
+            return false;
+        }
+        self.bytes = of_others.saturating_add(held);
+        match known {
+            Some(known) => known.1 = held,
+            None => self.clients.push((client, held)),
+        }
+        true
+    }
+
+    /// Records that Envoy no longer keeps a body of this client.
+    pub fn release(&mut self, client: u64, bytes: usize) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+        self.clients.retain_mut(|(known, held)| {
+            if *known == client {
+                *held = held.saturating_sub(bytes);
+            }
+            *held > 0
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: usize = 64 << 20;
+    const BODY: usize = 1 << 20;
+
+    #[test]
+    fn a_client_has_half_of_what_the_others_leave() {
+        let mut kept = KeptBodies::default();
+        let mut keep_all = |client| (0..99).filter(|_| kept.keep(client, BODY, MAX)).count();
+        assert_eq!([1, 2, 3, 1].map(&mut keep_all), [32, 16, 8, 0]);
+        assert_eq!(kept.bytes, 56 * BODY);
+        kept.release(3, BODY);
+        assert!(kept.keep(3, BODY, MAX));
+        assert!(!kept.keep(3, BODY, MAX));
+        for (client, bodies) in [(1, 32), (2, 16), (3, 8)] {
+            (0..bodies).for_each(|_| kept.release(client, BODY));
+        }
+        assert_eq!((kept.bytes, kept.clients.len()), (0, 0));
+    }
+}
