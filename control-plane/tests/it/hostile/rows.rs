@@ -122,9 +122,9 @@ async fn after_a_row_of_the_largest_numbers_the_sum_is_right_again() {
 async fn many_processes_of_one_host_stand_for_a_few() {
     let (rig, mut good, _bad) = rig().await;
     let at = endpoints(&rig)[0];
-    let elsewhere = channel(rig.address, ELSEWHERE).await;
     let mut crowd = Vec::new();
     for process_id in 100..180 {
+        let elsewhere = channel(rig.address, ELSEWHERE).await;
         let one = filter(&elsewhere, process_id).await;
         one.say(share(
             row_of_load(
