@@ -7,7 +7,6 @@ use crate::tree::{SourceFile, SourceTree};
 /// The files that may use `proxy_wasm`; only the last may call the host.
 const ADAPTER: &[&str] = &[
     "filter/src/lib.rs",
-    "filter/src/resume.rs",
     "filter/src/root.rs",
     "filter/src/http.rs",
     "filter/src/host.rs",
@@ -135,6 +134,7 @@ pub(crate) fn access_logs_cut_what_clients_write(tree: &SourceTree) -> Vec<Strin
 /// twice.
 const CELLS: &[&str] = &[
     "filter/src/lib.rs",
+    "filter/src/resume.rs",
     "filter/src/root.rs",
     "filter/src/http.rs",
     "filter/src/http/filter_host.rs",
