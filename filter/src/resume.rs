@@ -19,7 +19,8 @@ fn may_reply<H: Host>(vm: &RefCell<VmState<H>>) -> bool {
     may_reply
 }
 
-/// Decides parked requests again. Those that are left stay parked.
+/// Decides each parked request in `due` again. The requests for which this callback may send no
+/// reply stay parked.
 pub(crate) fn retry<H: Host>(vm: &RefCell<VmState<H>>, due: Vec<Rc<dyn ParkedRequest>>) {
     for request in due {
         if !may_reply(vm) {

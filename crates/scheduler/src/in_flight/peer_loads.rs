@@ -167,7 +167,7 @@ impl PeerLoads {
         }
     }
 
-    /// Keeps, of the SLOs that other proxies claim, those that are `possible`.
+    /// Replaces each SLO that other proxies claim by what `possible` returns for its endpoint.
     pub fn retain_peer_slos(&mut self, possible: impl Fn(EndpointRef, Slo) -> Slo) {
         for ((of, claim), slot) in self.claims.iter_mut().zip(0..) {
             if claim.slo.any() {
