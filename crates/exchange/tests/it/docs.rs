@@ -31,8 +31,8 @@ last boundary, or a `model` of more than 1,024 bytes.
 An engine keeps responses and conversations in its own memory. A request names one by `previous_response_id`, by
 `conversation`, or by a path below `/responses/ID` or `/conversations/ID` (any method). Every proxy and worker sends
 such a request to the endpoint that answered with that id. Each worker remembers about 16,384 ids, at most half of them
-from other proxies. If the worker has forgotten the id, or the endpoint has left, is ejected or is not allowed, any
-endpoint gets the request, and can answer 404.
+from other proxies; one client displaces at most half of those of others. If the worker has forgotten the id, or the
+endpoint has left, is ejected or is not allowed, any endpoint gets the request, and can answer 404.
 
 ## Renamed models
 
