@@ -14,7 +14,7 @@ fn may_reply<H: Host>(vm: &RefCell<VmState<H>>) -> bool {
     let mut vm = vm.borrow_mut();
     let may_reply = vm.watched().may_reply();
     if !may_reply {
-        vm.run_root_soon();
+        vm.wake_self();
     }
     may_reply
 }
@@ -63,11 +63,8 @@ pub(crate) fn check_streams<H: Host>(vm: &RefCell<VmState<H>>, now: Timestamp) {
         }
     }
     while may_reply(vm) {
-        let place = vm.borrow_mut().watched().next_place(now);
-        let Some(place) = place else { break };
-        let request = vm.borrow_mut().watched().reply(place);
-        if let Some(request) = request {
-            request.check_reply(now);
-        }
+        let request = vm.borrow_mut().watched().next_reply(now);
+        let Some(request) = request else { break };
+        request.check_reply(now);
     }
 }

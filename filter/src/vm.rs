@@ -282,11 +282,6 @@ impl<H: Host> VmState<H> {
         &mut self.watched
     }
 
-    /// Runs a root context soon, which continues with the streams that it acts on.
-    pub fn run_root_soon(&mut self) {
-        self.wake_self();
-    }
-
     #[cfg(test)]
     pub fn parked_count(&self) -> usize {
         self.parked.len()

@@ -42,7 +42,7 @@ impl<H: Host> FilterHost<H> {
         let room = self.with_vm(|vm| {
             let room = vm.watched().bodies.grow(&body, bytes, bytes_max, now);
             if room == BodyRoom::AfterRefusals {
-                vm.run_root_soon();
+                vm.wake_self();
             }
             room
         });

@@ -68,7 +68,7 @@ impl<H: Host> VmState<H> {
 
     /// Wakes this VM, so that a root context resumes held requests. If this VM has no slot, it does
     /// so at its next tick.
-    pub(super) fn wake_self(&mut self) {
+    pub fn wake_self(&mut self) {
         if self.releasing == QueueRelease::Idle
             && self.vm_slot.slot.is_some()
             && self.vm_slot.queue != 0

@@ -54,8 +54,19 @@ impl WatchedStreams {
         }
     }
 
+    /// Returns the next sent request to check now, if a check is due.
+    pub fn next_reply(&mut self, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
+        while let Some(place) = self.next_place(now) {
+            let reply = self.replies.get(place).and_then(Option::as_ref);
+            if let Some(request) = reply.and_then(Weak::upgrade) {
+                return Some(request);
+            }
+        }
+        None
+    }
+
     /// Returns the next place to check now, if a check is due.
-    pub fn next_place(&mut self, now: Timestamp) -> Option<usize> {
+    fn next_place(&mut self, now: Timestamp) -> Option<usize> {
         let place = match self.place {
             Some(place) => place,
             None if now.ms_since(self.checked) < CHECK_MS => return None,
@@ -80,10 +91,6 @@ impl WatchedStreams {
     /// Whether this callback may send another local reply.
     pub fn may_reply(&self) -> bool {
         self.local_replies < LOCAL_REPLIES_MAX
-    }
-
-    pub fn reply(&self, place: usize) -> Option<Rc<dyn ParkedRequest>> {
-        self.replies.get(place)?.as_ref()?.upgrade()
     }
 }
 

@@ -89,7 +89,8 @@ impl BlockCache {
     }
 
     /// Returns the length of the longest cached prefix of `hashes`, in blocks.
-    pub(crate) fn peek(&self, hashes: &[u64]) -> usize {
+    #[cfg(test)]
+    fn peek(&self, hashes: &[u64]) -> usize {
         hashes
             .iter()
             .take_while(|hash| self.found.contains_key(hash))

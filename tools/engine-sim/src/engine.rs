@@ -159,11 +159,6 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.blocks.utilization()
     }
 
-    /// Returns the length of the longest cached prefix of `hashes`, in blocks.
-    pub fn cached_blocks(&self, hashes: &[u64]) -> usize {
-        self.blocks.peek(hashes)
-    }
-
     pub fn preemptions(&self) -> u64 {
         self.preemptions
     }

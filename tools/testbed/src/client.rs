@@ -290,14 +290,6 @@ impl RawConnection {
         Ok(self.stream.write_all(bytes.as_ref()).await?)
     }
 
-    /// Closes the writing side of the connection.
-    ///
-    /// # Errors
-    /// Fails if the peer closed the connection.
-    pub async fn half_close(&mut self) -> Result<()> {
-        Ok(self.stream.shutdown().await?)
-    }
-
     /// Closes the connection with a reset, like a client that crashes.
     ///
     /// # Errors

@@ -14,7 +14,6 @@ use std::time::Duration;
 use serde_json::Value;
 
 mod config;
-pub(crate) use config::host;
 pub use config::{EnvoyConfig, subset_hint_filter};
 
 use crate::process::ChildProcess;
@@ -234,20 +233,6 @@ impl EnvoyProcess {
             .filter(|(address, _)| address.contains(':'))
             .map(|(address, _)| address.to_owned())
             .collect())
-    }
-
-    /// Posts to the admin port.
-    ///
-    /// # Errors
-    /// Fails if the status is not 200, or the Envoy is shared.
-    pub async fn admin_order(&self, path: &str) -> Result<()> {
-        self.check_is_own()?;
-        let reply = client::post(self.admin, path, Vec::new()).await?;
-        if reply.status == 200 {
-            Ok(())
-        } else {
-            Err(format!("admin {path}: {} {}", reply.status, reply.text()).into())
-        }
     }
 
     /// Fails if the Envoy is shared, because then other stacks could change what a test measures,

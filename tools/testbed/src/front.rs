@@ -6,10 +6,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::envoy::{EnvoyConfig, EnvoyProcess, host};
+use crate::envoy::{EnvoyConfig, EnvoyProcess};
 use crate::process::ChildProcess;
 use crate::{Result, client, daemon, root, wait_for};
 
@@ -267,35 +266,4 @@ fn module() -> Result<PathBuf> {
         )
         .into())
     }
-}
-
-/// Adds a route for comparison. Envoy itself spreads requests with the value `round-robin` in
-/// `header` over these servers, and the picker ignores these requests.
-///
-/// # Errors
-/// Fails if the structure of the config differs from the shipped configs.
-pub fn add_round_robin(config: &mut EnvoyConfig, servers: &[String], header: &str) -> Result<()> {
-    let hosts = servers
-        .iter()
-        .map(|server| host(server))
-        .collect::<Result<Vec<Value>>>()?;
-    let value = config.value();
-    let routes = value
-        .pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes")
-        .and_then(Value::as_array_mut)
-        .ok_or("the config has no routes")?;
-    let route = json!({
-        "match": {"prefix": "/", "headers": [{"name": header, "string_match": {"exact": "round-robin"}}]},
-        "route": {"cluster": "round-robin", "timeout": "0s"},
-    });
-    routes.insert(0, route);
-    let clusters = value
-        .pointer_mut("/static_resources/clusters")
-        .and_then(Value::as_array_mut)
-        .ok_or("the config has no clusters")?;
-    clusters.push(json!({
-        "name": "round-robin", "type": "STATIC", "lb_policy": "ROUND_ROBIN",
-        "load_assignment": {"cluster_name": "round-robin", "endpoints": [{"lb_endpoints": hosts}]},
-    }));
-    Ok(())
 }

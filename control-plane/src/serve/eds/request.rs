@@ -96,9 +96,6 @@ struct ErrorDetail {
 #[derive(Debug)]
 pub(super) struct EdsCodec<R>(PhantomData<R>);
 
-#[derive(Debug)]
-pub(super) struct EdsDecoder<R>(PhantomData<R>);
-
 // === impl SotwRequest ===
 
 impl XdsRequest for SotwRequest {
@@ -159,20 +156,18 @@ impl<R: XdsRequest> Codec for EdsCodec<R> {
     type Encode = R::Response;
     type Decode = EdsRequest;
     type Encoder = ProstEncoder<R::Response>;
-    type Decoder = EdsDecoder<R>;
+    type Decoder = Self;
 
     fn encoder(&mut self) -> Self::Encoder {
         ProstEncoder::default()
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        EdsDecoder(PhantomData)
+        Self(PhantomData)
     }
 }
 
-// === impl EdsDecoder ===
-
-impl<R: XdsRequest> Decoder for EdsDecoder<R> {
+impl<R: XdsRequest> Decoder for EdsCodec<R> {
     type Item = EdsRequest;
     type Error = Status;
 

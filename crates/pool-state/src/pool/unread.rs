@@ -94,10 +94,14 @@ impl ManagedPool {
             self.ledger.in_flight.set_prompt(ticket, 0, 0);
             self.place_changed(ticket.endpoint());
         }
-        let prompting = held.stages.last_mut().unwrap_or(&mut held.serving);
-        self.ledger
-            .in_flight
-            .set_prompt(prompting, tokens, output_tokens);
+        let in_flight = &mut self.ledger.in_flight;
+        match held.stages.last_mut() {
+            Some(prefill) => {
+                in_flight.set_prompt(prefill, tokens, 0);
+                in_flight.set_prompt(&mut held.serving, 0, output_tokens);
+            }
+            None => in_flight.set_prompt(&mut held.serving, tokens, output_tokens),
+        }
     }
 
     fn place_changed(&mut self, endpoint: EndpointRef) {
