@@ -14,9 +14,11 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import date
-from typing import Callable, NamedTuple
+from enum import Enum
+from typing import IO, Callable, NamedTuple
 
 import unsteady
 
@@ -34,6 +36,8 @@ LONG = "--features e2e/long"
 # Clippy's driver is rustc with more lints. In place of rustc, it lints while it compiles. This saves the pass of
 # `cargo clippy` over all crates and dependencies (4 of 15 minutes on two cores). A warning is an error.
 WITH_CLIPPY = "RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
+# Runs the test programs that PROGRAMS names to `test_threads.sh`: `e2e` or `others`.
+TESTS = f"{WITH_CLIPPY} cargo test --locked --workspace --lib --bins --tests {LONG} --no-fail-fast {THREADS} {NOT_SLOW}"
 # What the group `charts` needs; `make e2e-cluster` builds the same and more.
 CHART_TOOLS = "etcd kube-apiserver kube-controller-manager schemas helm crane"
 # There are thousands of mutants, more than a night's work. Each run tests one of this many parts, on each day another one.
@@ -62,14 +66,28 @@ class Counts(NamedTuple):
 Judge = Callable[[int, str], Counts]
 
 
+class Begins(Enum):
+    """When a step begins. Each step is reported in its turn."""
+
+    IN_TURN = "after the step before it"
+    # For a step that needs nothing that another step makes.
+    FIRST = "with the first step, on cores that the other steps leave free"
+    WITH_PREVIOUS = "together with the step before it"
+
+
+class Running(NamedTuple):
+    process: subprocess.Popen
+    # A file, because nobody reads the output before the step's turn, and a pipe holds 64 KB.
+    output: IO[str]
+    began: float
+
+
 class Step(NamedTuple):
     name: str
     command: str
     judge: Judge
     seconds_max: int = STEP_SECONDS_MAX
-    # Whether the step begins with the first step and runs beside the others, on cores that they leave free. Such a step needs nothing
-    # that another step makes, and prints less than the 64 KB that a pipe holds.
-    beside: bool = False
+    begins: Begins = Begins.IN_TURN
 
 
 def one(status: int, _output: str) -> Counts:
@@ -193,11 +211,12 @@ def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[s
     return texts
 
 
-def run(step: Step, begun: subprocess.Popen | None = None) -> tuple[Counts, list[str]]:
-    """Runs a step. Returns its counts, and the remarks to print at the end. `begun` is the process of a step that began before."""
+def run(step: Step, begun: Running | None = None) -> tuple[Counts, list[str]]:
+    """Runs a step. Returns its counts, and the remarks to print at the end. `begun` is a step that began before its turn."""
     print(f"-- {step.name}", flush=True)
-    began = time.monotonic()
-    status, output = finish(begun or begin(step.command), step.seconds_max)
+    running = begun or begin(step.command)
+    waited = time.monotonic()
+    status, output = finish(running, step.seconds_max)
     counts = step.judge(status, output)
     alone = again(step.command, output) if step.judge is cargo_test and counts.failed else []
     known = [name for name in alone if name in unsteady.names()]
@@ -216,32 +235,37 @@ def run(step: Step, begun: subprocess.Popen | None = None) -> tuple[Counts, list
     for line in output.splitlines():
         if re.match(r"target/.* bytes|\d+ mutants ", line):
             print(f"     {line}")
-    print(f"   {verdict}, {time.monotonic() - began:.1f} s", flush=True)
+    seconds = f"{time.monotonic() - waited:.1f} s"
+    print(f"   {verdict}, {seconds if not begun else f'{seconds} after {waited - begun.began:.1f} s beside other steps'}", flush=True)
     skipped = skips(output) if step.judge in (cargo_test, unit_tests) else []
     return counts, remarks(step, output, counts, alone) + skipped
 
 
-def begin(command: str) -> subprocess.Popen:
+def begin(command: str) -> Running:
     environment = os.environ | {"CARGO_TERM_COLOR": "never", "CARGO_TERM_PROGRESS_WHEN": "never"}
-    return subprocess.Popen(
-        command, shell=True, cwd=ROOT, env=environment, text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    output = tempfile.TemporaryFile("w+", errors="replace")
+    process = subprocess.Popen(
+        command, shell=True, cwd=ROOT, env=environment,
+        stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
+    return Running(process, output, time.monotonic())
 
 
-def finish(process: subprocess.Popen, seconds_max: int) -> tuple[int, str]:
+def finish(running: Running, seconds_max: int) -> tuple[int, str]:
     """Returns status and complete output. A step that takes too long is killed with all its child processes."""
-    with process:
+    process, note = running.process, ""
+    with running.output as output:
         try:
-            output, _ = process.communicate(timeout=seconds_max)
+            process.wait(seconds_max)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            return 124, f"{output}\nstill running after {seconds_max} s: ended"
+            note = f"\nstill running after {seconds_max} s: ended"
         except (KeyboardInterrupt, SystemExit):
             os.killpg(process.pid, signal.SIGTERM)
             raise
-    return process.returncode, output
+        status = process.wait()
+        output.seek(0)
+        return 124 if note else status, output.read() + note
 
 
 def fuzz_steps() -> list[Step]:
@@ -349,11 +373,13 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
             "tests: a real etcd, Kubernetes' API server, published schemas",
             "python3 .ci/cluster_tools.py etcd kube-apiserver schemas",
             buildable,
-            beside=True,
+            begins=Begins.FIRST,
         ),
         # Without these flags, cargo also builds the examples, and reads the documents of every crate for code. With fewer targets, it
         # gives procedural macros other debug information, and compiles all that needs them once more.
-        Step("tests: run", f"{WITH_CLIPPY} cargo test --locked --workspace --lib --bins --tests {LONG} --no-fail-fast {THREADS} {NOT_SLOW}", cargo_test),
+        # Tests on Envoy wait for half of their time, so the others run at the same time.
+        Step("tests: on Envoy", f"PROGRAMS=e2e {TESTS}", cargo_test),
+        Step("tests: all others", f"PROGRAMS=others {TESTS}", cargo_test, begins=Begins.WITH_PREVIOUS),
     ],
     # The steps that need Helm, crane or Kubernetes' controllers.
     "charts": lambda: [
@@ -419,17 +445,19 @@ def main(names: list[str]) -> int:
     began = time.monotonic()
     total, said = Counts(), []
     steps = [step for name in names for step in GROUPS[name]()]
-    beside = {step.name: begin(f"nice -n 19 {step.command}") for step in steps if step.beside}
+    begun = {step.name: begin(f"nice -n 19 {step.command}") for step in steps if step.begins is Begins.FIRST}
     try:
-        for step in steps:
-            counts, remarked = run(step, beside.get(step.name))
+        for step, following in zip(steps, [*steps[1:], None]):
+            if following and following.begins is Begins.WITH_PREVIOUS:
+                begun[following.name] = begin(following.command)
+            counts, remarked = run(step, begun.get(step.name))
             total += counts
             said += remarked
     finally:
-        for process in beside.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-                process.communicate()
+        for running in begun.values():
+            if running.process.poll() is None:
+                os.killpg(running.process.pid, signal.SIGTERM)
+                running.process.wait()
     for remark in said:
         print(remark)
     print(f"{time.monotonic() - began:.0f} s in all")

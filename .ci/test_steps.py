@@ -1,5 +1,6 @@
 """Tests how `.ci/steps.py` reads the output of `cargo test`. Its first step runs these tests. Standard library only."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -101,20 +102,32 @@ class Again(unittest.TestCase):
 
 
 class Beside(unittest.TestCase):
-    def run_steps(self, *commands: tuple[str, bool]) -> int:
-        made = [steps.Step(f"test of steps {number}", command, steps.one, 20, beside) for number, (command, beside) in enumerate(commands)]
+    def run_steps(self, *commands: tuple[str, steps.Begins]) -> int:
+        made = [steps.Step(f"test of steps {number}", command, steps.one, 20, begins) for number, (command, begins) in enumerate(commands)]
         with mock.patch.dict(steps.GROUPS, {"these": lambda: made}), mock.patch("builtins.print"):
             return steps.main(["these"])
 
     def test_a_step_beside_others_begins_with_the_first_and_counts_at_its_turn(self):
+        in_turn = steps.Begins.IN_TURN
+        for begins in (steps.Begins.FIRST, steps.Begins.WITH_PREVIOUS):
+            with tempfile.TemporaryDirectory() as folder:
+                until_begun = f"until [ -e {folder}/begun ]; do sleep 0.01; done"
+                self.assertEqual(self.run_steps((until_begun, in_turn), (f"touch {folder}/begun", begins)), 0)
+            self.assertEqual(self.run_steps(("true", in_turn), ("false", begins)), 1)
+
+    def test_a_step_that_begins_with_the_previous_one_begins_after_all_before(self):
         with tempfile.TemporaryDirectory() as folder:
-            until_begun = f"until [ -e {folder}/begun ]; do sleep 0.01; done"
-            self.assertEqual(self.run_steps((until_begun, False), (f"touch {folder}/begun", True)), 0)
-        self.assertEqual(self.run_steps(("true", False), ("false", True)), 1)
+            first = (f"sleep 0.1; touch {folder}/first", steps.Begins.IN_TURN)
+            third = (f"test -e {folder}/first", steps.Begins.WITH_PREVIOUS)
+            self.assertEqual(self.run_steps(first, ("true", steps.Begins.IN_TURN), third), 0)
+
+    def test_more_output_than_a_pipe_holds_is_kept(self):
+        _, output = steps.finish(steps.begin("seq 100000"), 20)
+        self.assertEqual(len(output.splitlines()), 100_000)
 
     def test_an_end_before_its_turn_ends_it(self):
         with tempfile.TemporaryDirectory() as folder:
-            step = steps.Step("test of steps", f"sh -c 'echo $$ >{folder}/id; sleep 60'", steps.one, 20, True)
+            step = steps.Step("test of steps", f"sh -c 'echo $$ >{folder}/id; sleep 60'", steps.one, 20, steps.Begins.FIRST)
             other = steps.Step("test of steps", f"until [ -s {folder}/id ]; do sleep 0.01; done; exit 1", steps.one, 20)
             ended = mock.Mock(side_effect=lambda status, output: sys.exit(143))
             made = [other._replace(name="first", judge=ended), step]
@@ -181,13 +194,14 @@ class CodeInDocuments(unittest.TestCase):
 class Programs(unittest.TestCase):
     def test_all_test_programs_are_run_but_the_slow_drills(self):
         with tempfile.TemporaryDirectory() as folder:
-            for name, runs in {"e2e-1": True, "it-2": True, "long-4": False}.items():
+            for name, runs in {"e2e-1": ["", "e2e"], "it-2": ["", "others"], "long-4": []}.items():
                 program = pathlib.Path(folder) / name
                 program.write_text("#!/bin/sh\necho it ran\n")
                 program.chmod(0o755)
                 run = [steps.ROOT / ".ci" / "test_threads.sh", program]
-                output = subprocess.run(run, capture_output=True, text=True, check=True).stdout
-                self.assertEqual("it ran" in output, runs, name)
+                for programs in ("", "e2e", "others"):
+                    output = subprocess.run(run, capture_output=True, text=True, check=True, env=os.environ | {"PROGRAMS": programs}).stdout
+                    self.assertEqual("it ran" in output, programs in runs, name)
 
 
 class Pins(unittest.TestCase):

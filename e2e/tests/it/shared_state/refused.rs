@@ -24,6 +24,9 @@ const REFUSED: [(usize, usize); 2] = [(4_200_000, 8), (400_000, 16)];
 /// have.
 const ENTRIES_MAX: f64 = 3_500.0;
 
+/// All workers have read a withdrawal after this time, on a busy machine too.
+const WITHDRAWAL: Duration = Duration::from_millis(500);
+
 async fn server_of(stack: &Stack, prompt: &str) -> Result<usize> {
     let reply = stack
         .post("/v1/chat/completions", &echo::chat(prompt))
@@ -76,7 +79,7 @@ async fn prompts_that_engines_refuse_take_no_engine_from_others() -> Result<()> 
             assert_eq!(reply.status, 400, "longer than the engine's context");
         }
         refusals += prompts_refused;
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(WITHDRAWAL).await;
         for (prompt, server) in prompts.iter().zip(&servers) {
             assert_eq!(server_of(&stack, prompt).await?, *server, "{bytes} bytes");
         }
