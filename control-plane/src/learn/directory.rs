@@ -18,13 +18,16 @@ use super::latency::{ObservationCounts, PredictedTarget, PredictionComparison, P
 pub(super) const MESSAGES_MAX: usize = 1_024;
 
 /// The queue takes this many further messages, but only from origins with fewer than
-/// [`FEW_MESSAGES`] messages in the queue. So an origin that fills the queue takes no room from
-/// other origins.
+/// [`FEW_MESSAGES`] messages in the queue, whose owner has fewer than [`FEW_OF_OWNER`]. So an origin
+/// or owner that fills the queue takes no room from others.
 const RESERVED_MESSAGES: usize = 256;
 
 /// An origin with fewer queued messages than this may use the reserved room. Some proxies send
 /// about as many during one training.
 const FEW_MESSAGES: usize = 16;
+
+/// The same for all origins of an owner: a quarter of the reserved room.
+const FEW_OF_OWNER: usize = RESERVED_MESSAGES / 4;
 
 /// The learners of all pools: their queues and reports.
 #[derive(Debug, Default)]
@@ -62,10 +65,10 @@ pub struct ObservationReport {
     pub(super) message: state::Observations,
 }
 
-/// The number of messages that each origin has in a queue.
+/// The number of messages that each owner and each origin has in a queue.
 #[derive(Debug, Default)]
 pub(super) struct QueueShares {
-    queued: Mutex<BTreeMap<Origin, usize>>,
+    queued: Mutex<[BTreeMap<Origin, usize>; 2]>,
 }
 
 /// The learner's end of the queue, for its task.
@@ -227,30 +230,36 @@ impl LearnerDirectory {
 // === impl QueueShares ===
 
 impl QueueShares {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Origin, usize>> {
+    fn lock(&self) -> MutexGuard<'_, [BTreeMap<Origin, usize>; 2]> {
         self.queued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts one more message from the origin. Returns false if the origin's share of the queue is
-    /// used up.
+    /// Counts one more message from the origin. Returns false if the queue has no room for it.
     fn enter(&self, origin: &Origin) -> bool {
         let mut queued = self.lock();
-        let all: usize = queued.values().sum();
-        let own = queued.get(origin).copied().unwrap_or_default();
-        let has_room = all < MESSAGES_MAX || own < FEW_MESSAGES;
+        let [of_owners, _] = &*queued;
+        let all: usize = of_owners.values().sum();
+        let levels = queued.iter().zip(origin.levels());
+        let has_few = levels
+            .zip([FEW_OF_OWNER, FEW_MESSAGES])
+            .all(|((rows, of), few)| rows.get(&of).is_none_or(|count| *count < few));
+        let has_room = all < MESSAGES_MAX || has_few;
         if has_room {
-            queued.insert(origin.clone(), own + 1);
+            for (rows, of) in queued.iter_mut().zip(origin.levels()) {
+                *rows.entry(of).or_default() += 1;
+            }
         }
         has_room
     }
 
     /// Records that a message of the origin has left the queue.
     pub(super) fn leave(&self, origin: &Origin) {
-        let mut queued = self.lock();
-        if let Some(own) = queued.get_mut(origin) {
-            *own -= 1;
-            if *own == 0 {
-                queued.remove(origin);
+        for (rows, of) in self.lock().iter_mut().zip(origin.levels()) {
+            if let Some(count) = rows.get_mut(&of) {
+                *count -= 1;
+                if *count == 0 {
+                    rows.remove(&of);
+                }
             }
         }
     }

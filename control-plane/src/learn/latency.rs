@@ -124,4 +124,35 @@ mod tests {
         (0..10).for_each(|_| learners.enqueue(2, &other, message()));
         assert_eq!(desks["p"].overrun.load(Ordering::Relaxed), 5);
     }
+
+    #[test]
+    fn pods_with_one_certificate_leave_room_in_the_queue_to_another_owner() {
+        let (learners, desks) = LearnerDirectory::new([Arc::from("p")]);
+        let enqueue = |certificate: &str, last: u8| {
+            let origin = Origin {
+                certificate: Some(certificate.into()),
+                address: Some([10, 0, 0, last].into()),
+            };
+            let message = state::Observations {
+                pool: "p".to_owned(),
+                ..state::Observations::default()
+            };
+            let lost = || desks["p"].overrun.load(Ordering::Relaxed);
+            let before = lost();
+            learners.enqueue(u64::from(last), &origin, message);
+            lost() == before
+        };
+        let flood = (0..100_u8).flat_map(|last| [last; 20]);
+        let queued = flood.filter(|last| enqueue("pods", *last)).count();
+        assert_eq!(queued, MESSAGES_MAX, "the rest is for others");
+        let honest = (0..10).filter(|last| enqueue("other", *last)).count();
+        assert_eq!(honest, 10);
+        // A message that was learned from makes room again.
+        let taken = Origin {
+            certificate: Some("pods".into()),
+            address: Some([10, 0, 0, 1].into()),
+        };
+        (0..11).for_each(|_| desks["p"].shares.leave(&taken));
+        assert!(enqueue("pods", 1) && !enqueue("pods", 1));
+    }
 }

@@ -9,7 +9,8 @@
 //!
 //! A proxy may invent its reports. So only counts of endpoints that the pool has or recently had
 //! are accepted ([`KnownEndpoints`]), and an origin has a share of all names ([`ReportedNames`]).
-//! No count is so large that what others add to it is lost (`CountLimit`).
+//! No count grows faster than a VM can count (`growth`), and none is so large that what others add
+//! to it is lost (`CountLimit`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use tokio::time::Instant;
 use crate::pool::writer::PoolView;
 use crate::state::peer::{Origin, ProxyProcess};
 
+use growth::GROWTH_BURST;
 use pool_names::{OtherNames, PoolNames};
 use totals::CountLimit;
 use vm_usage::{LEFT_EIGHTHS, VmUsage, VmUsageByOrigin};
@@ -30,6 +32,7 @@ mod local_totals;
 pub(crate) use arrivals::OWNERS_MAX;
 pub use arrivals::{EndedRequests, PoolArrivals};
 
+mod growth;
 mod known_endpoints;
 mod pool_names;
 mod reported_names;
@@ -125,6 +128,8 @@ struct VmTotals {
     totals: CounterTotals,
     bytes: usize,
     updated_at: Instant,
+    /// The time until which the growth of its counts is used up.
+    grown_until: Instant,
 }
 
 // === impl CounterStore ===
@@ -216,15 +221,17 @@ impl CounterStore {
         &mut self,
         key: VmKey,
         origin: &Origin,
-        totals: CounterTotals,
+        mut totals: CounterTotals,
         now: Instant,
     ) -> Vec<EndpointRef> {
-        let before = self.remove(&key).map(|vm| vm.totals);
+        let before = self.remove(&key);
+        let mut grown_until = now;
         if let Some(before) = &before {
+            grown_until = before.cut_growth(&mut totals, now);
             let pool = self.pools.entry(key.pool.clone()).or_default();
-            PoolArrivals::of_owner(&mut pool.arrivals, origin.owner()).add(before, &totals);
+            PoolArrivals::of_owner(&mut pool.arrivals, origin.owner()).add(&before.totals, &totals);
         }
-        let before = before.unwrap_or_default();
+        let before = before.map(|vm| vm.totals).unwrap_or_default();
         let more = |id: &(Generation, Slot), now: &EndpointTotals| {
             now.requests > 0 || now.picked > before.endpoints.get(id).map_or(0, |b| b.picked)
         };
@@ -241,6 +248,7 @@ impl CounterStore {
                 totals,
                 bytes,
                 updated_at: now,
+                grown_until,
             },
         );
         if let Some((retired, max)) = self.usage.over(origin) {
@@ -376,6 +384,14 @@ impl VmTotals {
         } else {
             OtherNames::Leave
         }
+    }
+
+    /// Cuts the growth of newer counts of the VM. Returns their [`Self::grown_until`]. Keeps the
+    /// time that the VM did not use until its next report only.
+    fn cut_growth(&self, newer: &mut CounterTotals, now: Instant) -> Instant {
+        let allowed = (now + GROWTH_BURST).saturating_duration_since(self.grown_until);
+        let used = newer.cut_growth(&self.totals, allowed);
+        (self.grown_until + used).max(self.updated_at)
     }
 }
 
@@ -697,6 +713,38 @@ mod tests {
             assert_eq!(later - before, 2.0, "{before}");
         }
         assert_eq!(later_tokens - tokens, 2);
+    }
+
+    #[test]
+    fn a_vm_counts_no_more_than_a_worker_handles_however_often_it_reports() {
+        let mut all = CounterStore::default();
+        let now = Instant::now();
+        let shown = |all: &CounterStore, at| {
+            let totals = all.totals("p", at);
+            totals.endpoints[&(Generation(1), Slot(0))].picked
+        };
+        let report = |all: &mut CounterStore, picked, at| {
+            all.report(&peer(1, 1), vec![counters(1, &[(picked, 0)])], at);
+        };
+        report(&mut all, 0, now);
+        for ms in 0..=2_000 {
+            report(&mut all, 1 << 36, now + Duration::from_millis(ms));
+        }
+        let later = now + Duration::from_secs(2);
+        let most = 100_000 * (2 + GROWTH_BURST.as_secs());
+        assert_eq!(shown(&all, later), most, "before, that was 2^36");
+        // A VM that says nothing saves no time up, beyond that since its last report but one.
+        let mut all = CounterStore::default();
+        for second in 0..=3_600 {
+            report(&mut all, 0, now + Duration::from_secs(second));
+        }
+        let later = now + Duration::from_secs(3_601);
+        report(&mut all, 1 << 36, later);
+        assert_eq!(shown(&all, later), 100_000 * (2 + GROWTH_BURST.as_secs()));
+        // A VM that could not report for half an hour has counted for half an hour.
+        let later = later + Duration::from_secs(1_800);
+        report(&mut all, 150_000_000, later);
+        assert_eq!(shown(&all, later), 150_000_000);
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
+use crate::state::peer::Origin;
+
 /// The maximum number of decisions kept of one pool. An operator does not open more.
 pub const SAMPLES_PER_POOL_MAX: usize = 40;
 
@@ -17,6 +19,10 @@ const RECORD_BYTES_MAX: usize = 256 << 10;
 /// The minimum time between two kept decisions of a pool. A record is parsed when it arrives. With
 /// this limit, hundreds of workers cost no more than one.
 const TAKEN_APART_MIN: Duration = Duration::from_millis(250);
+
+/// The same if the last decision was another owner's. So an owner whose records arrive without end
+/// leaves some time to others.
+const OWNERS_APART_MIN: Duration = Duration::from_millis(125);
 
 /// The maximum number of picked endpoints in a summary: as many as a ranked list normally has.
 const PICKED_MAX: usize = 3;
@@ -37,6 +43,8 @@ struct PoolDecisions {
     pool: Arc<str>,
     kept: VecDeque<SampledDecision>,
     taken_at: Option<Instant>,
+    /// The owner of the last record that was parsed.
+    taken_of: Origin,
 }
 
 /// A decision that a proxy sampled.
@@ -73,9 +81,16 @@ pub struct DecisionSummary {
 // === impl DecisionLog ===
 
 impl DecisionLog {
-    /// Keeps a decision of `pool`. Ignores a record that is invalid, too long, equal to the last
-    /// record, or too soon after it.
-    pub fn keep(&mut self, pool: &Arc<str>, source: &str, record: &str, now: Instant) {
+    /// Keeps a decision of `pool` from a proxy of `origin`. Ignores a record that is invalid, too
+    /// long, equal to the last record, or too soon after it.
+    pub fn keep(
+        &mut self,
+        pool: &Arc<str>,
+        source: &str,
+        origin: &Origin,
+        record: &str,
+        now: Instant,
+    ) {
         let at = self
             .pools
             .iter()
@@ -85,15 +100,22 @@ impl DecisionLog {
                     pool: Arc::clone(pool),
                     kept: VecDeque::new(),
                     taken_at: None,
+                    taken_of: Origin::default(),
                 });
                 self.pools.len() - 1
             });
         let Some(decisions) = self.pools.get_mut(at) else {
             return;
         };
+        let owner = origin.owner();
+        let apart_min = if decisions.taken_of == owner {
+            TAKEN_APART_MIN
+        } else {
+            OWNERS_APART_MIN
+        };
         let is_soon = decisions
             .taken_at
-            .is_some_and(|taken| now.saturating_duration_since(taken) < TAKEN_APART_MIN);
+            .is_some_and(|taken| now.saturating_duration_since(taken) < apart_min);
         if is_soon
             || record.len() > RECORD_BYTES_MAX
             || decisions.kept.iter().any(|kept| *kept.record == *record)
@@ -101,6 +123,7 @@ impl DecisionLog {
             return;
         }
         decisions.taken_at = Some(now);
+        decisions.taken_of = owner;
         let Some(summary) = DecisionSummary::from_record(record) else {
             return;
         };
@@ -189,15 +212,16 @@ mod tests {
     fn new_valid_decisions_are_kept_and_the_oldest_go_first() {
         let mut log = DecisionLog::default();
         let pool = Arc::from("p");
+        let one = Origin::default();
         let begin = Instant::now();
         for at in 0..SAMPLES_PER_POOL_MAX + 5 {
             let now = begin + TAKEN_APART_MIN * u32::try_from(at).unwrap();
-            log.keep(&pool, "n", &record(at as u64), now);
-            log.keep(&pool, "n", &record(at as u64 + 1_000), now); // too soon
+            log.keep(&pool, "n", &one, &record(at as u64), now);
+            log.keep(&pool, "n", &one, &record(at as u64 + 1_000), now); // too soon
         }
         let later = begin + TAKEN_APART_MIN * 1_000;
-        log.keep(&pool, "n", &record(44), later); // again
-        log.keep(&pool, "n", "{}", later);
+        log.keep(&pool, "n", &one, &record(44), later); // again
+        log.keep(&pool, "n", &one, "{}", later);
         let ids: Vec<u64> = log.newest_first().map(|kept| kept.id).collect();
         assert_eq!(
             (ids.len(), ids[0], log.get(5).is_none()),
@@ -215,12 +239,31 @@ mod tests {
     }
 
     #[test]
+    fn records_without_end_leave_time_to_another_owner() {
+        let mut log = DecisionLog::default();
+        let pool = Arc::from("p");
+        let begin = Instant::now();
+        let of = |last: u8| Origin {
+            certificate: None,
+            address: Some([10, 0, 0, last].into()),
+        };
+        for ms in 0..2_000 {
+            let now = begin + Duration::from_millis(ms);
+            log.keep(&pool, "hostile", &of(2), "{}", now);
+            log.keep(&pool, "honest", &of(1), &record(ms), now);
+        }
+        let kept = log.newest_first().count();
+        assert_eq!(kept, 8, "before, none was kept");
+    }
+
+    #[test]
     fn a_long_record_is_ignored() {
         let mut log = DecisionLog::default();
         let pool = Arc::from("p");
         log.keep(
             &pool,
             "n",
+            &Origin::default(),
             &format!("{}{}", record(1), " ".repeat(RECORD_BYTES_MAX)),
             Instant::now(),
         );

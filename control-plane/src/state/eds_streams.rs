@@ -12,6 +12,11 @@ use crate::state::peer::{Origin, ProxyProcess, RemoteAddress, STREAMS_MAX};
 /// up to 30 s before it reconnects, and keeps its hosts until then.
 pub const EDS_LINGER: Duration = Duration::from_secs(35);
 
+/// The maximum number of closed streams that are remembered, and of those of one owner, so that one
+/// that opens and closes streams without end leaves room to others.
+const CLOSED_MAX: usize = STREAMS_MAX;
+const CLOSED_PER_OWNER_MAX: usize = CLOSED_MAX / 2;
+
 /// The EDS streams of all Envoys.
 ///
 /// Envoy does not report which process an EDS stream belongs to. Streams on the same connection as
@@ -131,20 +136,23 @@ impl EdsStreams {
                 self.by_envoy.remove(&envoy);
             }
         }
+        let owner = envoy.0.owner();
+        let closed_of_owner = self.closed.keys().filter(|(of, ..)| of.owner() == owner);
+        let mut of_owner = closed_of_owner.count();
         // A stream that acknowledged nothing gives no information about its Envoy.
         for (pool, ack) in stream
             .pools
             .into_iter()
             .filter(|(_, ack)| ack.acked > 0 && !ack.late)
         {
-            if self.closed.len() < STREAMS_MAX {
-                self.closed.insert(
-                    (envoy.0.clone(), envoy.1.clone(), pool),
-                    ClosedEdsStream {
-                        at: now,
-                        acked: ack.acked,
-                    },
-                );
+            let key = (envoy.0.clone(), envoy.1.clone(), pool);
+            let has_room = self.closed.len() < CLOSED_MAX && of_owner < CLOSED_PER_OWNER_MAX;
+            if has_room || self.closed.contains_key(&key) {
+                let closed = ClosedEdsStream {
+                    at: now,
+                    acked: ack.acked,
+                };
+                of_owner += usize::from(self.closed.insert(key, closed).is_none());
             }
         }
     }
@@ -253,6 +261,25 @@ mod tests {
         assert_eq!(eds.of(&peer(remote(1, 2)), "p", now), ProxyEds::None);
         eds.open(2, stream(remote(1, 2), 8));
         assert_eq!(eds.of(&peer(remote(1, 3)), "p", now), ProxyEds::Acked(8));
+    }
+
+    #[test]
+    fn closed_streams_of_one_address_leave_room_to_those_of_others() {
+        let now = Instant::now();
+        let mut eds = EdsStreams::default();
+        let mut close = |last: u8, node_id: String| {
+            let closed = EdsStream {
+                node_id,
+                ..stream(remote(last, 1), 5)
+            };
+            eds.open(1, closed);
+            eds.close(1, now);
+        };
+        (0..=STREAMS_MAX).for_each(|node| close(2, node.to_string()));
+        close(1, NODE.to_owned());
+        let honest = eds.of(&peer(remote(1, 9)), "p", now);
+        assert_eq!(honest, ProxyEds::Acked(5));
+        assert_eq!(eds.closed.len(), CLOSED_PER_OWNER_MAX + 1);
     }
 
     #[test]

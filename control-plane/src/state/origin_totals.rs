@@ -5,11 +5,30 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::state::kept_placements::{BYTES_KEPT_MAX, BYTES_PER_ORIGIN_MAX, BYTES_PER_OWNER_MAX};
 use crate::state::peer::Origin;
 
+/// The maximum number of processes of one origin that are treated as active. Each pick assumes one
+/// unreported pick of every other active process. A host runs one Envoy, two during a restart,
+/// sometimes a handful. If a host claims hundreds, other proxies must not assume hundreds of picks.
+pub const ACTIVE_PER_ORIGIN_MAX: u32 = 16;
+
+/// The same for all origins of an owner while there is another owner. An owner has as many times
+/// the share of an origin in other limits.
+pub const ACTIVE_PER_OWNER_MAX: u32 = 4 * ACTIVE_PER_ORIGIN_MAX;
+
 /// The origins of a pool's processes, and their owners.
 #[derive(Debug, Default)]
 pub(super) struct OriginTable {
     origins: BTreeMap<Origin, OriginTotals>,
     owners: BTreeMap<Origin, OwnerTotals>,
+    active: ActiveProcesses,
+}
+
+/// The number of processes whose load report is used.
+#[derive(Clone, Copy, Debug, Default)]
+struct ActiveProcesses {
+    /// With at most [`ACTIVE_PER_ORIGIN_MAX`] of each origin.
+    by_origin: u32,
+    /// With at most [`ACTIVE_PER_OWNER_MAX`] of each owner as well.
+    by_owner: u32,
 }
 
 /// The processes and placements of one origin.
@@ -28,6 +47,11 @@ pub(super) struct OriginTotals {
 pub(super) struct OwnerTotals {
     /// Origins that have [`OriginTotals`].
     pub(super) origins: u32,
+    pub(super) processes: u32,
+    /// Processes whose load report is used, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each origin.
+    pub(super) active: u32,
+    /// Processes whose load report is used, or was used lately, with the same limit.
+    pub(super) recent: u32,
     pub(super) kept: KeptPieces,
 }
 
@@ -47,16 +71,85 @@ impl OriginTable {
         self.origins.get(origin)
     }
 
-    pub(super) fn get_mut(&mut self, origin: &Origin) -> Option<&mut OriginTotals> {
-        self.origins.get_mut(origin)
+    /// Returns the maximum number of active processes of one owner.
+    fn owner_max(&self) -> u32 {
+        match self.owners.len() {
+            0 | 1 => u32::MAX,
+            _ => ACTIVE_PER_OWNER_MAX,
+        }
     }
 
-    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut OriginTotals> {
-        self.origins.values_mut()
+    /// Returns the number of active processes, with the limits of each origin and each owner.
+    pub(super) fn active(&self) -> u32 {
+        match self.owners.len() {
+            0 | 1 => self.active.by_origin,
+            _ => self.active.by_owner,
+        }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.origins.len()
+    /// Updates the numbers of active processes when a process of `origin` becomes active, or no
+    /// longer is.
+    pub(super) fn set_active(&mut self, origin: &Origin, was: bool, is: bool) {
+        let of_owner = self.owners.get_mut(&origin.owner());
+        let Some((of, of_owner)) = self.origins.get_mut(origin).zip(of_owner) else {
+            return;
+        };
+        let before = of.active.min(ACTIVE_PER_ORIGIN_MAX);
+        of.active = of.active + u32::from(is) - u32::from(was);
+        let now = of.active.min(ACTIVE_PER_ORIGIN_MAX);
+        self.active.by_origin = self.active.by_origin + now - before;
+        let of_owner_before = of_owner.active.min(ACTIVE_PER_OWNER_MAX);
+        of_owner.active = of_owner.active + now - before;
+        let of_owner_now = of_owner.active.min(ACTIVE_PER_OWNER_MAX);
+        self.active.by_owner = self.active.by_owner + of_owner_now - of_owner_before;
+    }
+
+    /// Whether [`Self::active`] would be lower without an active process of `origin`. An origin or
+    /// owner with more processes than its share has the same count without this process.
+    pub(super) fn counts_active(&self, origin: &Origin) -> bool {
+        let of = self.origins.get(origin).map(|of| of.active);
+        let of_owner = self.owners.get(&origin.owner()).map(|of| of.active);
+        of.is_some_and(|active| active <= ACTIVE_PER_ORIGIN_MAX)
+            && of_owner.is_some_and(|active| active <= self.owner_max())
+    }
+
+    /// Starts to count the recent processes again.
+    pub(super) fn reset_recent(&mut self) {
+        self.origins.values_mut().for_each(|of| of.recent = 0);
+        self.owners.values_mut().for_each(|of| of.recent = 0);
+    }
+
+    /// Adds a recent process of `origin`. Returns whether it counts within the limits of its origin
+    /// and its owner.
+    pub(super) fn add_recent(&mut self, origin: &Origin) -> bool {
+        let owner_max = self.owner_max();
+        let of_owner = self.owners.get_mut(&origin.owner());
+        let Some((of, of_owner)) = self.origins.get_mut(origin).zip(of_owner) else {
+            return false;
+        };
+        of.recent += 1;
+        let is_within = of.recent <= ACTIVE_PER_ORIGIN_MAX;
+        of_owner.recent += u32::from(is_within);
+        is_within && of_owner.recent <= owner_max
+    }
+
+    /// Whether the number of recent processes would be lower without a recent process of `origin`.
+    pub(super) fn counts_recent(&self, origin: &Origin) -> bool {
+        let of = self.origins.get(origin).map(|of| of.recent);
+        let of_owner = self.owners.get(&origin.owner()).map(|of| of.recent);
+        of.is_some_and(|recent| (1..=ACTIVE_PER_ORIGIN_MAX).contains(&recent))
+            && of_owner.is_some_and(|recent| recent <= self.owner_max())
+    }
+
+    /// Returns how many shares of messages the processes of an origin need: while there are other
+    /// origins, all its processes together get as many as [`ACTIVE_PER_ORIGIN_MAX`] processes, and
+    /// while there are other owners, those of its owner as many as [`ACTIVE_PER_OWNER_MAX`].
+    pub(super) fn message_shares(&self, origin: &Origin) -> u32 {
+        let of = self.origins.get(origin).filter(|_| self.origins.len() > 1);
+        let of = of.map_or(1, |of| of.processes.div_ceil(ACTIVE_PER_ORIGIN_MAX));
+        let of_owner = self.owners.get(&origin.owner());
+        let of_owner = of_owner.map_or(1, |of| of.processes.div_ceil(self.owner_max()));
+        of.max(of_owner).max(1)
     }
 
     /// Adds a process of an origin.
@@ -67,12 +160,16 @@ impl OriginTable {
             OriginTotals::default()
         });
         of.processes += 1;
+        of_owner.processes += 1;
     }
 
     /// Removes a process of an origin.
     pub(super) fn leave(&mut self, origin: &Origin) {
         if let Some(of) = self.origins.get_mut(origin) {
             of.processes -= 1;
+        }
+        if let Some(of_owner) = self.owners.get_mut(&origin.owner()) {
+            of_owner.processes -= 1;
         }
         self.remove_left(origin);
     }

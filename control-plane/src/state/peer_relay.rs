@@ -29,6 +29,7 @@ use crate::pool::writer::PoolView;
 use crate::state::backlog_sum::{BacklogSum, QueuedRequests};
 use crate::state::kept_placements::KeptPlacements;
 use crate::state::origin_totals::OriginTable;
+pub use crate::state::origin_totals::{ACTIVE_PER_ORIGIN_MAX, ACTIVE_PER_OWNER_MAX};
 use crate::state::peer::Origin;
 use crate::state::placement_shares::{PlacementShares, PlacingPeer};
 use crate::state::relay_process::RelayProcess;
@@ -41,11 +42,6 @@ pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
 /// The longest load report that is accepted, in bytes: the maximum number of endpoints, each with
 /// its SLOs.
 pub const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
-
-/// The maximum number of processes of one origin that are treated as active. Each pick assumes one
-/// unreported pick of every other active process. A host runs one Envoy, two during a restart,
-/// sometimes a handful. If a host claims hundreds, other proxies must not assume hundreds of picks.
-pub const ACTIVE_PER_ORIGIN_MAX: u32 = 16;
 
 /// The maximum number of bytes of load reports that are kept from one origin in all pools: those of
 /// 256 proxies that are busy at 1,000 endpoints each. A report beyond that is not accepted.
@@ -80,10 +76,8 @@ struct PoolRelay {
     processes: BTreeMap<u64, RelayProcess>,
     origins: OriginTable,
     shares: PlacementShares,
-    /// The number of processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each origin.
-    active: u32,
-    /// The number of processes whose load report is used, or was used within a minute, with the
-    /// same limit.
+    /// The number of processes whose load report is used, or was used within a minute, with at most
+    /// [`ACTIVE_PER_ORIGIN_MAX`] of each origin and [`ACTIVE_PER_OWNER_MAX`] of each owner.
     recent: u32,
     /// The time when the relay last looked for load reports that are too old.
     expired_at: Option<Instant>,
@@ -168,7 +162,7 @@ impl PeerRelay {
             process.row_bytes = row.len();
             let counted = process.row.counts();
             pool.sum.read(&mut process.row, row);
-            pool.set_active(&origin, counted, true);
+            pool.origins.set_active(&origin, counted, true);
         }
         let peer = PlacingPeer {
             process_id,
@@ -307,7 +301,8 @@ impl PoolRelay {
 
     fn leave(&mut self, process_id: u64) -> Option<RelayProcess> {
         let mut process = self.processes.remove(&process_id)?;
-        self.set_active(&process.origin, process.row.counts(), false);
+        let counted = process.row.counts();
+        self.origins.set_active(&process.origin, counted, false);
         self.sum.remove(&mut process.row);
         let none = QueuedRequests::default();
         self.backlog
@@ -317,16 +312,10 @@ impl PoolRelay {
         Some(process)
     }
 
-    /// Returns the time between two messages to a process. While there are other origins, all
-    /// processes of one origin together get no more messages than [`ACTIVE_PER_ORIGIN_MAX`]
-    /// processes would get.
+    /// Returns the time between two messages to a process.
     fn interval(&self, process_id: u64) -> Duration {
         let own = self.processes.get(&process_id);
-        let of = own.and_then(|own| self.origins.get(&own.origin));
-        let shares = of
-            .filter(|_| self.origins.len() > 1)
-            .map_or(1, |of| of.processes.div_ceil(ACTIVE_PER_ORIGIN_MAX));
-        SHARE_INTERVAL * shares.max(1)
+        SHARE_INTERVAL * own.map_or(1, |own| self.origins.message_shares(&own.origin))
     }
 
     /// Stops counting the reports of processes that have been silent for too long.
@@ -353,7 +342,7 @@ impl PoolRelay {
             }
         }
         for origin in silent {
-            self.set_active(&origin, true, false);
+            self.origins.set_active(&origin, true, false);
         }
     }
 
@@ -518,12 +507,13 @@ mod tests {
         let send = |relay: &mut PeerRelay, process_id, kind, block| {
             send_all(relay, process_id, kind, &[block, block + 1]);
         };
-        use placements::PlacementKind::{Unconfirmed, Withdrawn};
+        use placements::PlacementKind::{PeerWithdrawn, Unconfirmed, Withdrawn};
         send_all(&mut relay, 2, Unconfirmed, &[]);
         send_all(&mut relay, 2, Unconfirmed, &[10]);
         send(&mut relay, 1, Unconfirmed, 10);
         send(&mut relay, 2, Withdrawn, 10);
         send(&mut relay, 1, Unconfirmed, 20);
+        send(&mut relay, 2, PeerWithdrawn, 20);
         send(&mut relay, 1, Withdrawn, 10);
         send(&mut relay, 1, Withdrawn, 10);
         let pool = relay.pools.get_mut("p").unwrap();
@@ -706,7 +696,7 @@ mod tests {
             let row = sum.row(head, [], &[]);
             pool.sum
                 .read(&mut pool.processes.get_mut(&process_id).unwrap().row, row);
-            pool.set_active(&Origin::default(), false, true);
+            pool.origins.set_active(&Origin::default(), false, true);
         }
         let heard = |pool: &mut PoolRelay, process_id| {
             let mut sum = LoadReportSum::default();
@@ -907,7 +897,7 @@ mod tests {
         (1..=all).for_each(|id| relay.leave("p", id, id));
         assert!(relay.row_bytes.iter().all(BTreeMap::is_empty));
         assert!(relay.pools["p"].origins.is_empty());
-        assert_eq!(relay.pools["p"].active, 0);
+        assert_eq!(relay.pools["p"].origins.active(), 0);
     }
 
     #[test]
@@ -923,6 +913,47 @@ mod tests {
             [1, 161].map(|id| pool.interval(id)),
             [10 * SHARE_INTERVAL, SHARE_INTERVAL]
         );
+    }
+
+    #[test]
+    fn pods_with_one_certificate_have_the_share_of_an_owner_beside_another() {
+        let pod = |last: u8| Origin {
+            certificate: Some("pods".into()),
+            ..of(last)
+        };
+        let mut relay = PeerRelay::default();
+        let now = Instant::now();
+        let add = |relay: &mut PeerRelay, id: u64, origin: &Origin| {
+            relay.join("p", member(id, origin), now);
+            let row = state::LoadReport {
+                pool: "p".to_owned(),
+                row: vec![0; LoadReportHead::BYTES],
+                ..state::LoadReport::default()
+            };
+            relay.receive(id, row, now);
+        };
+        let shown = |relay: &mut PeerRelay, id: u64, ms: u64| {
+            let pool = relay.pools.get_mut("p").unwrap();
+            pool.expire(now + Duration::from_millis(ms));
+            (pool.active_others(id), pool.proxies(id), pool.interval(id))
+        };
+        (1..=128).for_each(|id| add(&mut relay, id, &pod(u8::try_from(id).unwrap())));
+        let alone = (127, 128, SHARE_INTERVAL);
+        assert_eq!(shown(&mut relay, 1, 0), alone, "there is no other owner");
+        add(&mut relay, 200, &of(200));
+        let most = ACTIVE_PER_OWNER_MAX;
+        assert_eq!(
+            [1, 200].map(|id| shown(&mut relay, id, 100)),
+            [
+                (1 + most, 2 + most, 2 * SHARE_INTERVAL),
+                (most, 1 + most, SHARE_INTERVAL)
+            ]
+        );
+        (1..=65).for_each(|id| relay.leave("p", id, id));
+        assert_eq!(shown(&mut relay, 200, 200), (63, 64, SHARE_INTERVAL));
+        assert_eq!(shown(&mut relay, 128, 300), (63, 64, SHARE_INTERVAL));
+        relay.leave("p", 200, 200);
+        assert_eq!(shown(&mut relay, 128, 400), (62, 63, SHARE_INTERVAL));
     }
 
     #[test]

@@ -78,6 +78,7 @@ impl ClaimedPrompts {
             let (bytes, rest) = claims.split_at(claims.len() - claim.rest.len());
             let is_admitted = match kind {
                 Some(_) if claim.blocks.is_empty() => false,
+                Some(PlacementKind::PeerWithdrawn) => false,
                 Some(PlacementKind::Withdrawn) => {
                     self.newest.remove(&prompt) || self.older.remove(&prompt)
                 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::scrape::{BusyHint, ScrapeStats};
 use crate::state::counters::{CounterStore, CounterTotals, VmReport};
 use crate::state::decision_log::DecisionLog;
-use crate::state::peer::ProxyProcess;
+use crate::state::peer::{Origin, ProxyProcess};
 use crate::state::pool_views::PoolTable;
 
 /// The counters and sampled decisions that were reported, and the scrapers, which scrape an
@@ -65,6 +65,7 @@ impl RequestReports {
             self.keep_decision(
                 &vm.pool,
                 &peer.node_id,
+                &peer.remote.origin,
                 &std::mem::take(&mut vm.decision),
                 now,
             );
@@ -91,11 +92,18 @@ impl RequestReports {
     }
 
     /// Keeps a sampled decision of a pool that is served. An empty record means no decision.
-    pub fn keep_decision(&self, pool: &str, source: &str, record: &str, now: Instant) {
+    pub fn keep_decision(
+        &self,
+        pool: &str,
+        source: &str,
+        origin: &Origin,
+        record: &str,
+        now: Instant,
+    ) {
         if let Some((pool, _)) = self.scrapers.get_key_value(pool)
             && !record.is_empty()
         {
-            self.decisions().keep(pool, source, record, now);
+            self.decisions().keep(pool, source, origin, record, now);
         }
     }
 

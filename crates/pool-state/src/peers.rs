@@ -374,6 +374,19 @@ mod tests {
     }
 
     #[test]
+    fn a_peers_withdrawal_is_told_apart_from_a_workers() {
+        let at = EndpointRef {
+            slot: scheduler::Slot(0),
+            generation: scheduler::Generation(1),
+        };
+        let mut sent = EncodedPlacements::default();
+        sent.append(PlacementKind::Withdrawn, at, &[2, 4]);
+        sent.append(PlacementKind::PeerWithdrawn, at, &[6]);
+        let received: Vec<_> = sent.each().collect();
+        assert_eq!(received, [(PlacementKind::PeerWithdrawn, at, vec![2, 4])]);
+    }
+
+    #[test]
     fn a_report_is_due_on_change_and_repeated_while_it_has_load() {
         let mut peers = ProxyPeers::default();
         let at = |ms| Timestamp(0).plus_ms(1_000_000 + ms);

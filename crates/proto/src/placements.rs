@@ -26,6 +26,8 @@ pub enum PlacementKind {
     /// A peer says that the placement is confirmed, but the peer reports more placements than its
     /// share.
     OverShare,
+    /// A peer's [`Self::Withdrawn`]. Only workers of one process send this kind to each other.
+    PeerWithdrawn,
 }
 
 /// A placement, and the bytes after it.
@@ -126,6 +128,7 @@ impl PlacementKind {
             Self::Unconfirmed => 1,
             Self::Withdrawn => 2,
             Self::OverShare => 3,
+            Self::PeerWithdrawn => 4,
         }
     }
 
@@ -137,6 +140,7 @@ impl PlacementKind {
             Self::Unconfirmed,
             Self::Withdrawn,
             Self::OverShare,
+            Self::PeerWithdrawn,
         ]
         .into_iter()
         .find(|kind| kind.number() == number)

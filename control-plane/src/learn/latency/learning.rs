@@ -39,9 +39,10 @@ const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
 /// observations to predict.
 const OWN_MIN: u64 = SAMPLES_MIN as u64;
 
-/// The maximum number of origins whose models are taken until the daemon has [`OWN_MIN`]
-/// observations. The models of a few origins contain what all proxies learned.
+/// The maximum number of origins, and of origins of one owner, whose models are taken until the
+/// daemon has [`OWN_MIN`] observations. The models of a few contain what all proxies learned.
 const CLAIMS_MAX: usize = 64;
+const CLAIMS_PER_OWNER_MAX: usize = CLAIMS_MAX / 4;
 
 /// The maximum number of messages taken from the queue at once.
 const BATCH_MAX: usize = 64;
@@ -132,6 +133,13 @@ impl ModelOrigin {
             claimed_by: BTreeSet::new(),
             is_new: false,
         }
+    }
+
+    /// Whether the models of `origin` may be taken.
+    fn admits(&self, origin: &Origin) -> bool {
+        let owner = origin.owner();
+        let of_owner = self.claimed_by.iter().filter(|of| of.owner() == owner);
+        !self.claimed_by.contains(origin) && of_owner.count() < CLAIMS_PER_OWNER_MAX
     }
 }
 
@@ -271,7 +279,7 @@ impl LearningTask {
     /// later. If the learner already has samples, it loses them. The daemon accepts this loss only
     /// to get its first latency model. The next tick publishes the models.
     fn take_models(&mut self, origin: &Origin, models: state::LearnedModels) {
-        if !self.origin.claimed_by.contains(origin)
+        if self.origin.admits(origin)
             && self.wants_models()
             && let Ok(proto::LearnedModels {
                 step,
@@ -616,6 +624,22 @@ mod tests {
         assert!(!daemon.claims(3, &second, false));
         daemon.learns(1);
         assert_eq!(daemon.published().0.step, first.step);
+    }
+
+    #[test]
+    fn pods_with_one_certificate_leave_claims_to_other_owners() {
+        let pod = |last| Origin {
+            certificate: Some("pods".into()),
+            ..of(last)
+        };
+        let mut origin = ModelOrigin::provisional(0);
+        for last in 0..=u8::MAX {
+            if origin.admits(&pod(last)) {
+                origin.claimed_by.insert(pod(last));
+            }
+        }
+        assert_eq!(origin.claimed_by.len(), CLAIMS_PER_OWNER_MAX);
+        assert!(origin.admits(&of(1)) && !origin.admits(&pod(1)));
     }
 
     #[test]

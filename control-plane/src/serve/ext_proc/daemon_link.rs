@@ -155,9 +155,9 @@ impl DaemonLink {
             };
             let now = Instant::now();
             self.shared.reports.record_own(name, totals, now);
-            self.shared
-                .reports
-                .keep_decision(name, "ext_proc", &decision, now);
+            let own = Origin::default();
+            let reports = &self.shared.reports;
+            reports.keep_decision(name, "ext_proc", &own, &decision, now);
         }
     }
 }

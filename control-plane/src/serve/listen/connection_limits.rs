@@ -2,10 +2,11 @@
 //!
 //! A connection is in the waiting group until its first request, and in the served group after it.
 //! Each group has a maximum. When a group is full, the client address with the most connections in
-//! it loses one, so one address cannot keep others out. Of IPv6, all addresses of one network count
-//! as one, because a host chooses among them itself. In the waiting group the address loses its
-//! oldest connection, because a proper client makes a request within milliseconds. In the served
-//! group it loses its newest, so that working connections stay.
+//! it loses one, so one address cannot keep others out. An address with more than its part of a
+//! group loses one as well, so that idle connections of one address take little memory. All IPv6
+//! addresses of one network count as one, because a host chooses among them itself. In the waiting
+//! group the address loses its oldest connection, because a proper client makes a request within
+//! milliseconds. In the served group it loses its newest, so that working connections stay.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -21,6 +22,13 @@ use crate::network::network;
 /// handshakes. A peer on the same network needs milliseconds. Clients that connect long before
 /// their first request have to connect again.
 pub const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// One address may have one in this many of the connections of a group.
+const ADDRESS_PARTS: usize = 4;
+
+/// The minimum part of an address, because many proxies may share an address. It is the number of
+/// streams of each kind that an address may have (`STREAMS_PER_ORIGIN_MAX`).
+const ADDRESS_PART_MIN: usize = 256;
 
 /// The connections of one listener.
 #[derive(Debug)]
@@ -48,6 +56,8 @@ pub(super) struct ClosedConnections {
 struct ConnectionGroup {
     open: usize,
     open_max: usize,
+    /// The maximum number of connections of each [`network`].
+    of_address_max: usize,
     /// Connections of each [`network`] by number; numbers grow with time.
     by_address: HashMap<IpAddr, BTreeMap<u64, OpenConnection>>,
 }
@@ -144,6 +154,7 @@ impl ConnectionGroup {
         Self {
             open: 0,
             open_max: held_max,
+            of_address_max: ADDRESS_PART_MIN.max(held_max / ADDRESS_PARTS),
             by_address: HashMap::new(),
         }
     }
@@ -158,30 +169,39 @@ impl ConnectionGroup {
         leaves: EvictionOrder,
     ) -> u64 {
         let address = network(address);
-        self.by_address
-            .entry(address)
-            .or_default()
-            .insert(number, held);
+        let of_address = self.by_address.entry(address).or_default();
+        of_address.insert(number, held);
+        let is_over = of_address.len() > self.of_address_max;
         self.open += 1;
-        if self.open <= self.open_max {
-            return 0;
-        }
-        // If several addresses have the most connections, the new connection's own address loses
-        // one. So an address never loses a connection to another address that has as many.
-        let heaviest = self
-            .by_address
-            .iter()
-            .max_by_key(|(a, held)| (held.len(), **a == address));
-        let leaver = heaviest.and_then(|(address, held)| {
+        let loser = if is_over {
+            Some(address)
+        } else if self.open > self.open_max {
+            self.heaviest(address)
+        } else {
+            None
+        };
+        let leaver = loser.and_then(|loser| {
+            let held = self.by_address.get(&loser)?;
             let number = match leaves {
                 EvictionOrder::Oldest => held.keys().next(),
                 EvictionOrder::Newest => held.keys().next_back(),
             };
-            number.map(|number| (*address, *number))
+            number.map(|number| (loser, *number))
         });
         leaver
             .and_then(|(address, number)| self.remove(address, number))
             .map_or(0, |_| 1)
+    }
+
+    /// Returns the address with the most connections. If several have the most, it is `new`, the
+    /// address of the new connection, if that is one of them. So an address never loses a
+    /// connection to another address that has as many.
+    fn heaviest(&self, new: IpAddr) -> Option<IpAddr> {
+        let heaviest = self
+            .by_address
+            .iter()
+            .max_by_key(|(address, held)| (held.len(), **address == new));
+        heaviest.map(|(address, _)| *address)
     }
 
     fn remove(&mut self, address: IpAddr, number: u64) -> Option<OpenConnection> {
@@ -334,6 +354,35 @@ mod tests {
                 crowded: 0
             }
         );
+    }
+
+    #[test]
+    fn an_address_has_a_part_of_each_group_also_while_there_is_room() {
+        let mut rooms = ConnectionLimits::new(ConnectionBudget {
+            connections_max: 8_192,
+        });
+        let now = Instant::now();
+        let mut proper = rooms.admit(other(1), now).unwrap();
+        let mut silent: Vec<_> = (0..600)
+            .map(|_| rooms.admit(ATTACKER, now).unwrap())
+            .collect();
+        let open: Vec<bool> = silent.iter_mut().map(|s| is_open(&mut s.1)).collect();
+        assert_eq!(open.iter().filter(|open| **open).count(), 2_048 / 4);
+        assert!(!open[0] && open[599], "the oldest are closed");
+        for (number, _) in silent {
+            rooms.remove(ATTACKER, number);
+        }
+        let mut idle: Vec<_> = (0..1_600)
+            .map(|_| {
+                let (number, closed) = rooms.admit(ATTACKER, now).unwrap();
+                rooms.mark_requested(ATTACKER, number);
+                closed
+            })
+            .collect();
+        let open: Vec<bool> = idle.iter_mut().map(is_open).collect();
+        assert_eq!(open.iter().filter(|open| **open).count(), 6_144 / 4);
+        assert!(open[0] && !open[1_599], "working connections stay");
+        assert!(is_open(&mut proper.1));
     }
 
     #[test]

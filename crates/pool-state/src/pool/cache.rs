@@ -174,6 +174,7 @@ impl Cache {
                 self.prefixes.claim(endpoint, blocks, BlockClaim::OverShare);
             }
             PlacementKind::Withdrawn => self.prefixes.withdraw(endpoint, blocks),
+            PlacementKind::PeerWithdrawn => self.prefixes.withdraw_of_peer(endpoint, blocks),
         }
     }
 

@@ -20,7 +20,8 @@ const PATIENCE_MS: std::ops::RangeInclusive<u64> = 1_000..=5_000;
 
 /// The kind that a placement from another proxy has here; `None` for a kind that only workers of
 /// one process accept from each other, and for a placement without blocks. A mark is always taken
-/// as [`PlacementKind::OverShare`], so that it displaces nothing that this process saw.
+/// as [`PlacementKind::OverShare`], so that it displaces nothing that this process saw. A
+/// withdrawal takes away no claim that this process or another peer has made too.
 pub(crate) fn peer_kind(kind: PlacementKind, blocks: &[u64]) -> Option<PlacementKind> {
     match blocks {
         [] => None,
@@ -32,7 +33,11 @@ pub(crate) fn peer_kind(kind: PlacementKind, blocks: &[u64]) -> Option<Placement
         {
             Some(PlacementKind::OverShare)
         }
-        _ => Some(kind),
+        _ => match kind {
+            PlacementKind::Withdrawn => Some(PlacementKind::PeerWithdrawn),
+            PlacementKind::PeerWithdrawn => None,
+            kind => Some(kind),
+        },
     }
 }
 

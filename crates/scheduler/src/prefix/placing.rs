@@ -116,13 +116,28 @@ impl PrefixIndex {
     /// blocks and claims of peers stay. Blocks that other prompts have also claimed there are
     /// removed too, until they are recorded again.
     pub fn withdraw(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+        self.remove_claims(endpoint, blocks, TouchInterval::is_withdrawable);
+    }
+
+    /// Does [`Self::withdraw`] for a peer, which may be hostile. Blocks that were claimed several
+    /// times stay, because one of the claims may come from another proxy.
+    pub fn withdraw_of_peer(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+        self.remove_claims(endpoint, blocks, TouchInterval::is_claimed_once);
+    }
+
+    fn remove_claims(
+        &mut self,
+        endpoint: EndpointRef,
+        blocks: &[u64],
+        is_removed: fn(TouchInterval) -> bool,
+    ) {
         let Some(owner) = self.owners.get(endpoint) else {
             return;
         };
         for &block in blocks {
             let key = self.table.key(block, region(owner));
             if let Some((place, entry)) = self.table.find(key, owner, EntryClass::Claimed)
-                && entry.interval.is_withdrawable()
+                && is_removed(entry.interval)
             {
                 self.table.free(place);
                 self.owners.lost(entry, self.epoch_of(entry));

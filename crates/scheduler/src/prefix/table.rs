@@ -410,6 +410,11 @@ impl TouchInterval {
         matches!(self, Self::CLAIMED | Self::CLAIMED_AGAIN)
     }
 
+    /// Whether the entry is a claim that may be withdrawn, made once.
+    pub(super) fn is_claimed_once(self) -> bool {
+        self == Self::CLAIMED
+    }
+
     /// Returns the interval of an entry that can no longer be withdrawn. Several claims that waited
     /// for a reply count as less than an epoch apart.
     pub(super) fn lasting(self) -> Self {

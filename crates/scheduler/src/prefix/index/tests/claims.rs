@@ -166,6 +166,27 @@ fn claims_of_an_endpoint_beyond_its_capacity_replace_its_own_oldest() {
 }
 
 #[test]
+fn a_peer_withdraws_no_block_that_another_proxy_has_claimed_too() {
+    let mut index = index_of(100_000);
+    let known = |index: &PrefixIndex| length(index, &chain(1, 100), endpoint(0));
+    let claim = |index: &mut PrefixIndex, len: usize| {
+        let blocks = &chain(1, 100)[..len];
+        index.claim(endpoint(0), blocks, BlockClaim::Unconfirmed);
+    };
+    claim(&mut index, 60);
+    // A hostile peer copies the claim, and withdraws it as often as it has made it.
+    for len in [60, 61, 100] {
+        claim(&mut index, len);
+    }
+    for len in [60, 61, 100] {
+        index.withdraw_of_peer(endpoint(0), &chain(1, 100)[..len]);
+    }
+    assert_eq!(known(&index), 61, "the last 39 blocks were claimed once");
+    index.withdraw(endpoint(0), &chain(1, 100));
+    assert_eq!(known(&index), 0);
+}
+
+#[test]
 fn claims_that_nobody_withdraws_are_dropped_when_they_are_old() {
     let mut index = index_of(8_000);
     index.claim(endpoint(0), &chain(1, 100), BlockClaim::Unconfirmed);
