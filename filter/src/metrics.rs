@@ -38,7 +38,7 @@ metrics! {
     Invalid: Counter "switchpoint_refused_invalid_total", "Requests refused because they are invalid (4xx).";
     Shed: Counter "switchpoint_refused_shed_total", "Requests refused by policy (429).";
     Unavailable: Counter "switchpoint_refused_unavailable_total", "Requests refused because no endpoint can serve them (503).";
-    Unread: Counter "switchpoint_unread_total", "Requests whose place was freed before their end, because after 5 s the body was incomplete, or no byte of the reply had passed.";
+    Unread: Counter "switchpoint_unread_total", "Requests whose place was freed before their end, because after 5 s the body was incomplete, or the client had read too little of the reply.";
     FailedAttempts: Counter "switchpoint_failed_attempts_total", "Attempts at an endpoint that failed before a response.";
     PickUs: Histogram "switchpoint_pick_us", "Time from the last byte of a request to its decision, in µs.";
     TtftMs: Histogram "switchpoint_ttft_ms", "Time from pick to first token of streamed responses, in ms.";

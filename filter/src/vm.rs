@@ -7,8 +7,6 @@
 //! Background work happens only in the ticks of the newest root context. The proxy also tries each
 //! configuration in a temporary VM, which never ticks and whose work would be lost.
 
-pub mod bodies;
-mod kept_bodies;
 mod leading;
 pub mod parked_request;
 mod queue_release;

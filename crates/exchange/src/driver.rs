@@ -86,7 +86,7 @@ pub use host::{BodyProgress, FilterStatus, PoolUse, RequestCount, RequestHost, R
 
 use pool_state::Timestamp;
 
-use crate::exchange::ExchangePhase;
+use crate::exchange::{BodyArrival, ExchangePhase};
 use crate::reply::Refusal;
 use crate::{Exchange, HashSettings, HeadersStep, LocalReply, ResponseBody};
 use reading::BodyReading;
@@ -157,7 +157,13 @@ impl<H: RequestHost> RequestDriver<H> {
             is_whole: end_of_stream,
             ..Self::default()
         };
-        self.exchange.is_arriving = H::IS_FILTER && !end_of_stream;
+        self.exchange.arrival = if end_of_stream {
+            BodyArrival::Whole
+        } else if host.shows_body_end() {
+            BodyArrival::Partial
+        } else {
+            BodyArrival::Unseen
+        };
         let step = self
             .exchange
             .request_headers(host.settings(), pairs.clone(), end_of_stream);
@@ -192,7 +198,8 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    /// Handles a piece of the request body. `size` is the length of the body so far.
+    /// Handles a piece of the request body. `size` is the length of the body so far. It does not
+    /// matter for a body that passes unread.
     pub fn request_body(
         &mut self,
         host: &mut H,
@@ -402,11 +409,11 @@ impl<H: RequestHost> RequestDriver<H> {
     /// Handles the last byte of the request.
     fn request_complete(&mut self, host: &mut H) -> FilterStatus {
         self.is_whole = true;
-        let was_arriving = std::mem::take(&mut self.exchange.is_arriving);
+        let before = std::mem::replace(&mut self.exchange.arrival, BodyArrival::Whole);
         if self.awaits_body() {
             return self.decide(host);
         }
-        if was_arriving {
+        if before != BodyArrival::Whole {
             self.body_passes(host);
         }
         self.flow()

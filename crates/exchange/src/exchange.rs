@@ -44,7 +44,7 @@ pub(crate) use phase::ExchangePhase;
 pub use pick::{ClaimedRequest, QueuedAttempt};
 pub use response_head::{ResponseHead, ResponseOrigin};
 pub use routed_request::{HELD_BYTES_MAX, ResponseBody, ResponseStep};
-pub(crate) use unread::{AwaitedSide, RELEASE_MS, Silence};
+pub(crate) use unread::{AwaitedSide, BodyArrival, RELEASE_MS, ReplyDelay, ReplyKind};
 
 /// The maximum number of bytes of request headers kept for plugins, names and values together. A
 /// session and a few labels take a fraction of this.
@@ -59,9 +59,7 @@ pub struct Exchange {
     pub(crate) why: DecisionReason,
     /// Whether the host cannot show the body.
     unseen: bool,
-    /// Whether the host will report the last byte of the body, which has not arrived. A client may
-    /// declare a body that it never sends, so a body that is not read counts only when it is whole.
-    pub(crate) is_arriving: bool,
+    pub(crate) arrival: BodyArrival,
     facts: HeaderFacts,
 }
 
@@ -137,7 +135,7 @@ impl Exchange {
             started: now,
             why: DecisionReason::default(),
             unseen: false,
-            is_arriving: false,
+            arrival: BodyArrival::Whole,
             facts: HeaderFacts {
                 declared_bytes: None,
                 model: None,

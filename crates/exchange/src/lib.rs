@@ -27,6 +27,7 @@ pub use settings::{
 pub use pool_state::{ManagedPool, Timestamp};
 
 pub mod api;
+pub mod bodies;
 pub mod body;
 pub mod json;
 mod number;
@@ -38,6 +39,8 @@ pub mod usage;
 
 pub mod headers;
 mod hint;
+mod kept_bodies;
+pub use kept_bodies::KeptBodies;
 mod prompt;
 pub use prompt::{HashSettings, PromptSums};
 

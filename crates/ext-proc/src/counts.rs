@@ -35,7 +35,7 @@ impl StreamCounts {
         &self.memory
     }
 
-    /// Requests refused since the start, because there was no memory for them or their bodies did
+    /// Requests refused since the start, because there was no room for them or their bodies did
     /// not end.
     #[must_use]
     pub fn refused(&self) -> u64 {

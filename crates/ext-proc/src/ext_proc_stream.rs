@@ -111,6 +111,20 @@ impl ExtProcStream {
         self.driver.awaits_body()
     }
 
+    /// Whether the proxy sends a request's body only when it is complete. Until then, the proxy
+    /// holds the body.
+    #[must_use]
+    pub fn is_body_hidden(&self) -> bool {
+        let mode = self.host.modes().request;
+        matches!(mode, BodyMode::Buffered | BodyMode::BufferedPartial)
+    }
+
+    /// The length of the request's body, if its client declared it.
+    #[must_use]
+    pub fn declared_bytes(&self) -> Option<usize> {
+        self.driver.declared_bytes()
+    }
+
     /// What wakes the stream if its request may be given up after it was sent.
     #[must_use]
     pub fn watched(&self) -> Option<Arc<Notify>> {
@@ -129,11 +143,23 @@ impl ExtProcStream {
     /// Replies to the client, drops the answers that are not sent yet, and releases the pick and
     /// the body.
     pub fn refuse(&mut self, refusal: StreamRefusal) {
+        self.drop_answers();
+        self.driver
+            .answer(&mut self.host, refusal.reply(self.family));
+    }
+
+    /// Like [`Self::refuse`], for a request whose incomplete body has no room. `is_slow` says
+    /// whether the body has been arriving for a long time.
+    pub fn refuse_body(&mut self, is_slow: bool) {
+        self.drop_answers();
+        self.driver.refuse_body(&mut self.host, is_slow);
+    }
+
+    /// Counts a refusal, and drops the answers that are not sent yet.
+    fn drop_answers(&mut self) {
         self.host.server.streams().refuse();
         self.host.out.clear();
         self.host.hint = None;
-        self.driver
-            .answer(&mut self.host, refusal.reply(self.family));
     }
 
     /// Whether the proxy can continue without the daemon. Then a daemon that stops breaks no reply.
@@ -206,13 +232,6 @@ impl ExtProcStream {
             ..
         }: HttpBody,
     ) {
-        if !self.driver.holds_request() {
-            if !self.driver.is_answered() {
-                self.host
-                    .forward_body(BodyDirection::Request, body, end_of_stream);
-            }
-            return;
-        }
         let progress = match self.host.modes().request {
             _ if end_of_stream => BodyProgress::Whole,
             BodyMode::Buffered => BodyProgress::Whole,
@@ -221,8 +240,15 @@ impl ExtProcStream {
                 BodyProgress::Partial
             }
         };
-        let size = self.host.hold(body, progress);
-        self.driver.request_body(&mut self.host, size, progress);
+        if self.driver.holds_request() {
+            let size = self.host.hold(body, progress);
+            self.driver.request_body(&mut self.host, size, progress);
+        } else if !self.driver.is_answered() {
+            self.driver
+                .request_body(&mut self.host, body.len(), progress);
+            self.host
+                .forward_body(BodyDirection::Request, body, end_of_stream);
+        }
     }
 
     fn request_trailers(&mut self) {
@@ -230,6 +256,7 @@ impl ExtProcStream {
             self.host.end_with_trailers();
             self.driver.request_trailers(&mut self.host);
         } else if !self.driver.is_answered() {
+            self.driver.request_trailers(&mut self.host);
             self.host
                 .answer(wire::trailers_answer(BodyDirection::Request));
         }

@@ -21,6 +21,7 @@ mod held_body;
 mod memory;
 mod open_streams;
 mod refusal;
+mod retry_copies;
 mod server;
 mod service;
 mod session;
@@ -30,12 +31,12 @@ mod wire;
 pub use counts::StreamCounts;
 pub use ext_proc_stream::{ExtProcStream, StreamAction};
 pub use framing::{ENVELOPE_BYTES_MAX, MESSAGE_BYTES_MAX};
-pub use memory::{HELD_BYTES_MAX, MemoryAccount, MemoryExceeded, StreamMemory};
+pub use memory::{HELD_BYTES_MAX, MemoryAccount, MemoryExceeded, STREAMS_MAX, StreamMemory};
 pub use open_streams::ExpiringStream;
 pub use server::{ExtProcServer, ServedPool, ServedPoolState, ServiceDirectory};
 pub use service::{
     CONNECTION_WINDOW_BYTES, DESTINATION_FORMAT, ExtProcService, METADATA_BYTES_MAX, POOL,
-    STREAM_WINDOW_BYTES, STREAMS_MAX, STREAMS_PER_CONNECTION_MAX,
+    STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX,
 };
 pub use session::{BODY_MS_MAX, SILENCE_MS_MAX, SessionAction, StreamSession};
 pub use span::{RequestSpan, SpanCounts, SpanQueue};

@@ -8,15 +8,30 @@
 //! three quarters of what other clients leave, and each of its streams at most half of what is left
 //! of that. Beyond that, a client may hold one body of maximum length if there is room for another.
 //! So however much one client holds, three others may send the longest body at the same time.
+//!
+//! Bodies that are not complete yet have a smaller limit, as in the filter ([`exchange::bodies`]).
+//! If they reach it, the costliest is refused, which need not be the newest.
 
 use std::collections::HashMap;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use exchange::Timestamp;
+use exchange::bodies::{AwaitedBody, BodiesInProgress, BodyRoom, cost_bytes};
 
 /// The maximum number of bytes that all streams hold together: 16 bodies of the longest kind (24
 /// MiB). The shipped Kubernetes manifest gives the daemon 1 GiB. Pools, scraping, EDS and the state
 /// streams need up to a quarter of it, and ext_proc streams with their HTTP/2 buffers another
 /// quarter.
 pub const HELD_BYTES_MAX: usize = 384 << 20;
+
+/// The maximum cost of all incomplete bodies, in bytes: eight bodies of the longest kind. The other
+/// half of the memory is for complete bodies and for answers.
+pub(super) const INCOMPLETE_BYTES_MAX: usize = HELD_BYTES_MAX / 2;
+
+/// The maximum number of streams of all connections: one for each exchange of all gateways. Each
+/// takes some KiB besides its accounted memory.
+pub const STREAMS_MAX: u64 = 16_384;
 
 /// The longest body, in bytes.
 const BODY_MAX: usize = 24 << 20;
@@ -25,8 +40,8 @@ const BODY_MAX: usize = 24 << 20;
 /// other stream, a body of 24 MiB fits into its share.
 const SHARE: usize = 4;
 
-/// The streams of a client hold less than this many quarters of the bytes that other clients leave.
-/// The last quarter is four bodies of [`BODY_MAX`].
+/// The streams of a client hold less than this many quarters of the bytes that other clients
+/// leave, and are at most as many quarters of the streams. The last quarter is four bodies of [`BODY_MAX`].
 const CLIENT_QUARTERS: usize = 3;
 
 /// A stream holds at most one part in this many of what is left to its client.
@@ -41,6 +56,11 @@ struct UsedMemory {
     bytes: usize,
     /// The bytes of each client that holds some.
     clients: HashMap<u64, usize>,
+    /// The number of streams of each known client, and their sum.
+    streams: HashMap<u64, u64>,
+    streams_of_clients: u64,
+    /// The incomplete bodies, by the numbers of their streams.
+    incomplete: BodiesInProgress<u64>,
 }
 
 /// The number of bytes that one stream holds. Dropping the account releases them.
@@ -49,6 +69,18 @@ pub struct MemoryAccount {
     memory: Arc<StreamMemory>,
     client: u64,
     bytes: usize,
+    body: AwaitedBody,
+}
+
+/// The request body that a stream awaits.
+#[derive(Clone, Copy, Debug)]
+pub struct IncompleteBody {
+    /// The number of its stream.
+    pub stream: u64,
+    /// The bytes that it takes, in the server or in the proxy.
+    pub bytes: usize,
+    /// Whether its client declared its length.
+    pub has_length: bool,
 }
 
 /// A stream would hold more than its own share, or than the share of its client.
@@ -71,6 +103,7 @@ impl StreamMemory {
             memory: Arc::clone(self),
             client: 0,
             bytes: 0,
+            body: AwaitedBody::None,
         }
     }
 
@@ -89,6 +122,26 @@ impl UsedMemory {
         *held = *held - had + has;
         if *held == 0 {
             self.clients.remove(&client);
+        }
+    }
+
+    /// Records that a stream of this client begins. The client 0 is unknown, so its streams are not
+    /// counted.
+    fn begin_stream(&mut self, client: u64) {
+        if client != 0 {
+            *self.streams.entry(client).or_default() += 1;
+            self.streams_of_clients += 1;
+        }
+    }
+
+    /// Records that a stream of this client has ended.
+    fn end_stream(&mut self, client: u64) {
+        if let Some(streams) = self.streams.get_mut(&client) {
+            *streams -= 1;
+            if *streams == 0 {
+                self.streams.remove(&client);
+            }
+            self.streams_of_clients -= 1;
         }
     }
 
@@ -135,21 +188,83 @@ impl MemoryAccount {
         }
     }
 
-    /// Sets the client of the stream. Until then, the client is unknown (0).
-    pub fn set_client(&mut self, client: u64) {
-        if client != self.client {
-            let mut used = self.memory.lock();
-            used.change(self.client, self.bytes, 0);
-            used.change(client, 0, self.bytes);
-            drop(used);
-            self.client = client;
+    /// Sets the client of the stream. Until then, the client is unknown (0). Returns whether the
+    /// client is another one than before.
+    pub fn set_client(&mut self, client: u64) -> bool {
+        if client == self.client {
+            return false;
         }
+        let mut used = self.memory.lock();
+        used.change(self.client, self.bytes, 0);
+        used.change(client, 0, self.bytes);
+        used.end_stream(self.client);
+        used.begin_stream(client);
+        drop(used);
+        self.client = client;
+        self.body_ends();
+        true
+    }
+
+    /// Whether the client of the stream has more streams than its share.
+    #[must_use]
+    pub fn has_too_many_streams(&self) -> bool {
+        let used = self.memory.lock();
+        let of_client = used.streams.get(&self.client).copied().unwrap_or(0);
+        let left = STREAMS_MAX.saturating_sub(used.streams_of_clients - of_client);
+        of_client > left / 4 * CLIENT_QUARTERS as u64
+    }
+
+    /// Counts the body that the stream awaits. Returns whether there is room for it. Appends the
+    /// numbers of streams that must be refused to make this room.
+    pub fn await_body(
+        &mut self,
+        awaited: IncompleteBody,
+        now: Timestamp,
+        refused: &mut Vec<u64>,
+    ) -> BodyRoom {
+        let mut used = self.memory.lock();
+        let incomplete = &mut used.incomplete;
+        if matches!(self.body, AwaitedBody::None) && incomplete.await_uncounted() {
+            self.body = AwaitedBody::Uncounted;
+        }
+        if matches!(self.body, AwaitedBody::Uncounted) && !self.body.counts(awaited.bytes) {
+            return BodyRoom::Free;
+        }
+        let body = match mem::take(&mut self.body) {
+            AwaitedBody::Counted(body) => body,
+            uncounted => {
+                incomplete.end(uncounted);
+                incomplete.begin(self.client, awaited.stream, now)
+            }
+        };
+        let bytes = cost_bytes(awaited.bytes, awaited.has_length);
+        let room = incomplete.grow(&body, bytes, INCOMPLETE_BYTES_MAX, now);
+        refused.extend(std::iter::from_fn(|| incomplete.next_refused()));
+        drop(used);
+        self.body = AwaitedBody::Counted(body);
+        room
+    }
+
+    /// Records that the body is complete or refused, or that the stream has ended.
+    pub fn body_ends(&mut self) {
+        let body = mem::take(&mut self.body);
+        if !matches!(body, AwaitedBody::None) {
+            self.memory.lock().incomplete.end(body);
+        }
+    }
+
+    /// Whether the body that the stream awaits counts, and has been arriving for a second.
+    #[must_use]
+    pub fn has_slow_body(&self, now: Timestamp) -> bool {
+        self.memory.lock().incomplete.is_slow(&self.body, now)
     }
 }
 
 impl Drop for MemoryAccount {
     fn drop(&mut self) {
         self.record(0);
+        self.body_ends();
+        self.memory.lock().end_stream(self.client);
     }
 }
 

@@ -1,4 +1,5 @@
-//! The open streams of the ext_proc server, so that it can end those that wait too long.
+//! The open streams of the ext_proc server, so that it can end those that wait too long, or whose
+//! room others need.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -6,10 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use exchange::Timestamp;
 
-/// A stream that may wait only for a limited time.
+/// A stream that may wait only for a limited time, and only while there is room for its body.
 pub trait ExpiringStream: Debug + Send + Sync {
     /// Ends the stream if it has waited too long for its proxy.
     fn expire(&self, now: Timestamp);
+    /// Refuses the request if its body is not complete.
+    fn refuse_body(&self, now: Timestamp);
 }
 
 /// Open streams, each by its number.
@@ -27,6 +30,11 @@ impl OpenStreams {
     /// Removes a stream that has ended.
     pub fn remove(&self, number: u64) {
         self.lock().remove(&number);
+    }
+
+    /// The open stream with this number.
+    pub fn get(&self, number: u64) -> Option<Arc<dyn ExpiringStream>> {
+        self.lock().get(&number).and_then(Weak::upgrade)
     }
 
     /// Ends the streams that have waited too long.

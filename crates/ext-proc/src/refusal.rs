@@ -1,5 +1,5 @@
-//! The refusals of the ext_proc server itself: it has no memory for a body, or a body takes too
-//! long. All other refusals come from the exchange.
+//! The refusals of the ext_proc server itself: it has no memory for a body, a body takes too long,
+//! or a client has too many streams. All other refusals come from the exchange.
 
 use exchange::api::ApiFamily;
 use exchange::json::write::JsonWriter;
@@ -18,6 +18,8 @@ pub enum StreamRefusal {
     Memory,
     /// The body was not complete in time.
     Slow,
+    /// The client has its share of the streams.
+    Streams,
 }
 
 /// One row in the table of refusals.
@@ -54,6 +56,14 @@ impl StreamRefusal {
                 anthropic_type: "invalid_request_error",
                 message: "the request's body took too long to come".to_owned(),
             },
+            Self::Streams => StreamRefusalRow {
+                status: 429,
+                code: "too_many_streams",
+                reason: "rejected-picker-streams",
+                openai_type: "rate_limit_error",
+                anthropic_type: "rate_limit_error",
+                message: "the picker serves too many requests of this client; try again".to_owned(),
+            },
         }
     }
 
@@ -65,7 +75,7 @@ impl StreamRefusal {
             ("content-type", "application/json".to_owned()),
             (headers::DROPPED_REASON, row.reason.to_owned()),
         ];
-        if row.status == 503 {
+        if self != Self::Slow {
             set.push(("retry-after", RETRY_AFTER_S.to_string()));
         }
         LocalReply {

@@ -24,6 +24,7 @@ use tokio::time::Instant;
 
 use super::counts::StreamCounts;
 use super::open_streams::OpenStreams;
+use super::retry_copies::RetryCopies;
 use super::span::SpanQueue;
 use super::wire;
 
@@ -58,6 +59,7 @@ pub struct ExtProcServer {
     parking: Arc<Semaphore>,
     streams: Arc<StreamCounts>,
     open_streams: OpenStreams,
+    retry_copies: Arc<RetryCopies>,
     /// The queue for the spans of traced requests; unset without a collector.
     spans: OnceLock<SpanQueue>,
 }
@@ -108,6 +110,7 @@ impl ExtProcServer {
             parking: Arc::new(Semaphore::new(PARKED_MAX)),
             streams: Arc::default(),
             open_streams: OpenStreams::default(),
+            retry_copies: Arc::default(),
             spans: OnceLock::new(),
         })
     }
@@ -193,6 +196,18 @@ impl ExtProcServer {
 
     pub(super) fn open_streams(&self) -> &OpenStreams {
         &self.open_streams
+    }
+
+    pub(super) fn retry_copies(&self) -> &Arc<RetryCopies> {
+        &self.retry_copies
+    }
+
+    /// Refuses the requests of these streams, because others need the room of their bodies.
+    pub(super) fn refuse_bodies(&self, numbers: &[u64], now: Timestamp) {
+        let streams = numbers
+            .iter()
+            .filter_map(|number| self.open_streams.get(*number));
+        streams.for_each(|stream| stream.refuse_body(now));
     }
 
     /// Ends the streams that have waited for their proxy too long.

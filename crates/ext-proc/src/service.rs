@@ -19,6 +19,7 @@ use tonic::codegen::Service;
 use tonic::metadata::{GRPC_CONTENT_TYPE, MetadataMap};
 use tonic::server::NamedService;
 
+use super::memory::STREAMS_MAX;
 use super::server::{ExtProcServer, ServedPool};
 use super::session::{SessionAction, StreamSession};
 
@@ -29,10 +30,6 @@ pub const POOL: &str = "x-switchpoint-pool";
 
 /// The gRPC metadata with the format of the destination: `list` or `single`.
 pub const DESTINATION_FORMAT: &str = "x-switchpoint-destination-format";
-
-/// The maximum number of streams of all connections: one for each exchange of all gateways. Each
-/// takes some KiB besides its accounted memory.
-pub const STREAMS_MAX: u64 = 16_384;
 
 /// The maximum number of streams of one connection, so that one connection does not take all
 /// streams. An Envoy with more opens another connection.

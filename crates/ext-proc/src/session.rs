@@ -8,6 +8,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use exchange::bodies::BodyRoom;
 use exchange::trace::TraceContext;
 use exchange::{ExchangeSettings, Timestamp};
 use prost::Message;
@@ -17,13 +18,14 @@ use tonic::Status;
 
 use super::ext_proc_stream::{ExtProcStream, StreamAction};
 use super::framing::{EXPANSION_MAX, MessageReader};
-use super::memory::MemoryAccount;
+use super::memory::{IncompleteBody, MemoryAccount};
 use super::open_streams::ExpiringStream;
 use super::refusal::StreamRefusal;
 use super::server::{ExtProcServer, ServedPool};
 
 /// How long a proxy may be silent while the rest of a body or of a message is missing, or may take
-/// no data of its answer, in ms. A client that is slower counts as gone.
+/// no data of its answer, in ms. A client that is slower counts as gone. A proxy that sends only
+/// complete bodies may be silent for [`BODY_MS_MAX`].
 pub const SILENCE_MS_MAX: u64 = 30_000;
 
 /// How long a request's body may take in total, in ms: the `request_timeout` of the shipped Envoy
@@ -65,7 +67,11 @@ struct SessionState {
     framing: MessageReader,
     /// The stream; `None` after its end.
     stream: Option<ExtProcStream>,
+    /// The number of the stream.
+    number: u64,
     account: MemoryAccount,
+    /// The numbers of other streams whose bodies must be refused, because this body needs room.
+    displaced: Vec<u64>,
     /// Bytes that were returned for sending and are perhaps not sent yet.
     unsent: usize,
     /// Whether the proxy has sent a message.
@@ -93,7 +99,9 @@ impl StreamSession {
         let state = SessionState {
             framing: MessageReader::default(),
             stream: Some(stream),
+            number,
             account: server.streams().memory().account(),
+            displaced: Vec::new(),
             unsent: 0,
             begun: false,
             moved: now,
@@ -119,12 +127,12 @@ impl StreamSession {
             state.moved = now;
             state.owed = None;
         }
-        let act = state.act();
+        let act = state.act(now);
         if let SessionAction::Send(bytes) = &act {
             state.unsent = bytes.len();
             state.moved = now;
         }
-        state.settle(now);
+        self.end_step(state, now);
         act
     }
 
@@ -135,11 +143,9 @@ impl StreamSession {
         state.moved = now;
         if state.stream.is_some() {
             state.framing.push(bytes);
-            if state.hold(0).is_err() {
-                state.refuse(StreamRefusal::Memory);
-            }
+            state.check_room(now);
         }
-        state.settle(now);
+        self.end_step(state, now);
     }
 
     /// Continues a parked request, because the pool has state, or because `now` is the deadline.
@@ -196,6 +202,15 @@ impl StreamSession {
         }
     }
 
+    /// Ends a step that may have made this stream's body longer. No two sessions are locked at the
+    /// same time.
+    fn end_step(&self, mut state: MutexGuard<'_, SessionState>, now: Timestamp) {
+        state.settle(now);
+        let displaced = std::mem::take(&mut state.displaced);
+        drop(state);
+        self.server.refuse_bodies(&displaced, now);
+    }
+
     fn lock(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -210,17 +225,24 @@ impl ExpiringStream for StreamSession {
         if !state.is_overdue(now) {
             return;
         }
-        let awaits_body = state
-            .stream
-            .as_ref()
-            .is_some_and(ExtProcStream::awaits_body);
-        if awaits_body && state.unsent == 0 {
+        if state.awaits_body() && state.unsent == 0 {
             state.refuse(StreamRefusal::Slow);
         } else {
             state.end(Status::deadline_exceeded(
                 "the proxy did not send the rest of a message, or did not take its answer",
             ));
         }
+        state.settle(now);
+        drop(state);
+        self.woken.notify_one();
+    }
+
+    fn refuse_body(&self, now: Timestamp) {
+        let mut state = self.lock();
+        if !state.awaits_body() {
+            return;
+        }
+        state.refuse_body(now);
         state.settle(now);
         drop(state);
         self.woken.notify_one();
@@ -236,7 +258,7 @@ impl Drop for StreamSession {
 // === impl SessionState ===
 
 impl SessionState {
-    fn act(&mut self) -> SessionAction {
+    fn act(&mut self, now: Timestamp) -> SessionAction {
         loop {
             let Some(stream) = &mut self.stream else {
                 return SessionAction::End(self.over.take().unwrap_or_else(|| Status::ok("")));
@@ -253,7 +275,7 @@ impl SessionState {
                 StreamAction::Wait(deadline) => return SessionAction::Wait(deadline),
                 StreamAction::Hold(wakes) => return SessionAction::Hold(wakes),
             }
-            match self.read() {
+            match self.read(now) {
                 Ok(true) => {}
                 Ok(false) => return SessionAction::Listen,
                 Err(status) => self.end(status),
@@ -262,7 +284,7 @@ impl SessionState {
     }
 
     /// Reads one message; false if none is complete.
-    fn read(&mut self) -> Result<bool, Status> {
+    fn read(&mut self, now: Timestamp) -> Result<bool, Status> {
         let Some(layout) = self.framing.next()? else {
             return Ok(false);
         };
@@ -275,12 +297,42 @@ impl SessionState {
         self.begun = true;
         if let Some(stream) = &mut self.stream {
             let _ = stream.receive(message);
-            self.account.set_client(stream.client());
+            let client = stream.client();
+            if self.account.set_client(client) && self.account.has_too_many_streams() {
+                self.refuse(StreamRefusal::Streams);
+            }
         }
+        self.check_room(now);
+        Ok(true)
+    }
+
+    /// Accounts for what the session holds, and for the body that it awaits. Refuses the request if
+    /// there is no room.
+    fn check_room(&mut self, now: Timestamp) {
         if self.hold(0).is_err() {
             self.refuse(StreamRefusal::Memory);
+        } else if let Some(body) = self.incomplete_body()
+            && self.account.await_body(body, now, &mut self.displaced) == BodyRoom::None
+        {
+            self.refuse_body(now);
         }
-        Ok(true)
+    }
+
+    /// The body that the stream awaits. If the proxy does not send its parts, it counts with the
+    /// length that the client declared, because the proxy may hold as much.
+    fn incomplete_body(&self) -> Option<IncompleteBody> {
+        let stream = self.stream.as_ref().filter(|stream| stream.awaits_body())?;
+        let declared = stream.declared_bytes();
+        let hidden = declared.filter(|_| stream.is_body_hidden());
+        Some(IncompleteBody {
+            stream: self.number,
+            bytes: self.memory().max(hidden.unwrap_or(0)),
+            has_length: declared.is_some(),
+        })
+    }
+
+    fn awaits_body(&self) -> bool {
+        self.stream.as_ref().is_some_and(ExtProcStream::awaits_body)
     }
 
     /// Accounts for the memory that the session holds, and for `more` bytes.
@@ -299,30 +351,46 @@ impl SessionState {
         }
     }
 
+    /// Refuses the request, because there is no room for its body.
+    fn refuse_body(&mut self, now: Timestamp) {
+        let is_slow = self.account.has_slow_body(now);
+        self.framing.clear();
+        if let Some(stream) = &mut self.stream {
+            stream.refuse_body(is_slow);
+        }
+    }
+
     fn end(&mut self, status: Status) {
         self.framing.clear();
         self.stream = None;
         self.over = Some(status);
         self.account.record(self.unsent);
+        self.account.body_ends();
     }
 
     /// Brings the account and the clocks up to date, after every step.
     fn settle(&mut self, now: Timestamp) {
         self.account.record(self.memory());
-        let owes = self.unsent > 0
-            || !self.begun
-            || self.framing.is_within_a_message()
-            || self
-                .stream
-                .as_ref()
-                .is_some_and(|stream| stream.awaits_body());
+        let awaits_body = self.awaits_body();
+        if !awaits_body {
+            self.account.body_ends();
+        }
+        let owes =
+            self.unsent > 0 || !self.begun || self.framing.is_within_a_message() || awaits_body;
         self.owed = if owes { self.owed.or(Some(now)) } else { None };
     }
 
     fn is_overdue(&self, now: Timestamp) -> bool {
-        let Some(owed) = self.owed else { return false };
-        self.stream.is_some()
-            && (now >= self.moved.plus_ms(SILENCE_MS_MAX) || now >= owed.plus_ms(BODY_MS_MAX))
+        let (Some(owed), Some(stream)) = (self.owed, &self.stream) else {
+            return false;
+        };
+        // While the proxy holds a body, the daemon cannot see whether its client is silent.
+        let may_be_silent = stream.awaits_body()
+            && stream.is_body_hidden()
+            && self.unsent == 0
+            && !self.framing.is_within_a_message();
+        now >= owed.plus_ms(BODY_MS_MAX)
+            || !may_be_silent && now >= self.moved.plus_ms(SILENCE_MS_MAX)
     }
 }
 

@@ -18,6 +18,7 @@ mod answer_window;
 mod cache;
 mod cache_places;
 mod commit;
+mod connection_losses;
 mod conversations;
 mod counters;
 mod crash_correlation;
@@ -55,8 +56,6 @@ pub use counters::{
 };
 pub use crash_correlation::PromptSuspicion;
 pub use ejection::{Ejection, Ejections};
-
-pub use health::RequestFailure;
 pub use load_report::{LoadReportSum, OwnLoadReport, PeerLoadReport};
 pub use miss_cause::{MISS_CAUSES, MissedTokens};
 pub use pick::{LedgerHold, RecordedPick, SessionTokenHeader};
@@ -67,7 +66,7 @@ pub use relay_sum::RelaySum;
 pub use request_timing::{RequestEnding, ms_between};
 pub use unread::EngineCount;
 pub use verdicts::SentRequest;
-pub use witnesses::Witness;
+pub use witnesses::{RequestFailure, Witness};
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -23,7 +23,8 @@ pub struct LocalState<'a> {
     /// When each endpoint last answered a request of this proxy, by slot. The numbers grow with
     /// time, and 0 or a missing number means never.
     pub last_answers: &'a [u64],
-    /// Whether each endpoint is ejected now, in the snapshot's order; empty when none is.
+    /// Whether each endpoint is ejected now, or only this request's client avoids it, in the
+    /// snapshot's order; empty when none is.
     pub ejected: &'a [bool],
     /// The failure rate of each endpoint minus that of the other endpoints, 0 to 1, in the
     /// snapshot's order. Empty when no endpoint fails more often than the others.

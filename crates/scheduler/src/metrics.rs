@@ -8,6 +8,9 @@ pub const ATTRIBUTES_MAX: usize = 32;
 /// requests queue in the engine.
 pub const SEQUENCES_MAX_ATTRIBUTE: &str = "max_num_seqs";
 
+/// The estimated tokens of a prompt are at most this many times the true number.
+const TIMES_TRUE: u64 = 2;
+
 /// The last report of a model server. `None` means unknown, which is neither idle nor full.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EndpointMetrics {
@@ -146,6 +149,23 @@ impl EndpointMetrics {
             .ok()?;
         self.attributes.get(at).map(|(_, value)| *value)
     }
+
+    /// Returns how many tokens the KV cache holds; the greatest number if that is unknown.
+    pub fn kv_tokens(&self) -> u64 {
+        let tokens = |(blocks, tokens): (u32, u32)| u64::from(blocks) * u64::from(tokens);
+        let known = self.kv_blocks.zip(self.kv_block_tokens).map(tokens);
+        known.filter(|tokens| *tokens > 0).unwrap_or(u64::MAX)
+    }
+
+    /// Returns how many tokens of a prompt are work for the engine. A prompt that is certainly
+    /// longer than the KV cache is no work, because the engine refuses it.
+    pub fn work_tokens(&self, prompt_tokens: u32) -> u32 {
+        if u64::from(prompt_tokens).div_ceil(TIMES_TRUE) <= self.kv_tokens() {
+            prompt_tokens
+        } else {
+            0
+        }
+    }
 }
 
 // === impl MetricDefinition ===
@@ -217,6 +237,24 @@ mod tests {
             (metric.set)(&mut metrics, None);
             assert_eq!(metrics, EndpointMetrics::default());
         }
+    }
+
+    #[test]
+    fn a_prompt_that_no_engine_can_hold_is_no_work() {
+        let work = |blocks, tokens| {
+            let metrics = EndpointMetrics {
+                kv_blocks: Some(blocks),
+                kv_block_tokens: Some(16),
+                ..EndpointMetrics::default()
+            };
+            metrics.work_tokens(tokens)
+        };
+        assert_eq!(
+            [(100, 3_200), (100, 3_201), (0, 3_201)].map(|(blocks, tokens)| work(blocks, tokens)),
+            [3_200, 0, 3_201]
+        );
+        let unknown = EndpointMetrics::default();
+        assert_eq!(unknown.work_tokens(u32::MAX), u32::MAX);
     }
 
     #[test]

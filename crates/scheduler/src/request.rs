@@ -7,7 +7,7 @@ use crate::prefix::blocks_of;
 use crate::slo::Slo;
 use crate::sort::sort_by;
 
-/// One inference request, with the facts that picking needs.
+/// One inference request. Its fields are the facts that picking needs.
 #[derive(Clone, Debug, Default)]
 pub struct Request<'a> {
     /// The model that the engine gets (after any rewrite); empty when the body is opaque.
@@ -36,6 +36,9 @@ pub struct Request<'a> {
     /// scheduler does not use it, because the pool has narrowed [`Self::subset`] to the endpoint
     /// that has the answer.
     pub stored_id: u64,
+    /// The client, as a hash. The scheduler does not use it, because the pool has marked the
+    /// endpoints that requests of the client avoid.
+    pub client: u64,
 }
 
 impl<'a> Request<'a> {

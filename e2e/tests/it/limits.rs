@@ -470,7 +470,7 @@ async fn uploads_that_trickle_go_before_new_ones_and_others_are_served() -> Resu
 async fn streams_whose_bodies_do_not_arrive_take_no_room_from_others() -> Result<()> {
     const MIB: usize = 1 << 20;
     const STREAMS: usize = 300;
-    // The first 128 are free, and each of the others costs 128 KiB (`filter/src/vm/bodies.rs`).
+    // The first 128 are free. Each of the others costs 128 KiB (`crates/exchange/src/bodies.rs`).
     const HELD_MAX: usize = 128 + 8 * 8;
     let stack = Stack::builder()
         .servers(1)
@@ -628,7 +628,7 @@ async fn connections_beyond_the_limit_are_closed_and_the_admin_page_is_not() -> 
 pub(crate) const GROWTH_KIB_MAX: u64 = 100 << 10;
 
 /// The bodies that may be in progress in the test, KiB: as long as the longest. For a moment twice
-/// as much is held (see `filter/src/vm/bodies.rs`).
+/// as much is held (see `crates/exchange/src/bodies.rs`).
 const IN_PROGRESS_KIB: u64 = 24 << 10;
 
 /// Bombs that are sent at the same time.

@@ -273,7 +273,9 @@ async fn a_client_that_reads_nothing_takes_no_place_and_one_that_reads_is_not_cu
     assert!(slow.await??);
     until(&stack, "unread", 0).await?;
     until(&stack, "in_flight", 0).await?;
-    assert_eq!(unread_total(&stack).await?, 3);
+    // The place of the client that reads slowly is free once its engine has ended.
+    let freed = unread_total(&stack).await?;
+    assert!((3..=4).contains(&freed), "{freed}");
     Ok(())
 }
 

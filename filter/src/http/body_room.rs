@@ -3,11 +3,11 @@
 
 use std::mem;
 
+use exchange::bodies::{AwaitedBody, BodyRoom, STREAM_WITHOUT_LENGTH_BYTES, cost_bytes};
 use exchange::{FilterStatus, RequestDriver};
 
 use super::filter_host::FilterHost;
 use crate::host::Host;
-use crate::vm::bodies::{AwaitedBody, BodyRoom, STREAM_WITHOUT_LENGTH_BYTES, cost_bytes};
 
 // === impl FilterHost ===
 
@@ -29,7 +29,7 @@ impl<H: Host> FilterHost<H> {
             AwaitedBody::Counted(body) => body,
             uncounted => self.with_vm(|vm| {
                 let bodies = &mut vm.watched().bodies;
-                bodies.end(&uncounted);
+                bodies.end(uncounted);
                 bodies.begin(driver.client(), self.stream.clone(), now)
             }),
         };
@@ -55,14 +55,14 @@ impl<H: Host> FilterHost<H> {
     pub(super) fn body_ends(&mut self) {
         let body = mem::take(&mut self.body);
         if !matches!(body, AwaitedBody::None) {
-            self.with_vm(|vm| vm.watched().bodies.end(&body));
+            self.with_vm(|vm| vm.watched().bodies.end(body));
         }
     }
 
     /// Refuses the request because there is no room for its body.
     pub(super) fn refuse_body(&mut self, driver: &mut RequestDriver<Self>) -> FilterStatus {
         let now = self.proxy.now();
-        let is_slow = matches!(&self.body, AwaitedBody::Counted(body) if body.is_slow(now));
+        let is_slow = self.with_vm(|vm| vm.watched().bodies.is_slow(&self.body, now));
         self.body_ends();
         driver.refuse_body(self, is_slow)
     }

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
+use exchange::bodies::AwaitedBody;
 use exchange::usage::TokenUsage;
 use exchange::{
     ExchangeOutcome, ExchangeSettings, FilterStatus, LocalReply, ManagedPool, PoolUse,
@@ -19,7 +20,6 @@ use crate::metrics::{FilterMetrics, Stat};
 use crate::pairs::{self, HeaderPairs};
 use crate::shared_data::load_sharing::SharingOccasion;
 use crate::vm::VmState;
-use crate::vm::bodies::AwaitedBody;
 use crate::vm::parked_request::ParkedRequest;
 use crate::vm::replica::PoolReplica;
 

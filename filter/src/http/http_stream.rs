@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
+use exchange::bodies::{AwaitedBody, BodyRoom};
 use exchange::{
     BodyProgress, FilterStatus, RequestDriver, ResponseHead, ResponseOrigin, Timestamp,
 };
@@ -15,7 +16,6 @@ use crate::config::FilterConfig;
 use crate::host::{HeaderMap, Host};
 use crate::pairs::HeaderPairs;
 use crate::vm::VmState;
-use crate::vm::bodies::{AwaitedBody, BodyRoom};
 use crate::vm::parked_request::ParkedRequest;
 
 /// A header that Envoy sets only on responses from upstream, not on responses that Envoy or a

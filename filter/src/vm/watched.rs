@@ -3,10 +3,9 @@
 
 use std::rc::{Rc, Weak};
 
-use exchange::Timestamp;
+use exchange::bodies::BodiesInProgress;
+use exchange::{KeptBodies, Timestamp};
 
-use super::bodies::BodiesInProgress;
-use super::kept_bodies::KeptBodies;
 use super::parked_request::ParkedRequest;
 
 /// The interval at which sent requests are checked, in ms: a fifth of the shortest silence after
@@ -20,7 +19,7 @@ const LOCAL_REPLIES_MAX: usize = 64;
 
 #[derive(Default)]
 pub struct WatchedStreams {
-    pub bodies: BodiesInProgress,
+    pub bodies: BodiesInProgress<Weak<dyn ParkedRequest>>,
     pub kept: KeptBodies,
     /// The sent requests of this VM that have not ended, and free entries.
     replies: Vec<Option<Weak<dyn ParkedRequest>>>,

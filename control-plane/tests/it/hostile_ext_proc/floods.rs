@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ::ext_proc::STREAMS_PER_CONNECTION_MAX;
+use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingRequest;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
@@ -28,6 +29,12 @@ const IDLE_CORES_MAX: f64 = 0.5;
 
 /// The most memory that an idle stream may take, in bytes.
 const STREAM_BYTES_MAX: u64 = 32 << 10;
+
+/// A request that is sent to the endpoint at once.
+fn models() -> ProcessingRequest {
+    let pairs = [(":method", "GET"), (":path", "/v1/models")];
+    said(Part::RequestHeaders(headers(&pairs, true)))
+}
 
 async fn flood(message: Bytes, begins: Bytes) {
     let program = DaemonProgram::start().await;
@@ -67,11 +74,7 @@ async fn a_flood_of_messages_that_say_nothing_leaves_room_for_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_requests_on_a_stream_leaves_room_for_others() {
-    let get = framed(&said(Part::RequestHeaders(headers(
-        &[(":method", "GET"), (":path", "/v1/models")],
-        true,
-    ))));
-    flood(get, Bytes::new()).await;
+    flood(framed(&models()), Bytes::new()).await;
 }
 
 /// Each piece has few bytes or none, and takes more memory than that to keep.
@@ -103,7 +106,7 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     let mut peers = Vec::new();
     for _ in 0..limit + 16 {
         let peer = RawStream::open(&channel);
-        peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
+        peer.say(&models()).await;
         peers.push(peer);
     }
     #[expect(clippy::cast_precision_loss, reason = "some thousands")]
@@ -132,6 +135,46 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     assert!(each < STREAM_BYTES_MAX, "{each} bytes a stream");
     assert!(cores < IDLE_CORES_MAX, "{cores} cores");
     drop(channel);
+    peers.into_iter().for_each(RawStream::leave);
+    program.settled().await;
+}
+
+/// The bodies of these requests never come, so they cost the gateway memory for nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_whose_bodies_do_not_come_are_refused_and_others_are_served() {
+    const STREAMS: usize = 2_400;
+    /// More than the daemon awaits without a length ([`::exchange::bodies`]).
+    const AWAITED_MAX: usize = 1_700;
+    let program = DaemonProgram::start().await;
+    let neighbour = SteadyClient::for_program(&program).await;
+    let channel = program.channel().await;
+    let mut begins = chat(BodySendMode::FullDuplexStreamed);
+    if let Some(Part::RequestHeaders(headers)) = &mut begins.request {
+        let address = HeaderValue {
+            key: "x-forwarded-for".into(),
+            raw_value: "10.6.6.6".into(),
+            ..HeaderValue::default()
+        };
+        headers.headers.as_mut().unwrap().headers.push(address);
+    }
+    let mut peers = Vec::new();
+    for _ in 0..STREAMS {
+        let peer = RawStream::open(&channel);
+        peer.say(&begins).await;
+        peers.push(peer);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "some thousands")]
+    let refused = (STREAMS - AWAITED_MAX) as f64;
+    until("the rest is refused", || async {
+        program.metric("switchpoint_ext_proc_refused_total").await >= refused
+    })
+    .await;
+    until("refused streams end", || async {
+        peers.iter().filter(|peer| peer.is_answered()).count() >= STREAMS - AWAITED_MAX
+    })
+    .await;
+    let slowest = neighbour.was_served().await;
+    eprintln!("slowest pick of the neighbour {slowest:?}");
     peers.into_iter().for_each(RawStream::leave);
     program.settled().await;
 }

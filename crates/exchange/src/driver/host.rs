@@ -115,6 +115,11 @@ pub trait RequestHost {
         true
     }
 
+    /// Whether the host will report the last byte of a body that the driver does not read.
+    fn shows_body_end(&self) -> bool {
+        true
+    }
+
     /// Returns `size` bytes of the request body, starting at `start`. The host keeps them. Bytes
     /// that cannot be read are left out.
     fn body_piece(&self, start: usize, size: usize) -> Cow<'_, [u8]>;

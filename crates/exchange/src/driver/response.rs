@@ -16,10 +16,13 @@ impl<H: RequestHost> RequestDriver<H> {
         };
         let exchange = &mut self.exchange;
         let now = host.now();
-        let is_late = self.reply_flow.progresses();
+        let is_late = self.reply_flow.progresses(now);
         let (step, due) = host.with_pool(pool, PoolUse::Respond, now, |pool| {
             if is_late {
                 exchange.take_place_again(pool);
+            }
+            if !H::IS_FILTER {
+                exchange.body_answered(pool);
             }
             (exchange.response_headers(pool, head, now), pool.has_due())
         });
@@ -53,7 +56,7 @@ impl<H: RequestHost> RequestDriver<H> {
         if last {
             self.end(host); // the client may read much later
         } else {
-            self.piece_passes(host, size);
+            self.piece_passes(size);
         }
         FilterStatus::Go
     }

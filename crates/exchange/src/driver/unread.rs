@@ -1,4 +1,4 @@
-//! Handles requests that make no progress because their client does not read.
+//! Handles requests that make too little progress because their client does not read.
 //!
 //! A proxy stops reading from endpoints while its buffer for a client is full. The streams of one
 //! HTTP/2 connection share that buffer, so it may be full before a reply has begun. Then neither
@@ -7,7 +7,24 @@
 use pool_state::Timestamp;
 
 use super::{PoolUse, RequestCount, RequestDriver, RequestHost};
-use crate::exchange::{AwaitedSide, RELEASE_MS, Silence};
+use crate::exchange::{AwaitedSide, RELEASE_MS, ReplyDelay, ReplyKind};
+
+/// A reply makes progress while its bytes pass at a fair pace: one part in this many of the
+/// greatest pace that was seen. A larger batch slows an engine down by less. A client that reads
+/// slower keeps its reply, but not the place.
+const PACE_PARTS: u64 = 8;
+
+/// The greatest pace is taken to be at least this, in bytes a second. Otherwise a client that reads
+/// slowly from the beginning would set the pace. An engine that streams 40 tokens a second is
+/// faster.
+const FASTEST_MIN: u64 = 8_192;
+
+/// A reply that made too little progress makes enough again when its delay has fallen to this, in
+/// ms.
+const RESUME_MS: u64 = RELEASE_MS / 2;
+
+/// The time between two checks, in ms. No pace is measured over less time.
+const CHECK_MS: u64 = 1_000;
 
 /// The part of a reply that has arrived so far.
 #[derive(Debug, Default)]
@@ -15,8 +32,14 @@ pub(super) struct ReplyFlow {
     /// Bytes of the reply so far. The headers count as one, and so does the end of a request body
     /// that is not read.
     bytes: u64,
-    silence: Silence,
-    /// Whether no byte passed for a long time, because the client does not read.
+    /// How many bytes had passed at the last check, and when a check first saw this number.
+    seen: u64,
+    silent_since: Timestamp,
+    /// The greatest number of bytes that passed in a second.
+    fastest: u64,
+    /// The reply is as late as if no byte had passed since this time.
+    late_since: Timestamp,
+    /// Whether the place is free, because the client does not read.
     is_unread: bool,
 }
 
@@ -24,18 +47,8 @@ pub(super) struct ReplyFlow {
 
 impl<H: RequestHost> RequestDriver<H> {
     /// Records that a piece of the reply passes to the client.
-    pub(super) fn piece_passes(&mut self, host: &mut H, size: usize) {
+    pub(super) fn piece_passes(&mut self, size: usize) {
         self.reply_flow.bytes = self.reply_flow.bytes.saturating_add(size as u64);
-        if !self.reply_flow.is_unread || size == 0 {
-            return;
-        }
-        self.reply_flow.is_unread = false;
-        let Some(pool) = &self.pool else { return };
-        let exchange = &mut self.exchange;
-        let since = self.reply_flow.silence.since;
-        host.with_pool(pool, PoolUse::ReadResponse, since, |pool| {
-            exchange.take_place_again(pool);
-        });
     }
 
     /// Records that the last byte of a body that is not read passes to the endpoint. The request
@@ -44,9 +57,10 @@ impl<H: RequestHost> RequestDriver<H> {
         let Some(pool) = self.pool.as_ref().filter(|_| self.is_routed()) else {
             return;
         };
-        let is_late = self.reply_flow.progresses();
+        let now = host.now();
+        let is_late = self.reply_flow.progresses(now);
         let exchange = &mut self.exchange;
-        host.with_pool(pool, PoolUse::ReadResponse, host.now(), |pool| {
+        host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
             if is_late {
                 exchange.take_place_again(pool);
             }
@@ -54,35 +68,42 @@ impl<H: RequestHost> RequestDriver<H> {
         });
     }
 
-    /// Whether no byte passed for so long that the host must call [`Self::check_reply`].
+    /// Whether the reply makes or made so little progress that the host must call
+    /// [`Self::check_reply`].
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn is_silent(&mut self, now: Timestamp) -> bool {
-        let ReplyFlow { bytes, silence, .. } = &mut self.reply_flow;
-        if silence.bytes != *bytes {
-            *silence = Silence {
-                bytes: *bytes,
-                since: now,
-            };
-        }
-        now.ms_since(silence.since) >= RELEASE_MS && self.is_routed()
+        let kind = self.exchange.reply_kind();
+        let flow = &mut self.reply_flow;
+        flow.look(kind, now);
+        (flow.is_unread || now.ms_since(flow.late_since) >= RELEASE_MS) && self.is_routed()
     }
 
-    /// Checks a request or a reply without progress. If its client does not read, stops counting
-    /// the request at its endpoint, and later answers it, so that the proxy resets the stream.
+    /// Checks a request or a reply with too little progress. If its client does not read, stops
+    /// counting the request at its endpoint, and later answers it, so that the proxy resets the
+    /// stream. Counts the request again when the reply makes progress.
     pub fn check_reply(&mut self, host: &mut H, now: Timestamp) {
         if !self.is_silent(now) {
             return;
         }
-        let silence = self.reply_flow.silence;
-        let is_freed = self.reply_flow.is_unread;
+        let flow = &self.reply_flow;
+        let delay = ReplyDelay {
+            bytes: flow.seen,
+            ms: now.ms_since(flow.late_since),
+        };
+        let is_freed = flow.is_unread;
+        let silent_ms = now.ms_since(flow.silent_since);
         let after = host.settings().unread_reset_ms;
-        if is_freed && (after == 0 || now.ms_since(silence.since) < after) {
+        if is_freed && delay.ms <= RESUME_MS {
+            self.take_place_again(host, now);
+            return;
+        }
+        if is_freed && (after == 0 || silent_ms < after) {
             return;
         }
         let Some(pool) = &self.pool else { return };
         let exchange = &mut self.exchange;
         let (is_unread, is_new, cut) = host.with_pool(pool, PoolUse::Release, now, |pool| {
-            let side = exchange.awaited(pool, silence, now);
+            let side = exchange.awaited(pool, delay, now);
             let is_unread = is_freed || side != AwaitedSide::Endpoint;
             let is_new = is_unread && !is_freed && exchange.free_place(pool);
             let cut = (is_freed && side == AwaitedSide::Client)
@@ -100,6 +121,15 @@ impl<H: RequestHost> RequestDriver<H> {
             self.refuse(host, reply);
         }
     }
+
+    fn take_place_again(&mut self, host: &mut H, now: Timestamp) {
+        self.reply_flow.is_unread = false;
+        let Some(pool) = &self.pool else { return };
+        let exchange = &mut self.exchange;
+        host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
+            exchange.take_place_again(pool);
+        });
+    }
 }
 
 // === impl ReplyFlow ===
@@ -107,13 +137,39 @@ impl<H: RequestHost> RequestDriver<H> {
 impl ReplyFlow {
     /// Records that the request was sent.
     pub(super) fn request_sent(&mut self, now: Timestamp) {
-        self.silence.since = now;
+        self.silent_since = now;
+        self.late_since = now;
+    }
+
+    /// Looks at the bytes that passed since the last check. The delay of the reply falls by the
+    /// time that its bytes take at a fair pace.
+    fn look(&mut self, kind: ReplyKind, now: Timestamp) {
+        let passed = self.bytes.saturating_sub(self.seen);
+        if passed == 0 {
+            return;
+        }
+        let took_ms = now.ms_since(self.silent_since).max(CHECK_MS);
+        self.seen = self.bytes;
+        self.silent_since = now;
+        let passed = passed.min(u64::MAX / 1_000) * 1_000;
+        let worth_ms = match kind {
+            ReplyKind::Computed => return,
+            ReplyKind::Generated => {
+                self.fastest = self.fastest.max(passed / took_ms).max(FASTEST_MIN);
+                passed.checked_div(self.fastest / PACE_PARTS)
+            }
+            ReplyKind::Upgraded => None,
+        };
+        let late_ms = now.ms_since(self.late_since).min(RELEASE_MS);
+        let late_ms = late_ms.saturating_sub(worth_ms.unwrap_or(RELEASE_MS));
+        self.late_since = Timestamp(now.0.saturating_sub(Timestamp(0).plus_ms(late_ms).0));
     }
 
     /// Records the headers of the reply, or the end of a request body that is not read. Returns
     /// whether the request had stopped counting at its endpoint.
-    pub(super) fn progresses(&mut self) -> bool {
+    pub(super) fn progresses(&mut self, now: Timestamp) -> bool {
         self.bytes = self.bytes.saturating_add(1);
+        self.late_since = now;
         std::mem::take(&mut self.is_unread)
     }
 }

@@ -44,6 +44,8 @@ pub struct PendingRequest {
     pub(super) facts: PromptFacts,
     /// The hash of the id of the stored answer that the request names; 0 if there is none.
     pub(super) stored_id: u64,
+    /// The client, as a hash.
+    pub(super) client: u64,
 }
 
 /// The properties of a parsed body that are needed after its prompt is hashed.
@@ -150,6 +152,7 @@ impl PendingRequest {
             slo: self.latency.slo,
             prediction_based: self.latency.prediction_based,
             stored_id: self.stored_id,
+            client: self.client,
         }
     }
 

@@ -11,7 +11,7 @@ use super::pending_request::PendingRequest;
 use super::phase::ExchangePhase;
 use super::queued_request::QueuedRequest;
 use super::routed_request::{RequestKind, RoutedRequest, SentPrompt};
-use super::{Exchange, ExchangeStep, HeaderFacts, RequestChanges};
+use super::{BodyArrival, Exchange, ExchangeStep, HeaderFacts, RequestChanges};
 use crate::explain::DecisionReason;
 use crate::hint;
 use crate::reply::Refusal;
@@ -312,7 +312,7 @@ impl Exchange {
             tokens: pending.prompt_tokens,
         };
         let mut routed = RoutedRequest::new(self.api, counted, picked, prompt, kind, now);
-        if self.is_arriving && routed.prompt.tokens > 0 {
+        if self.arrival != BodyArrival::Whole && routed.prompt.tokens > 0 {
             pool.set_prompt(&mut routed.pick.hold, 0);
         }
         self.phase = ExchangePhase::Routed(Box::new(routed.with_model_names(pending.names)));

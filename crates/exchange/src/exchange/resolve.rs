@@ -126,6 +126,7 @@ impl Exchange {
             blocks: Vec::new(),
             facts: PromptFacts::default(),
             stored_id: stored_id.unwrap_or(self.facts.stored_id),
+            client: self.facts.client.hash,
         })
     }
 

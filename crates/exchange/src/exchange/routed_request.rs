@@ -378,6 +378,10 @@ impl RoutedRequest {
         };
         self.reply.failed_attempts = u32::try_from(failed).unwrap_or(u32::MAX);
         let prompt = self.prompt_hash();
+        // If another endpoint served the request, the request is not the reason for the failures.
+        let is_served =
+            head.origin == ResponseOrigin::Upstream && (200..300).contains(&head.status);
+        let client = (!is_served).then_some(self.kind.client);
         for (at, (endpoint, _)) in (1..).zip(self.pick.ranked.iter().take(failed)) {
             // Envoy does not report why an earlier attempt failed. If the endpoint works, a lost
             // connection is assumed, as for the last attempt.
@@ -395,7 +399,7 @@ impl RoutedRequest {
             let failure = if is_refused {
                 RequestFailure::Refused
             } else {
-                RequestFailure::Lost(prompt)
+                RequestFailure::Lost(prompt, client)
             };
             pool.record_unanswered(*endpoint, &mut self.pick.hold, failure, now);
         }

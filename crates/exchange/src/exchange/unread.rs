@@ -7,7 +7,7 @@ use super::routed_request::RoutedRequest;
 use super::{Exchange, ExchangeOutcome, ExchangePhase};
 use crate::reply::{LocalReply, Refusal};
 
-/// After this time without a byte, in ms, the request no longer counts at its endpoint. A client
+/// After this time without progress, in ms, the request no longer counts at its endpoint. A client
 /// that reads pauses for less time, and the engine is scraped more often. Any value far below the
 /// duration of a generation limits the cost for others.
 pub(crate) const RELEASE_MS: u64 = 5_000;
@@ -21,14 +21,38 @@ const PREFILL_MS_PER_TOKEN: u64 = 1;
 /// engine may run a tool for the request.
 const STREAM_BYTES_MIN: u64 = 1_048_576;
 
-/// How many bytes of a reply had passed at the last check, and when a check first saw this number.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Silence {
+/// How many bytes of a reply had passed at the last check, and for how long the reply has made too
+/// little progress, in ms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReplyDelay {
     pub(crate) bytes: u64,
-    pub(crate) since: Timestamp,
+    pub(crate) ms: u64,
 }
 
-/// The side that a reply waits for while no byte passes.
+/// How much of the request body has arrived, as far as the host knows. A client may declare a body
+/// that it never sends, so a body that is not read counts only when it is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BodyArrival {
+    /// The last byte has arrived, or there is no body.
+    Whole,
+    /// The host will report the last byte.
+    Partial,
+    /// The host may never report the last byte, because the proxy shows it no body.
+    Unseen,
+}
+
+/// The conclusion when bytes of a reply pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReplyKind {
+    /// None, because the endpoint has computed the whole reply.
+    Computed,
+    /// The endpoint generates the reply, if the bytes pass at its pace.
+    Generated,
+    /// The endpoint works. Both sides of an upgraded connection may pause.
+    Upgraded,
+}
+
+/// The side that a reply waits for while it makes too little progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AwaitedSide {
     /// The endpoint, as far as is known. A long prefill or long reasoning is not the client's
@@ -46,19 +70,32 @@ pub(crate) enum AwaitedSide {
 // === impl Exchange ===
 
 impl Exchange {
-    /// The side that the reply waits for while no byte passes.
+    /// The conclusion when bytes of the reply pass.
+    pub(crate) fn reply_kind(&self) -> ReplyKind {
+        match &self.phase {
+            ExchangePhase::Routed(routed) if routed.is_computed => ReplyKind::Computed,
+            ExchangePhase::Routed(routed) if routed.reply.status == SWITCHING_PROTOCOLS => {
+                ReplyKind::Upgraded
+            }
+            _ => ReplyKind::Generated,
+        }
+    }
+
+    /// The side that the reply waits for while it makes too little progress.
     #[cold]
     pub(crate) fn awaited(
         &self,
         pool: &ManagedPool,
-        silence: Silence,
+        delay: ReplyDelay,
         now: Timestamp,
     ) -> AwaitedSide {
         match &self.phase {
-            ExchangePhase::Routed(_) if self.is_arriving && silence.bytes == 0 => {
+            ExchangePhase::Routed(_)
+                if self.arrival == BodyArrival::Partial && delay.bytes == 0 =>
+            {
                 AwaitedSide::ClientProbably
             }
-            ExchangePhase::Routed(routed) => routed.awaited(pool, silence, self.reads_body(), now),
+            ExchangePhase::Routed(routed) => routed.awaited(pool, delay, self.reads_body(), now),
             _ => AwaitedSide::Endpoint,
         }
     }
@@ -74,6 +111,15 @@ impl Exchange {
         }
     }
 
+    /// Records that the endpoint answers. So it has the body, also if the host did not see its end.
+    #[cold]
+    pub(crate) fn body_answered(&mut self, pool: &mut ManagedPool) {
+        if self.arrival == BodyArrival::Unseen {
+            self.arrival = BodyArrival::Whole;
+            self.body_passed(pool);
+        }
+    }
+
     /// Stops counting the request at its endpoint. Returns false if that was done before.
     #[cold]
     pub(crate) fn free_place(&mut self, pool: &mut ManagedPool) -> bool {
@@ -83,8 +129,8 @@ impl Exchange {
         }
     }
 
-    /// Counts the request at its endpoint again, because bytes pass. Does nothing if the engine has
-    /// computed the whole reply.
+    /// Counts the request at its endpoint again, because its reply makes progress. Does nothing if
+    /// the engine has computed the whole reply.
     #[cold]
     pub(crate) fn take_place_again(&mut self, pool: &mut ManagedPool) {
         if let ExchangePhase::Routed(routed) = &mut self.phase
@@ -115,14 +161,13 @@ impl RoutedRequest {
     fn awaited(
         &self,
         pool: &ManagedPool,
-        silence: Silence,
+        delay: ReplyDelay,
         is_read: bool,
         now: Timestamp,
     ) -> AwaitedSide {
         if self.is_computed {
             return AwaitedSide::Client;
         }
-        let silent_ms = now.ms_since(silence.since);
         // The length of a body that is not read says little about its prefill.
         let tokens = if is_read {
             self.pick.hold.uncached_tokens()
@@ -130,12 +175,11 @@ impl RoutedRequest {
             0
         };
         let prefill_ms = tokens * PREFILL_MS_PER_TOKEN;
-        if silent_ms < RELEASE_MS + prefill_ms {
+        if delay.ms < RELEASE_MS + prefill_ms {
             return AwaitedSide::Endpoint;
         }
-        let is_stream =
-            silence.bytes >= STREAM_BYTES_MIN && self.reply.status != SWITCHING_PROTOCOLS;
-        match pool.engine_count(&self.pick.hold, silent_ms, now) {
+        let is_stream = delay.bytes >= STREAM_BYTES_MIN && self.reply.status != SWITCHING_PROTOCOLS;
+        match pool.engine_count(&self.pick.hold, delay.ms, now) {
             EngineCount::Nothing if is_stream => AwaitedSide::Client,
             EngineCount::Nothing | EngineCount::Fewer => AwaitedSide::ClientProbably,
             EngineCount::All => AwaitedSide::Endpoint,

@@ -207,6 +207,7 @@ impl<'a> RecordedRequest<'a> {
             },
             prediction_based: self.value["prediction_based"].as_bool().unwrap_or(false),
             stored_id: 0, // the subset has the endpoint that it led to
+            client: 0,    // the endpoints that it avoids are marked
         })
     }
 }

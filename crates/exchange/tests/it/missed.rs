@@ -8,9 +8,8 @@ use scheduler::{EndpointMetrics, Version};
 
 use crate::release::{pool_update, split_pool_update};
 
-/// Sends a prompt, and lets the first endpoint of the ranked list serve it, with this usage.
-/// Returns that endpoint.
-fn ask(pool: &mut ManagedPool, prompt: &str, hint: Option<&[u8]>, usage: &str) -> String {
+/// Sends a prompt. Returns the first endpoint of the ranked list.
+fn send(pool: &mut ManagedPool, prompt: &str, hint: Option<&[u8]>) -> (Exchange, String) {
     let mut exchange = Exchange::new(Timestamp(0));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
     exchange.request_headers(&ExchangeSettings::default(), pairs, false);
@@ -25,6 +24,13 @@ fn ask(pool: &mut ManagedPool, prompt: &str, hint: Option<&[u8]>, usage: &str) -
         panic!("not routed")
     };
     let first = forward.set[0].1.split(',').next().unwrap().to_owned();
+    (exchange, first)
+}
+
+/// Sends a prompt, and lets the first endpoint of the ranked list serve it, with this usage.
+/// Returns that endpoint.
+fn ask(pool: &mut ManagedPool, prompt: &str, hint: Option<&[u8]>, usage: &str) -> String {
+    let (mut exchange, first) = send(pool, prompt, hint);
     let head = ResponseHead {
         origin: ResponseOrigin::Upstream,
         status: 200,
@@ -101,6 +107,33 @@ fn pool(endpoints: u8) -> ManagedPool {
     pool.install(update, 7, 1_000);
     pool.refresh(measured, Timestamp(0));
     pool
+}
+
+/// An engine refuses such a prompt, but not before it has received and tokenized it.
+#[test]
+fn prompts_that_are_longer_than_any_cache_move_no_other_prompt_and_are_no_load() {
+    let mut pool = pool(4);
+    let letters = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let homes = letters.map(|letter| ask(&mut pool, &prompt(letter), None, &usage(2_560, 0)));
+    let entries = pool.prefixes().stats().entries;
+    let long = "z".repeat(400_000);
+    let mut refused = Vec::new();
+    for number in 0..3 {
+        refused.push(send(&mut pool, &format!("{number} {long}"), None).0);
+    }
+    let load: u64 = pool
+        .in_flight()
+        .rows()
+        .map(|(_, load)| load.prefill_tokens)
+        .sum();
+    assert_eq!((load, pool.prefixes().stats().entries), (0, entries));
+    for (letter, home) in letters.iter().zip(homes) {
+        let again = ask(&mut pool, &prompt(letter), None, &usage(2_560, 2_544));
+        assert_eq!(again, home, "{letter}");
+    }
+    for mut exchange in refused {
+        exchange.end(&mut pool, Timestamp(1));
+    }
 }
 
 #[test]

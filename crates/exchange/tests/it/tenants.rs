@@ -250,6 +250,109 @@ fn one_clients_crashes_refuse_no_prompt_of_another_and_a_probe_is_sent_once() {
     exchange.end(&mut pool, Timestamp(0).plus_ms(7_020));
 }
 
+/// Sends a prompt of the client at this address. Returns the ranked list.
+fn chat(pool: &mut ManagedPool, address: &str, prompt: &str, ms: u64) -> (Exchange, String) {
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": prompt.repeat(50)}]});
+    let (exchange, changes) = send(
+        pool,
+        &ExchangeSettings::default(),
+        "/v1/chat/completions",
+        &[("x-forwarded-for", address)],
+        &body.to_string(),
+        Timestamp(0).plus_ms(ms),
+    );
+    let set = changes.unwrap().set;
+    let mut headers = set.into_iter();
+    let to = headers.find(|(name, _)| name == "x-gateway-destination-endpoint");
+    (exchange, to.unwrap().1)
+}
+
+fn first_of(list: &str) -> String {
+    list.split(',').next().unwrap().to_owned()
+}
+
+/// A request of this client is answered. Returns the endpoint.
+fn well(pool: &mut ManagedPool, address: &str, prompt: &str, ms: u64) -> String {
+    let (mut exchange, to) = chat(pool, address, prompt, ms);
+    let to = first_of(&to);
+    crate::broken_engines::answer_well(&mut exchange, pool, &to, Timestamp(0).plus_ms(ms));
+    exchange.end(pool, Timestamp(0).plus_ms(ms));
+    to
+}
+
+/// A pool of four endpoints. Two clients were answered, the last time at 1,390 ms.
+fn pool_of_two_clients() -> ManagedPool {
+    let mut pool = ManagedPool::new(7, 1 << 12);
+    pool.install(pool_update(4, 1), 7, 1_000);
+    for n in 0..40 {
+        let address = ["10.0.0.1", "10.0.0.2"][n as usize % 2];
+        well(&mut pool, address, &format!("fine {n}"), 1_000 + n * 10);
+    }
+    pool
+}
+
+#[test]
+fn lost_connections_of_one_client_eject_no_endpoint_of_others() {
+    let mut pool = pool_of_two_clients();
+    for n in 0..400 {
+        let ms = 1_400 + n * 10;
+        let (mut exchange, to) = chat(&mut pool, "10.0.0.66", &format!("poison {n}"), ms);
+        let second = to.split(',').nth(1).unwrap_or(&to);
+        let now = Timestamp(0).plus_ms(ms);
+        exchange.response_headers(&mut pool, &lost(second), now);
+        exchange.end(&mut pool, now);
+        assert!(pool.ejections().is_empty(), "{n}");
+        if n % 4 == 0 {
+            well(&mut pool, "10.0.0.1", &format!("fine {n}"), ms);
+        }
+    }
+}
+
+#[test]
+fn a_client_that_lost_a_connection_avoids_the_endpoint_and_others_do_not() {
+    let mut pool = pool_of_two_clients();
+    let (mut exchange, to) = chat(&mut pool, "10.0.0.66", "poison", 1_400);
+    let to = first_of(&to);
+    let now = Timestamp(0).plus_ms(1_410);
+    let head = ResponseHead {
+        attempts: 1,
+        ..lost(&to)
+    };
+    exchange.response_headers(&mut pool, &head, now);
+    exchange.end(&mut pool, now);
+    assert!(pool.ejections().is_empty());
+    // So many requests at the same time need all endpoints.
+    let mut is_sent_there = |address: &str, ms: u64| {
+        let now = Timestamp(0).plus_ms(ms);
+        let prompt = |n| format!("{address} {n} {ms}");
+        let sent: Vec<_> = (0..40)
+            .map(|n| chat(&mut pool, address, &prompt(n), ms))
+            .collect();
+        let is_there = sent.iter().any(|(_, list)| first_of(list) == to);
+        for (mut exchange, _) in sent {
+            exchange.end(&mut pool, now);
+        }
+        is_there
+    };
+    assert!(!is_sent_there("10.0.0.66", 1_420));
+    assert!(is_sent_there("10.0.0.1", 1_450));
+    assert!(is_sent_there("10.0.0.66", 7_000), "five seconds later");
+}
+
+#[test]
+fn a_lost_connection_ejects_at_once_if_another_endpoint_served_the_request() {
+    let mut pool = pool_of_two_clients();
+    let (mut exchange, list) = chat(&mut pool, "10.0.0.66", "a prompt", 3_000);
+    let second = list.split(',').nth(1).unwrap();
+    let head = ResponseHead {
+        attempts: 2,
+        ..crate::broken_engines::head(second, 200)
+    };
+    exchange.response_headers(&mut pool, &head, Timestamp(0).plus_ms(3_010));
+    exchange.end(&mut pool, Timestamp(0).plus_ms(3_010));
+    assert_eq!(pool.ejections().len(), 1, "no endpoint answered lately");
+}
+
 fn prefill_tokens(path: &str, headers: &[(&str, &str)], body: &str) -> u64 {
     let mut pool = pool();
     let settings = ExchangeSettings::default();

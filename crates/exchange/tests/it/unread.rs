@@ -183,16 +183,41 @@ fn no_reply_is_reset_where_the_settings_say_never() {
 #[test]
 fn a_client_that_reads_slowly_is_not_cut() {
     let mut case = UnreadCase::whole();
-    for _ in 0..100 {
-        case.piece(PIECE);
-        assert_eq!(case.wait(1), "");
-        assert_eq!(case.wait(4_000), "");
-    }
+    case.piece(PIECE);
+    assert_eq!(case.wait(4_999), "");
+    case.piece(PIECE);
+    assert_eq!(case.wait(1), "Unread", "the engine has ended");
     for _ in 0..3 {
         case.piece(1);
-        let _ = case.wait(5_000);
-        assert_eq!(case.wait(50_000), "", "it reads once in a minute");
-        assert_eq!(case.places(), (0, 1), "the engine has long ended");
+        assert_eq!(case.wait(55_000), "", "it reads once in a minute");
+        assert_eq!(case.places(), (0, 1));
+    }
+}
+
+/// Sends pieces of this size each 4.9 s, while the engine reports no request. Returns the seconds
+/// in which the request had its place, of five hundred, and checks that it was not cut.
+fn seconds_of_a_place(bytes: usize) -> u32 {
+    let mut case = UnreadCase::stream();
+    case.report(1.0, 0.0);
+    case.piece(PIECE);
+    let mut seconds = 0;
+    for second in 0..500 {
+        case.report(0.0, 0.0);
+        let log = case.wait(980);
+        assert!(log.is_empty() || log == "Unread", "{log}");
+        seconds += case.places().0;
+        if second % 5 == 4 {
+            case.piece(bytes);
+        }
+    }
+    seconds
+}
+
+#[test]
+fn a_client_that_reads_a_little_at_a_time_keeps_its_stream_and_not_the_place() {
+    assert_eq!(seconds_of_a_place(PIECE), 500, "at the pace of the engine");
+    for bytes in [1, 100, PIECE / 10] {
+        assert!(seconds_of_a_place(bytes) < 10, "{bytes}");
     }
 }
 
@@ -230,6 +255,8 @@ fn a_stream_whose_engine_has_nothing_left_is_not_read() {
     assert_eq!(case.wait_with(5_100, 0.0, 0.0), "Unread");
     assert_eq!(case.places(), (0, 1));
     case.piece(100);
+    assert_eq!(case.places(), (0, 1), "the client may have read this");
+    case.piece(PIECE);
     assert_eq!(case.places(), (1, 0), "its engine had something left");
     assert_eq!(case.wait_with(5_100, 0.0, 0.0), "Unread");
     assert_eq!(
@@ -299,6 +326,7 @@ fn the_declared_length_of_a_body_that_is_not_read_excuses_no_silence() {
     case.driver.end(&mut case.host);
     case.host = host;
     case.driver = driver;
+    assert_eq!(case.wait(0), "");
     case.report(1.0, 0.0);
     assert_eq!(case.wait_with(5_100, 0.0, 0.0), "Unread");
 }

@@ -10,15 +10,15 @@ use std::sync::Arc;
 use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
 use exchange::trace::TraceContext;
 use exchange::{
-    BodyProgress, ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse,
-    RequestChanges, RequestCount, RequestHost, ResponseStep, RewriteError, Timestamp, headers,
-    ready_reply,
+    ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse, RequestChanges,
+    RequestCount, RequestHost, ResponseStep, RewriteError, Timestamp, headers, ready_reply,
 };
 use scheduler::flow::FlowControl;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::super::answers::AnswerQueue;
 use super::super::held_body::HeldBody;
+use super::super::retry_copies::RetryCopy;
 use super::super::server::{ExtProcServer, ServedPool};
 use super::super::span::RequestSpan;
 use super::super::wire::{self, BodyDirection, BodyMode, BodyModes, HeaderChanges};
@@ -57,6 +57,8 @@ pub struct ExtProcHost {
     /// Control headers that the client sent; they are removed.
     stripped: Vec<String>,
     held: HeldBody,
+    /// The body that the proxy keeps for a retry, if the body is long.
+    kept: Option<RetryCopy>,
     end: RequestEndedBy,
     /// Whether the request headers were answered before the decision.
     headers_answered: bool,
@@ -153,6 +155,11 @@ impl RequestHost for ExtProcHost {
         }
     }
 
+    fn shows_body_end(&self) -> bool {
+        let modes = self.modes();
+        modes.request != BodyMode::None && wire::decline_request_body(modes).is_none()
+    }
+
     fn body_piece(&self, start: usize, size: usize) -> Cow<'_, [u8]> {
         self.held
             .as_ref()
@@ -226,6 +233,11 @@ impl RequestHost for ExtProcHost {
             self.send_pieces(edit);
         }
         Ok(())
+    }
+
+    fn may_keep(&mut self, client: u64, bytes: usize) -> bool {
+        self.kept = RetryCopy::keep(self.server.retry_copies(), client, bytes);
+        self.kept.is_some()
     }
 
     fn reply(&mut self, reply: LocalReply) {
@@ -378,6 +390,7 @@ impl ExtProcHost {
             hint: None,
             stripped: Vec::new(),
             held: HeldBody::default(),
+            kept: None,
             end: RequestEndedBy::Headers,
             headers_answered: false,
             parking: None,
@@ -398,6 +411,7 @@ impl ExtProcHost {
         pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>,
     ) {
         self.held = HeldBody::default();
+        self.kept = None;
         self.end = RequestEndedBy::Headers;
         self.headers_answered = false;
         self.parking = None;
@@ -451,7 +465,9 @@ impl ExtProcHost {
 
     /// Memory for what the proxy sent, in bytes.
     pub(super) fn memory(&self) -> usize {
-        self.hint.as_ref().map_or(0, Vec::capacity)
+        let of_name = |name: &String| size_of::<String>() + name.capacity();
+        self.stripped.iter().map(of_name).sum::<usize>()
+            + self.hint.as_ref().map_or(0, Vec::capacity)
             + self.held.memory()
             + self.out.memory()
             + self.span.as_ref().map_or(0, |span| span.memory())
@@ -464,20 +480,6 @@ impl ExtProcHost {
             (None, Some((deadline, _))) => StreamAction::Wait(*deadline),
             (None, None) => StreamAction::Listen,
         }
-    }
-
-    /// Holds a piece of the request body. Returns the length of the body so far.
-    pub(super) fn hold(&mut self, piece: Vec<u8>, progress: BodyProgress) -> usize {
-        self.held.push(piece);
-        if progress != BodyProgress::Partial {
-            self.end = RequestEndedBy::Body;
-        }
-        self.held.len()
-    }
-
-    /// Records that the request ends with trailers.
-    pub(super) fn end_with_trailers(&mut self) {
-        self.end = RequestEndedBy::Trailers;
     }
 
     pub(super) fn modes(&self) -> BodyModes {

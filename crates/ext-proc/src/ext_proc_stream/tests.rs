@@ -528,6 +528,87 @@ fn headers_twice_release_the_first_pick() {
     assert_eq!(under_way(&server), 1);
 }
 
+/// The requests, and the tokens of their prompts, that endpoints count.
+fn load(server: &ExtProcServer) -> Vec<(u32, u64)> {
+    let inner = server.pool(None).unwrap().lock();
+    let rows = inner.pool.in_flight().rows();
+    rows.map(|(_, load)| (load.requests, load.prefill_tokens))
+        .collect()
+}
+
+/// 25 MB for an API whose bodies are not read.
+const UNREAD: &str = "POST /v2/models/m/infer content-length=25000000";
+
+#[test]
+fn a_body_that_is_not_read_counts_when_it_has_arrived() {
+    for last in ["last x", "trailers"] {
+        let server = server(&[SERVER]);
+        let mut stream = stream(&server, ExchangeSettings::default());
+        say(&mut stream, &[UNREAD, "body x"]);
+        stream.check_reply(server.now());
+        assert_eq!(load(&server), [(1, 0)]);
+        stream.check_reply(server.now().plus_ms(5_000));
+        assert!(load(&server).is_empty(), "no endpoint works on it");
+        say(&mut stream, &["body x"]);
+        assert!(load(&server).is_empty());
+        say(&mut stream, &[last]);
+        assert_eq!(load(&server), [(1, 6_250_000)], "{last}");
+    }
+}
+
+#[test]
+fn a_body_whose_end_the_proxy_does_not_show_counts_when_the_endpoint_answers() {
+    for modes in [
+        "request=buffered response=streamed",
+        "request=streamed response=streamed",
+        "request=none response=none",
+    ] {
+        let server = server(&[SERVER]);
+        let mut stream = stream(&server, ExchangeSettings::default());
+        let mut script = StreamScript::default();
+        script.modes(modes);
+        let _ = stream.receive(script.says(UNREAD).unwrap());
+        assert_eq!(load(&server), [(1, 0)], "{modes}");
+        stream.check_reply(server.now());
+        stream.check_reply(server.now().plus_ms(60_000));
+        assert_eq!(load(&server), [(1, 0)], "{modes}: the engine may work");
+        let reply = "reply 200 content-type=text/event-stream";
+        let _ = stream.receive(script.says(reply).unwrap());
+        assert_eq!(load(&server), [(1, 6_250_000)], "{modes}");
+    }
+}
+
+/// Whether the proxy may retry the request.
+fn may_retry(answer: &ProcessingResponse) -> bool {
+    let Some(Response::RequestHeaders(headers)) = &answer.response else {
+        panic!("{answer:?}")
+    };
+    let changes = headers.response.as_ref().unwrap().header_mutation.as_ref();
+    let mut set = changes.unwrap().set_headers.iter();
+    set.any(|option| option.header.as_ref().unwrap().key == "x-envoy-retry-on")
+}
+
+#[test]
+fn a_long_request_may_be_retried_while_its_client_has_room_and_a_short_one_always() {
+    const LONG: &str = "POST /upload content-length=20000000";
+    let server = server(&[SERVER, OTHER]);
+    let send = |line: &str| {
+        let mut stream = stream(&server, with_format(DestinationFormat::List));
+        let message = StreamScript::default().says(line).unwrap();
+        let _ = stream.receive(message);
+        let may_retry = may_retry(&stream.next_answer().unwrap());
+        (stream, may_retry)
+    };
+    let mut sent: Vec<_> = (0..7).map(|_| send(LONG)).collect();
+    let retried = sent.iter().filter(|(_, may_retry)| *may_retry).count();
+    assert_eq!(retried, 6, "half of 256 MiB");
+    assert!(send("POST /upload content-length=1000").1);
+    assert!(send(&format!("{LONG} x-forwarded-for=10.2.2.2")).1);
+    assert!(!send(LONG).1);
+    sent.truncate(5);
+    assert!(send(LONG).1, "a stream has ended");
+}
+
 #[test]
 fn without_state_a_request_waits_whole_and_then_goes() {
     let server = ExtProcServer::new(&[POOL.into()]);

@@ -7,6 +7,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest, ProcessingResponse,
     ProtocolConfiguration,
 };
+use exchange::bodies::{UNCOUNTED_MAX, cost_bytes};
 use futures::stream;
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
@@ -17,7 +18,7 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 
 use super::super::ext_proc_stream::tests::{SERVER, holding, server, under_way};
-use super::super::memory::HELD_BYTES_MAX;
+use super::super::memory::{HELD_BYTES_MAX, INCOMPLETE_BYTES_MAX, STREAMS_MAX};
 use super::super::service::{ExtProcService, METHOD};
 use super::*;
 
@@ -68,15 +69,18 @@ fn headers(pairs: &[(&str, &str)], end_of_stream: bool) -> HttpHeaders {
 }
 
 fn chat(mode: i32) -> ProcessingRequest {
+    chat_with(mode, &[])
+}
+
+/// The beginning of a chat request with more headers.
+fn chat_with(mode: i32, more: &[(&str, &str)]) -> ProcessingRequest {
     let config = ProtocolConfiguration {
         request_body_mode: mode,
         response_body_mode: mode,
         ..ProtocolConfiguration::default()
     };
-    let headers = headers(
-        &[(":method", "POST"), (":path", "/v1/chat/completions")],
-        false,
-    );
+    let line = [(":method", "POST"), (":path", "/v1/chat/completions")];
+    let headers = headers(&[&line[..], more].concat(), false);
     ProcessingRequest {
         protocol_config: Some(config),
         ..said(Part::RequestHeaders(headers))
@@ -326,6 +330,130 @@ async fn a_body_that_trickles_is_given_up_too() {
         assert!(ms <= BODY_MS_MAX);
     };
     assert_eq!((status_of(&answers), ms), (Some(408), BODY_MS_MAX));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_proxy_that_holds_the_body_may_be_silent_as_long_as_the_body_may_take() {
+    let server = server(&[SERVER]);
+    let session = session(&server);
+    session.receive(&framed(&chat(BUFFERED)));
+    assert!(play(&session).1.is_none());
+    pass(BODY_MS_MAX - 1).await;
+    server.expire();
+    assert_eq!(play(&session).0, []);
+    pass(1).await;
+    server.expire();
+    assert_eq!(status_of(&play(&session).0), Some(408));
+}
+
+/// Begins a chat request whose body does not come. Returns the status if it is refused.
+fn begin(
+    server: &Arc<ExtProcServer>,
+    mode: i32,
+    more: &[(&str, &str)],
+) -> (Arc<StreamSession>, Option<i32>) {
+    let session = StreamSession::new(server, server.pool(None).unwrap(), &Arc::default());
+    session.receive(&framed(&chat_with(mode, more)));
+    let (answers, _) = play(&session);
+    let status = status_of(&answers);
+    (session, status)
+}
+
+#[tokio::test(start_paused = true)]
+async fn declared_bodies_that_do_not_come_take_no_room_from_other_clients() {
+    let server = server(&[SERVER]);
+    let begin = |client| {
+        let more = [("x-forwarded-for", client), ("content-length", "20000000")];
+        begin(&server, BUFFERED, &more)
+    };
+    let hostile = "10.1.1.1";
+    let honest = "10.2.2.2";
+    let fitting = INCOMPLETE_BYTES_MAX / cost_bytes(20_000_000, true);
+    let held: Vec<_> = (0..fitting).map(|_| begin(hostile)).collect();
+    assert!(held.iter().all(|(_, status)| status.is_none()));
+    let refused = || {
+        let statuses = held.iter().map(|(session, _)| status_of(&play(session).0));
+        statuses.flatten().collect::<Vec<_>>()
+    };
+    assert_eq!(begin(hostile).1, Some(413), "none of the others is slow");
+    assert!(refused().is_empty());
+    let (other, status) = begin(honest);
+    assert_eq!((status, refused()), (None, vec![413]));
+    pass(1_000).await;
+    assert_eq!(begin(hostile).1, None, "a slow one makes room");
+    assert_eq!(refused(), vec![408]);
+    assert_eq!(play(&other).0, []);
+    assert_eq!(server.streams().refused(), 3);
+    drop(other);
+    drop(held);
+    assert_eq!(server.streams().memory().used(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_awaited_body_has_a_price_beyond_the_first_ones() {
+    const STREAMS: usize = 2_000;
+    let server = server(&[SERVER]);
+    let begin = |client| begin(&server, DUPLEX, &[("x-forwarded-for", client)]);
+    let hostile: Vec<_> = (0..STREAMS).map(|_| begin("10.1.1.1")).collect();
+    let open = hostile
+        .iter()
+        .filter(|(_, status)| status.is_none())
+        .count();
+    let most = UNCOUNTED_MAX + INCOMPLETE_BYTES_MAX / cost_bytes(0, false);
+    assert!((most / 10 * 9..=most).contains(&open), "{open}");
+    let (other, status) = begin("10.2.2.2");
+    assert_eq!(status, None);
+    other.receive(&framed(&prompt()));
+    assert!(play(&other).1.is_none());
+    assert_eq!(under_way(&server), 1);
+}
+
+#[test]
+fn control_headers_count_until_they_are_removed() {
+    let server = server(&[SERVER]);
+    let session = session(&server);
+    let more = vec![("x-prefiller-host-port", "x"); 2_000];
+    session.receive(&framed(&chat_with(DUPLEX, &more)));
+    assert!(play(&session).1.is_none());
+    assert!(session.memory() > 2_000 * 60, "{}", session.memory());
+}
+
+#[test]
+fn a_client_leaves_a_quarter_of_all_streams_to_others() {
+    let server = server(&[SERVER]);
+    let get = |address| {
+        let session = session(&server);
+        let line = [(":method", "GET"), (":path", "/v1/models")];
+        let pairs = [&line[..], &[("x-forwarded-for", address)]].concat();
+        session.receive(&framed(&said(Part::RequestHeaders(headers(&pairs, true)))));
+        status_of(&play(&session).0)
+    };
+    let one = || {
+        let mut account = server.streams().memory().account();
+        account.set_client(scheduler::name_hash("10.1.1.1"));
+        account
+    };
+    let mut open: Vec<_> = (0..STREAMS_MAX / 4 * 3).map(|_| one()).collect();
+    assert_eq!(get("10.1.1.1"), Some(429));
+    assert_eq!(get("10.2.2.2"), None);
+    assert_eq!(under_way(&server), 0, "picks are released");
+    open.truncate(9);
+    assert_eq!(get("10.1.1.1"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_stream_of_a_displaced_body_is_woken() {
+    let server = server(&[SERVER]);
+    let long = ("content-length", "25000000");
+    let held: Vec<_> = (0..8)
+        .map(|_| begin(&server, BUFFERED, &[long]).0)
+        .collect();
+    let _other = begin(&server, BUFFERED, &[long, ("x-forwarded-for", "10.2.2.2")]);
+    let wakes = held.iter().map(|session| session.wait_for_wake());
+    let wakes = futures::future::select_all(wakes.map(Box::pin));
+    tokio::time::timeout(Duration::from_millis(1), wakes)
+        .await
+        .expect("one is woken");
 }
 
 #[tokio::test(start_paused = true)]

@@ -407,7 +407,11 @@ impl ManagedPool {
             clippy::cast_precision_loss,
             reason = "token counts stay far below 2^52"
         )]
-        let prompt = hold.load().prefills.uncached_tokens as f64;
+        // A prompt that its engine refuses is no load, but costs its flow as if it were computed.
+        let prompt = match hold.load().prefills {
+            prefills if prefills.prompt_tokens == 0 => f64::from(request.prompt_tokens),
+            prefills => prefills.uncached_tokens as f64,
+        };
         let sent = SentFlow {
             flow,
             priority: request.priority,

@@ -72,6 +72,8 @@ impl ManagedPool {
         let snapshot = &state.snapshot;
         let prompting = snapshot.endpoint(plan.prompting())?.id;
         let prompt_tokens = request.prompt_tokens;
+        let here = serving(&plan.route);
+        let work = |at| state.work_tokens(at, prompt_tokens);
         let uncached = prompt_tokens.saturating_sub(plan.matched_tokens(request));
         let uncached_here = plan.uncached_tokens(request);
         let step = snapshot.step();
@@ -83,11 +85,11 @@ impl ManagedPool {
             request.max_tokens.map_or(step.output_tokens(), narrow),
         );
         let load = &snapshot.pipeline().production().load;
-        let output_tokens = load.output_tokens(prompt_tokens, request.max_tokens);
+        let output_tokens = load.output_tokens(work(here), request.max_tokens);
         let mut headers = request.headers.iter();
         let id = headers.find(|(name, _)| *name == REQUEST_ID);
         let in_flight = &mut self.ledger.in_flight;
-        let mut serving = in_flight.admit_prompt(plan.endpoint, prompt_tokens, uncached_here);
+        let mut serving = in_flight.admit_prompt(plan.endpoint, work(here), uncached_here);
         in_flight.expect_output(&mut serving, output_tokens);
         in_flight.track(&mut serving, promise, short_id(id.map_or("", |(_, id)| id)));
         let picked_at = now.us_since(Timestamp(0));
@@ -99,7 +101,8 @@ impl ManagedPool {
             .filter_map(|&index| Some(in_flight.admit(snapshot.endpoint(index)?.id, 0)))
             .collect();
         if prompting != plan.endpoint {
-            stages.push(in_flight.admit_prompt(prompting, prompt_tokens, uncached));
+            let prompt = work(plan.prompting());
+            stages.push(in_flight.admit_prompt(prompting, prompt, uncached));
         }
         self.ledger.changes += 1;
         let hold = LedgerHold::new(serving, stages, watch);

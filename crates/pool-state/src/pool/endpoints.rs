@@ -95,6 +95,12 @@ impl Endpoints {
             .map(|(index, _)| index)
     }
 
+    /// The last metrics of an endpoint of the pool.
+    pub(super) fn metrics_of(&self, endpoint: EndpointRef) -> Option<&EndpointMetrics> {
+        let at = self.index(endpoint)?;
+        self.snapshot()?.metrics().get(at.get())
+    }
+
     /// Replaces the daemon's state. Endpoints that stay keep their failures. Returns the metrics of
     /// the endpoints that had some, and their time.
     pub(super) fn install(
@@ -177,6 +183,12 @@ impl PublishedState {
     pub(super) fn metrics_stale(&self, now: Timestamp) -> bool {
         self.metrics_at
             .is_none_or(|at| now.ms_since(at) > self.staleness_max_ms)
+    }
+
+    /// Returns how many tokens of a prompt are work for the endpoint at this position.
+    pub(super) fn work_tokens(&self, at: EndpointIndex, prompt_tokens: u32) -> u32 {
+        let metrics = self.snapshot.metrics().get(at.get());
+        metrics.map_or(prompt_tokens, |metrics| metrics.work_tokens(prompt_tokens))
     }
 }
 

@@ -15,9 +15,11 @@
 //! failed probe ejects again if the other endpoints fail at most half of the time.
 //!
 //! Connections have rules of their own. A refused connection ejects at once, because no prompt
-//! causes one. A lost connection ejects if [`LOST_STREAK`] were lost in a row, or if the endpoint
-//! did not answer within the last [`FRESH_MS`]. Neither ejects while most other endpoints fail as
-//! well.
+//! causes one. A lost connection ejects if two were lost in a row, or if the endpoint did not
+//! answer within the last [`FRESH_MS`]. While there are several clients, the losses of one client
+//! do not eject, unless another endpoint then served the same request. Instead, requests of this
+//! client avoid the endpoint for a while (`connection_losses.rs`). Neither kind ejects while
+//! most other endpoints fail as well.
 //!
 //! Failures that do not eject still cost: [`EndpointHealthTable::excess_failures`] is what the
 //! scheduler charges.
@@ -30,15 +32,12 @@ use scheduler::{ENDPOINTS_MAX, EndpointRef};
 use scheduler::Timestamp;
 
 use super::answer_window::{AnswerCounts, AnswerWindow, TIMES_OTHERS, WINDOW_MS};
-use super::witnesses::{LastWitnesses, SeenClients, Witness, WitnessMark};
+use super::connection_losses::ConnectionLosses;
+use super::witnesses::{LastWitnesses, RequestFailure, SeenClients, Witness, WitnessMark};
 
 /// This many failures in a row eject, like Envoy's `consecutive_5xx`. An endpoint must also have
 /// this many failures more than twice the number that the other endpoints' failure rate predicts.
 const STREAK: f32 = 5.0;
-
-/// This many lost connections in a row eject an endpoint that answered a moment ago. A single one
-/// may be caused by its request.
-const LOST_STREAK: u32 = 2;
 
 /// An answer within this many ms shows that the endpoint is alive.
 pub(super) const FRESH_MS: u64 = 1_000;
@@ -56,7 +55,7 @@ const PRIOR_ANSWERS: f32 = 10.0;
 pub(super) struct EndpointHealthTable {
     /// The health of each endpoint, by slot.
     rows: Vec<EndpointHealth>,
-    /// The time of the last failure. Without a failure in the window, rates need not be compared.
+    /// The time of the last failure.
     failed_at: Option<Timestamp>,
     /// The prompts that succeeded last, and where the next is written.
     served: Vec<(u64, EndpointRef)>,
@@ -64,18 +63,6 @@ pub(super) struct EndpointHealthTable {
     /// When each endpoint last answered anything at all, by slot, in ns; 0 means never.
     answered: Vec<u64>,
     clients: SeenClients,
-}
-
-/// How a request failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestFailure {
-    /// The connection failed, or no answer came in time.
-    Refused,
-    /// The connection was lost, or the proxy tried the next endpoint for an unknown reason. The
-    /// value is the hash of the prompt.
-    Lost(u64),
-    /// The answer may count against the endpoint. The number is the hash of the client.
-    Answer(Witness, u64),
 }
 
 /// The effect of a failure on its endpoint.
@@ -96,9 +83,7 @@ struct EndpointHealth {
     /// and the time of the last one.
     streak: f32,
     failed_at: Timestamp,
-    /// Lost connections since the last answer of any kind, each with a different prompt.
-    lost: u32,
-    lost_prompt: u64,
+    losses: ConnectionLosses,
     /// The last two successes of prompts with different hashes, with their times.
     succeeded: [Option<(u64, Timestamp)>; 2],
     window: AnswerWindow,
@@ -111,7 +96,7 @@ impl EndpointHealthTable {
     /// Records an answer, good or bad, which shows that the endpoint accepts connections.
     pub(super) fn record_answer(&mut self, endpoint: EndpointRef, now: Timestamp) {
         if let Some(row) = self.row(endpoint) {
-            row.lost = 0;
+            row.losses.end();
         }
         if let Some(answered) = self.answered.get_mut(usize::from(endpoint.slot.0)) {
             *answered = now.0.max(1);
@@ -179,22 +164,36 @@ impl EndpointHealthTable {
         failure: RequestFailure,
         now: Timestamp,
     ) -> FailureWeight {
-        let alive = self
+        let is_alive = self
             .answered_at(endpoint)
             .is_some_and(|at| now.ms_since(at) <= FRESH_MS);
         let is_paired = matches!(failure, RequestFailure::Answer(Witness::Prompt(prompt), _) if self.succeeds_elsewhere(endpoint, prompt));
+        let by_connection = !matches!(failure, RequestFailure::Answer(..));
+        if let RequestFailure::Lost(_, Some(client)) = failure {
+            self.note_client(WitnessMark::of_client(client), now);
+            self.failed_at = Some(now);
+        }
         let of_one_client_max = self.clients.of_one_client_max(now);
         let Some(row) = self.row(endpoint) else {
             return FailureWeight::Nothing;
         };
-        if let RequestFailure::Answer(witness, client) = failure
-            && !row.witnesses.record(
-                WitnessMark::new(witness, client),
-                is_paired,
-                of_one_client_max,
-                now,
-            )
-        {
+        let due = match failure {
+            RequestFailure::Answer(..) => false,
+            RequestFailure::Refused => true,
+            RequestFailure::Lost(prompt, client) => {
+                let client = client.filter(|_| of_one_client_max < usize::MAX);
+                row.losses.record(prompt, client, is_alive, now)
+            }
+        };
+        let counts = match failure.mark() {
+            Some(mark) if !by_connection || of_one_client_max < usize::MAX => {
+                let is_repeated = is_paired || by_connection;
+                row.witnesses
+                    .record(mark, is_repeated, of_one_client_max, now)
+            }
+            _ => true,
+        };
+        if !counts && !due {
             return FailureWeight::Nothing;
         }
         row.lengthen_streak(now);
@@ -204,15 +203,6 @@ impl EndpointHealthTable {
             failure,
             RequestFailure::Answer(Witness::Client(_), _)
         )));
-        let due = match failure {
-            RequestFailure::Answer(..) => false,
-            RequestFailure::Refused => true,
-            RequestFailure::Lost(prompt) => {
-                row.lost += u32::from(row.lost == 0 || prompt == 0 || row.lost_prompt != prompt);
-                row.lost_prompt = prompt;
-                row.lost >= if alive { LOST_STREAK } else { 1 }
-            }
-        };
         let streak = row.streak;
         self.failed_at = Some(now);
         let ejects = if due {
@@ -236,12 +226,13 @@ impl EndpointHealthTable {
     ) -> FailureWeight {
         let weight = self.record_failure(endpoint, failure, now);
         let ejects = match failure {
-            // Otherwise one prompt that fails everywhere would keep the endpoint ejected.
-            RequestFailure::Answer(..) if weight == FailureWeight::Nothing => false,
+            // Otherwise one prompt that fails everywhere, or one client, would keep the endpoint
+            // ejected.
+            _ if weight == FailureWeight::Nothing => false,
             RequestFailure::Answer(..) => {
                 self.others_answers(endpoint, now).failure_rate() * TIMES_OTHERS <= 1.0
             }
-            RequestFailure::Refused | RequestFailure::Lost(_) => true,
+            RequestFailure::Refused | RequestFailure::Lost(..) => true,
         };
         match weight {
             _ if ejects => FailureWeight::Ejects,
@@ -256,7 +247,7 @@ impl EndpointHealthTable {
         let Some(row) = self.row(endpoint) else {
             return false;
         };
-        row.lost = 0;
+        row.losses.end();
         row.window = AnswerWindow::default();
         row.end_streak()
     }
@@ -304,10 +295,7 @@ impl EndpointHealthTable {
         out: &mut Vec<f32>,
     ) {
         out.clear();
-        if self
-            .failed_at
-            .is_none_or(|at| now.ms_since(at) >= WINDOW_MS)
-        {
+        if !self.has_failed_lately(now) {
             return;
         }
         let all: Vec<AnswerCounts> = endpoints
@@ -331,6 +319,35 @@ impl EndpointHealthTable {
                 / (one.count() + PRIOR_ANSWERS)
         };
         out.extend(all.iter().map(excess));
+    }
+
+    /// Without a failure in the window, rates and losses need not be looked at.
+    fn has_failed_lately(&self, now: Timestamp) -> bool {
+        self.failed_at
+            .is_some_and(|at| now.ms_since(at) < WINDOW_MS)
+    }
+
+    /// Marks the endpoints that requests of this client avoid. `out` is parallel to `endpoints`, or
+    /// empty if no endpoint is marked.
+    pub(super) fn mark_avoided(
+        &self,
+        endpoints: &[EndpointRef],
+        client: u64,
+        now: Timestamp,
+        out: &mut Vec<bool>,
+    ) {
+        if !self.has_failed_lately(now) {
+            return;
+        }
+        let client = WitnessMark::of_client(client);
+        let avoided = |row: &&EndpointHealth| row.losses.is_avoided_by(client, now);
+        for row in self.rows.iter().filter(avoided) {
+            let at = endpoints.iter().position(|id| row.endpoint == Some(*id));
+            out.resize(endpoints.len(), false);
+            if let Some(mark) = at.and_then(|at| out.get_mut(at)) {
+                *mark = true;
+            }
+        }
     }
 
     /// An endpoint whose streak did not eject it when it failed, because no other endpoint had
@@ -672,24 +689,49 @@ mod tests {
     fn a_lost_connection_ejects_at_once_unless_the_endpoint_is_known_to_be_alive() {
         let mut health = fine(4);
         assert!(
-            ejects(&mut health, id(0), RequestFailure::Lost(3), at(21_001)),
+            ejects(
+                &mut health,
+                id(0),
+                RequestFailure::Lost(3, Some(1)),
+                at(21_001)
+            ),
             "it has said nothing for more than a second"
         );
         assert!(
-            !ejects(&mut health, id(1), RequestFailure::Lost(3), at(20_500)),
+            !ejects(
+                &mut health,
+                id(1),
+                RequestFailure::Lost(3, Some(1)),
+                at(20_500)
+            ),
             "it answered half a second ago"
         );
         assert!(
-            !ejects(&mut health, id(1), RequestFailure::Lost(3), at(20_501)),
+            !ejects(
+                &mut health,
+                id(1),
+                RequestFailure::Lost(3, Some(1)),
+                at(20_501)
+            ),
             "the same prompt again"
         );
         health.record_answer(id(1), at(20_502));
         assert!(
-            !ejects(&mut health, id(1), RequestFailure::Lost(4), at(20_503)),
+            !ejects(
+                &mut health,
+                id(1),
+                RequestFailure::Lost(4, Some(1)),
+                at(20_503)
+            ),
             "it answered in between"
         );
         assert!(
-            ejects(&mut health, id(1), RequestFailure::Lost(5), at(20_504)),
+            ejects(
+                &mut health,
+                id(1),
+                RequestFailure::Lost(5, Some(1)),
+                at(20_504)
+            ),
             "two prompts in a row"
         );
     }
@@ -784,5 +826,90 @@ mod tests {
             .map(|n| RequestFailure::Answer(Witness::Prompt(n), 1))
             .map(|failure| probe_ejects(&mut health, id(0), failure, at(20_001)));
         assert_eq!(lost.by_ref().filter(|again| *again).count(), 2);
+    }
+
+    /// Loses connections over different prompts of these clients in turn, 100 ms apart, beside
+    /// `seen` clients. Returns how many ejected endpoint 0.
+    fn ejected_by_losses(seen: u64, clients: &[u64], answers: bool) -> Option<usize> {
+        let mut health = fine_for(seen);
+        (0..400)
+            .zip(clients.iter().cycle())
+            .find_map(|(n, client)| {
+                let now = at(20_001 + n * 100);
+                health.record_success(id(1), 7, now);
+                if answers {
+                    health.record_answer(id(0), now);
+                }
+                let failure = RequestFailure::Lost(n, Some(*client));
+                ejects(&mut health, id(0), failure, now).then_some(n as usize + 1)
+            })
+    }
+
+    #[test]
+    fn the_lost_connections_of_one_client_of_several_eject_no_endpoint_that_answers() {
+        for seen in [2, 3, 30] {
+            let mut health = fine_for(seen);
+            for n in 0..4_000 {
+                let now = at(20_000 + n);
+                let slot = (n % 4) as u16;
+                assert!(
+                    !ejects(&mut health, id(slot), RequestFailure::Lost(n, Some(1)), now),
+                    "{n}"
+                );
+                if n % 20 == 0 {
+                    (0..4).for_each(|slot| {
+                        health.record_answer(id(slot), now);
+                        health.record_success(id(slot), 7, now);
+                    });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn lost_connections_of_two_clients_eject_as_fast_as_those_of_one_that_is_alone() {
+        assert_eq!(ejected_by_losses(1, &[1], false), Some(2));
+        assert_eq!(ejected_by_losses(2, &[1, 2], false), Some(2));
+        assert_eq!(ejected_by_losses(30, &[1, 2, 3], false), Some(2));
+        assert_eq!(
+            ejected_by_losses(2, &[1, 2], true),
+            Some(5),
+            "it answers others in between"
+        );
+        let mut health = fine_for(30);
+        let lost = RequestFailure::Lost(1, None);
+        assert!(
+            ejects(&mut health, id(0), lost, at(21_100)),
+            "another endpoint served the request"
+        );
+    }
+
+    #[test]
+    fn only_the_client_whose_connection_was_lost_avoids_the_endpoint() {
+        let avoided = |health: &EndpointHealthTable, client, ms| {
+            let endpoints: Vec<EndpointRef> = (0..4).map(id).collect();
+            let mut out = Vec::new();
+            health.mark_avoided(&endpoints, client, at(ms), &mut out);
+            out
+        };
+        let mut health = fine_for(3);
+        health.record_failure(id(2), RequestFailure::Lost(3, Some(1)), at(20_001));
+        health.record_answer(id(2), at(20_002));
+        assert_eq!(avoided(&health, 1, 25_000), [false, false, true, false]);
+        assert!(avoided(&health, 2, 25_000).is_empty(), "another client");
+        assert!(avoided(&health, 1, 25_001).is_empty(), "five seconds later");
+        let mut alone = fine_for(1);
+        alone.record_failure(id(2), RequestFailure::Lost(3, Some(1)), at(20_001));
+        assert!(avoided(&alone, 1, 20_002).is_empty(), "it has no share");
+    }
+
+    #[test]
+    fn a_lost_probe_of_one_client_prolongs_an_ejection_twice() {
+        let mut health = fine_for(3);
+        let lost = (0..100).filter(|n| {
+            let failure = RequestFailure::Lost(*n, Some(1));
+            probe_ejects(&mut health, id(0), failure, at(20_001))
+        });
+        assert_eq!(lost.count(), 2);
     }
 }

@@ -6,7 +6,7 @@
 
 use scheduler::in_flight::{EndpointLoad, InFlightTicket};
 use scheduler::prefix::CacheEstimate;
-use scheduler::{EndpointRef, Slo, Timestamp};
+use scheduler::{EndpointMetrics, EndpointRef, Slo, Timestamp};
 
 use super::ManagedPool;
 use super::cache_places::CachePlaces;
@@ -237,6 +237,12 @@ impl ManagedPool {
         now: Timestamp,
     ) {
         self.observe_first_token(held, now);
+        // The engine may have cut off a prompt that is longer than its cache.
+        let metrics = self.endpoints.metrics_of(held.serving.endpoint());
+        let cache_tokens = metrics.map_or(u64::MAX, EndpointMetrics::kv_tokens);
+        let prompt_tokens = u32::try_from(cache_tokens).map_or(prompt_tokens, |cache_tokens| {
+            prompt_tokens.min(cache_tokens)
+        });
         self.ledger
             .in_flight
             .first_token(&mut held.serving, prompt_tokens);

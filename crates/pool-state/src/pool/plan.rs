@@ -244,6 +244,7 @@ impl<'p> PoolReader<'p> {
             .prefixes
             .reuse_interval(blocks, &state.refs, known);
         ejections.mark_ejected(&state.snapshot, now, ejected);
+        health.mark_avoided(&state.refs, request.client, now, ejected);
         self.cache
             .adapters
             .find_rooms(&state.snapshot, request.model, adapter_rooms);

@@ -1,6 +1,7 @@
 //! Handles picks that wait for their client: it does not read the reply, or the body has not
 //! arrived.
 
+use scheduler::in_flight::InFlightTicket;
 use scheduler::{EndpointRef, Timestamp};
 
 use super::endpoints::PublishedState;
@@ -86,9 +87,14 @@ impl ManagedPool {
     /// Sets the prompt of a request whose body is not read: 0 tokens until its body has arrived.
     #[cold]
     pub fn set_prompt(&mut self, held: &mut LedgerHold, tokens: u32) {
+        let work = |ticket: &InFlightTicket| {
+            let metrics = self.endpoints.metrics_of(ticket.endpoint());
+            metrics.map_or(tokens, |metrics| metrics.work_tokens(tokens))
+        };
+        let prompt = work(held.stages.last().unwrap_or(&held.serving));
         let output_tokens = self.snapshot().map_or(0, |snapshot| {
             let load = &snapshot.pipeline().production().load;
-            load.output_tokens(tokens, None)
+            load.output_tokens(work(&held.serving), None)
         });
         for ticket in held.tickets_mut() {
             self.ledger.in_flight.set_prompt(ticket, 0, 0);
@@ -97,10 +103,10 @@ impl ManagedPool {
         let in_flight = &mut self.ledger.in_flight;
         match held.stages.last_mut() {
             Some(prefill) => {
-                in_flight.set_prompt(prefill, tokens, 0);
+                in_flight.set_prompt(prefill, prompt, 0);
                 in_flight.set_prompt(&mut held.serving, 0, output_tokens);
             }
-            None => in_flight.set_prompt(&mut held.serving, tokens, output_tokens),
+            None => in_flight.set_prompt(&mut held.serving, prompt, output_tokens),
         }
     }
 

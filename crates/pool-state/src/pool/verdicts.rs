@@ -4,9 +4,9 @@ use proto::placements::PlacementKind;
 use scheduler::EndpointRef;
 
 use super::crash_correlation::{self, PromptSuspicion};
-use super::health::{self, FailureWeight, RequestFailure};
+use super::health::{self, FailureWeight};
 use super::shared_streak;
-use super::witnesses::{Witness, WitnessMark};
+use super::witnesses::{RequestFailure, Witness, WitnessMark};
 use super::{LedgerHold, ManagedPool};
 use crate::verdict::Verdict;
 use scheduler::Timestamp;
@@ -246,10 +246,9 @@ impl ManagedPool {
         } else {
             health.record_failure(endpoint, failure, now)
         };
-        if let RequestFailure::Answer(witness, client) = failure
+        if let Some(mark) = failure.mark()
             && weight != FailureWeight::Nothing
         {
-            let mark = WitnessMark::new(witness, client);
             shared_streak::publish_failure(&mut self.cache.placements, endpoint, mark);
             self.ledger.changes += 1;
         }

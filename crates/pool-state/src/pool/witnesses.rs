@@ -31,6 +31,19 @@ pub enum Witness {
     Client(u64),
 }
 
+/// How a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestFailure {
+    /// The connection failed, or no answer came in time.
+    Refused,
+    /// The connection was lost, or the proxy tried the next endpoint for an unknown reason. The
+    /// values are the hashes of the prompt and of the client. The client is `None` if another
+    /// endpoint then served the same request, which shows that the request is not the reason.
+    Lost(u64, Option<u64>),
+    /// The answer may count against the endpoint. The number is the hash of the client.
+    Answer(Witness, u64),
+}
+
 /// A witness and its client, as the workers of a process exchange them: bits of two hashes. The
 /// bits of a client are never 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +59,21 @@ pub(super) struct LastWitnesses {
 /// The clients seen last, the newest first, at most as many as [`OF_ONE_CLIENT_MAX`] distinguishes.
 #[derive(Debug, Default)]
 pub(super) struct SeenClients([(WitnessMark, Timestamp); OF_ONE_CLIENT_MAX.len() - 1]);
+
+// === impl RequestFailure ===
+
+impl RequestFailure {
+    /// The prompt and the client of the failure, if the request may be the reason.
+    pub(super) fn mark(self) -> Option<WitnessMark> {
+        match self {
+            Self::Answer(witness, client) => Some(WitnessMark::new(witness, client)),
+            Self::Lost(prompt, Some(client)) => {
+                Some(WitnessMark::new(Witness::Prompt(prompt), client))
+            }
+            Self::Refused | Self::Lost(_, None) => None,
+        }
+    }
+}
 
 // === impl WitnessMark ===
 

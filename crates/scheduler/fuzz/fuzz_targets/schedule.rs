@@ -232,6 +232,7 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         },
         prediction_based: input.prediction_based,
         stored_id: 0,
+        client: 0,
     };
     let room = |room: &Option<Option<u64>>| match *room {
         None => AdapterRoom::Free,

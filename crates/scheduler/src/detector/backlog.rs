@@ -171,7 +171,9 @@ impl BacklogDetector {
             ceiling.min(if limits.critical { 1.0 } else { 1.0 - reserve }) * limits.share
         };
         let prompt = context.request.prompt_tokens;
-        let uncached = context.uncached_tokens(endpoint);
+        let metrics = context.table.metrics_of(endpoint);
+        let prompt = metrics.map_or(prompt, |metrics| metrics.work_tokens(prompt));
+        let uncached = context.uncached_tokens(endpoint).min(prompt);
         Self::sequences(context, endpoint, load.requests)
             .is_none_or(|used| used < without(self.sequence_reserve))
             && Self::kv_cache(context, endpoint, &load, prompt, uncached)
@@ -231,7 +233,10 @@ mod tests {
     use crate::in_flight::{InFlight, InFlightTicket};
     use crate::metrics::EndpointMetrics;
     use crate::snapshot::{Snapshot, Version};
-    use crate::{LocalState, Pipeline, PipelineSpec, PluginSpec, is_full};
+    use crate::{
+        LocalState, Pipeline, PipelineSpec, PluginSpec, RankedList, Request, Route, has_room,
+        is_full,
+    };
 
     /// Returns an endpoint with 20 sequences and a KV cache of 1,600 tokens.
     fn snapshot() -> Snapshot {
@@ -288,6 +293,31 @@ mod tests {
             [true, false].map(|critical| admitted(100, critical, 1.0)),
             [16, 14]
         );
+    }
+
+    #[test]
+    fn a_prompt_that_is_longer_than_the_cache_waits_for_no_room() {
+        let snapshot = snapshot();
+        let index = snapshot.indices().next().unwrap();
+        let at = snapshot.endpoints()[0].id;
+        let mut ledger = InFlight::default();
+        let mut running = ledger.admit_prompt(at, 100, 100);
+        ledger.first_token(&mut running, 100);
+        let route = Route::to(RankedList::new([index]).unwrap());
+        let fits = |prompt_tokens| {
+            let request = Request {
+                prompt_tokens,
+                ..Request::default()
+            };
+            let local = LocalState::new(&ledger);
+            has_room(&snapshot, &request, local, &route, RoomLimits::ALL)
+        };
+        assert_eq!(
+            [1_000, 3_200, 3_201].map(fits),
+            [true, false, true],
+            "the last is refused by the engine, and needs no memory"
+        );
+        ledger.release(running);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Unfinished work costs other requests nothing. Such work is a reply that its client does not
 //! read, or a body that has not arrived completely.
 
+use exchange::bodies::STREAM_WITHOUT_LENGTH_BYTES;
+
 use super::*;
 use crate::resume::check_streams;
-use crate::vm::bodies::STREAM_WITHOUT_LENGTH_BYTES;
 
 /// Lets a second pass, and acts like a root context at its end.
 fn second(world: &HttpWorld) {

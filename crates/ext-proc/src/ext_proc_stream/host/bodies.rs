@@ -1,6 +1,8 @@
-//! Sends the bodies of requests and responses, in the form of the proxy's mode.
+//! Holds request bodies, and sends the bodies of requests and responses in the form of the proxy's
+//! mode.
 
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
+use exchange::BodyProgress;
 use exchange::rewrite::BodyEdit;
 
 use super::{ExtProcHost, PIECE_BYTES_MAX, RequestEndedBy};
@@ -11,6 +13,24 @@ use crate::wire::{self, BodyDirection, BodyMode, HeaderChanges};
 // === impl ExtProcHost ===
 
 impl ExtProcHost {
+    /// Holds a piece of the request body. Returns the length of the body so far.
+    pub(in crate::ext_proc_stream) fn hold(
+        &mut self,
+        piece: Vec<u8>,
+        progress: BodyProgress,
+    ) -> usize {
+        self.held.push(piece);
+        if progress != BodyProgress::Partial {
+            self.end = RequestEndedBy::Body;
+        }
+        self.held.len()
+    }
+
+    /// Records that the request ends with trailers.
+    pub(in crate::ext_proc_stream) fn end_with_trailers(&mut self) {
+        self.end = RequestEndedBy::Trailers;
+    }
+
     /// The answer to a body that came as one piece, and the length of the body in it.
     pub(super) fn buffered_answer(
         &mut self,

@@ -1,9 +1,9 @@
 //! The long request bodies that Envoy keeps for retries. Envoy keeps a copy of a request until its
-//! stream ends, also while the reply runs for minutes. So the total size is bounded in each VM. A
+//! stream ends, also while the reply runs for minutes. So each host bounds their total size. A
 //! request beyond it is sent without a retry, and Envoy keeps no copy.
 
-/// All bodies that Envoy keeps for retries in a VM.
-#[derive(Default)]
+/// All bodies that proxies keep for the retries of one host.
+#[derive(Debug, Default)]
 pub struct KeptBodies {
     /// Each client that has kept bodies, and their bytes.
     clients: Vec<(u64, usize)>,
